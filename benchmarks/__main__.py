@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
             chosen,
             lambda case: effort,
             **{part: options.rounds for part in PARTS if part in options.only},
+            gpu_ranks=gpu.RANKS if options.ranks is RANKS else options.ranks,
             gpu_sizes=sizes,
         )
     run = session.measure([IMPLEMENTATIONS[name] for name in options.peers])

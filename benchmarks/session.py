@@ -25,6 +25,7 @@ class Session:
     joins: int = 0
     ddp: int = 0
     gpu: int = 0
+    gpu_ranks: Sequence[int] = gpus.RANKS
     gpu_sizes: Sequence[int] = gpus.SIZES
 
     def measure(self, wanted: Sequence[Implementation]) -> Run:
@@ -40,7 +41,7 @@ class Session:
         if here_ddp:
             ddp.measure(here_ddp, self.ddp, results)
         if self.gpu:
-            left_out += gpus.measure(self.gpu, gpus.RANKS, self.gpu_sizes, results)
+            left_out += gpus.measure(self.gpu, self.gpu_ranks, self.gpu_sizes, results)
         if self.joins:
             join.measure(self.joins, results)
         for line in left_out:

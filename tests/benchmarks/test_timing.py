@@ -18,7 +18,7 @@ from benchmarks.implementations import IMPLEMENTATIONS, available
 from benchmarks.operations import OPERATIONS
 from benchmarks.patterns import difference, fill
 from benchmarks.results import Results
-from benchmarks.rounds import measure
+from benchmarks.rounds import in_rounds, measure
 from benchmarks.worker import timings
 from benchmarks.workers import MeasurementError, WorkerGroup
 
@@ -102,11 +102,15 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("_own_environment")
 @pytest.mark.parametrize(
-    ("ranks", "operations"), [(2, [name for name in OPERATIONS if OPERATIONS[name].ranks]), (3, OPERATIONS)]
+    ("ranks", "operations", "names"),
+    [
+        (2, [name for name in OPERATIONS if OPERATIONS[name].ranks], ["tcp", "attached"]),
+        (3, OPERATIONS, ["shm", "registered", "attached"]),
+    ],
+    ids=["messages", "all"],
 )
-def test_every_operation_of_rankmesh_is_right(ranks: int, operations: list[str]) -> None:
-    ours = [one for one in IMPLEMENTATIONS.values() if one.name in SHM.name or one.library == "registered"]
-    ours += [IMPLEMENTATIONS["rankmesh-tcp"], IMPLEMENTATIONS["rankmesh-attached"]]
+def test_every_operation_of_rankmesh_is_right(ranks: int, operations: list[str], names: list[str]) -> None:
+    ours = [IMPLEMENTATIONS[f"rankmesh-{name}"] for name in names]
     wanted = cases(operations, [ranks], [20_000])
     results = Results()
     measure(ours, wanted, lambda case: TINY, results)
@@ -121,11 +125,6 @@ def test_every_operation_of_rankmesh_is_right(ranks: int, operations: list[str])
 @pytest.mark.processes
 @pytest.mark.usefixtures("_own_environment")
 class TestWorkerGroup:
-    def test_rounds_end_with_the_budget(self) -> None:
-        results = Results()
-        measure([SHM], [CASE], lambda case: replace(TINY, rounds=9, least=3, budget=0), results)
-        assert len(results.turns[Cell(CASE, SHM.name)]) == 3
-
     def test_ranks_that_do_not_start_are_reported_with_their_output(self) -> None:
         broken = replace(SHM, launcher=(sys.executable, "-c", "raise SystemExit('no licence')"))
         with pytest.raises(MeasurementError, match=r"(?s)with 2 ranks did not start. Its last output:\nno licence"):
@@ -139,9 +138,10 @@ class TestWorkerGroup:
             group.__enter__()
         assert group._launcher.returncode is not None
 
-    def test_a_failing_order_names_the_implementation(self) -> None:
-        with (
-            WorkerGroup(SHM, 2) as group,
-            pytest.raises(MeasurementError, match=r"(?s)RankMesh shm with 2 ranks lost a rank.*KeyError"),
-        ):
-            group.measure("no such operation", nbytes=4, calls=1, repetitions=1)
+    def test_rounds_end_with_the_budget_and_a_failing_order_names_the_implementation(self) -> None:
+        results = Results()
+        with WorkerGroup(SHM, 2) as group:
+            in_rounds([group], {CASE: replace(TINY, rounds=9, least=3, budget=0)}, results)
+            assert len(results.turns[Cell(CASE, SHM.name)]) == 3
+            with pytest.raises(MeasurementError, match=r"(?s)RankMesh shm with 2 ranks lost a rank.*KeyError"):
+                group.measure("no such operation", nbytes=4, calls=1, repetitions=1)

@@ -62,8 +62,7 @@ def train_as_threads(train_digits: ModuleType, size: int, options: Namespace) ->
     return [(train_digits.flat(network), curve) for network, curve in zip(networks, losses, strict=True)]
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-@pytest.mark.parametrize("batch", [5, 61])
+@pytest.mark.parametrize(("size", "batch"), [(2, 61), (5, 5), (8, 61)])
 def test_any_number_of_ranks_trains_as_one_does_on_their_samples(
     train_digits: ModuleType, size: int, batch: int
 ) -> None:
@@ -106,13 +105,10 @@ def test_digits_are_split_without_overlap(train_digits: ModuleType) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (3, 50), (4, 64)])
-def test_launched_training_keeps_its_promises(
-    python: Run, examples: Path, tmp_path: Path, ranks: int, batch: int
-) -> None:
+def test_launched_training_keeps_its_promises(python: Run, examples: Path, tmp_path: Path) -> None:
     done = python(
-        *("-m", "rankmesh.run", f"--nproc-per-node={ranks}"),
-        *(examples / "train_digits.py", f"--batch={batch}", "--out=curves/loss.png"),
+        *("-m", "rankmesh.run", "--nproc-per-node=3", examples / "train_digits.py"),
+        *("--batch=50", "--out=curves/loss.png"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all ranks identical" in done.stdout

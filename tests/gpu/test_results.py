@@ -17,7 +17,7 @@ WORLDS = {"nccl": (2, 3), "cuda-ipc": (2, 3, 4), "staged": (2,)}
 
 RANKMESH_TEST_GPU=all goes through all of them over the double, too.
 """
-EVERY = 7
+EVERY = 10
 
 
 def all_cells(me: Me, backend: str | None, cells: list[list[object]]) -> None:

@@ -11,7 +11,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from support.processes import free_port, wait_until
+from support.processes import Ranks, free_port, wait_until
 
 import rankmesh as dist
 
@@ -32,36 +32,54 @@ def npy(array):
     return out.getvalue()
 
 
-@pytest.fixture
-def free_agents(ranks, gateway):
-    """The URLs of two standalone agents."""
-    started = [
-        ranks.command(
-            *("-m", "rankmesh_agent", "--port", str(free_port()), "--gateway", gateway, "--name", f"a{rank}"),
-            name=f"agent-{rank}",
-        )
-        for rank in OVER_HTTP
-    ]
-    urls = {}
-    for rank, agent in zip(OVER_HTTP, started, strict=True):
-        ready = wait_until(
-            lambda agent=agent: re.search(r"ready at (http://\S+?)[\s,;]", agent.stdout + "\n"), "an agent to be ready"
-        )
-        urls[rank] = ready[1]
-    yield urls
-    for agent in started:
-        agent.process.terminate()
-    for agent in started:
-        assert agent.process.wait(20) == 0, agent
+@pytest.fixture(scope="module")
+def services(tmp_path_factory):
+    """The URLs of a gateway, and of its two standalone agents by the rank that they are to hold."""
+    started = Ranks(tmp_path_factory.mktemp("services"))
+
+    def start(name, *arguments):
+        service = started.command("-m", *arguments, name=name)
+        return wait_until(lambda: re.search(r"ready at (http://\S+?)[\s,;]", service.stdout + "\n"), name)[1]
+
+    try:
+        gateway = start("gateway", "rankmesh_gateway", "--port", "0")
+        agents = {
+            rank: start(
+                f"a{rank}", *("rankmesh_agent", "--port", str(free_port())), "--gateway", gateway, "--name", f"a{rank}"
+            )
+            for rank in OVER_HTTP
+        }
+        yield gateway, agents
+        for service in reversed(started.started):
+            service.process.terminate()
+            assert service.process.wait(20) == 0, service
+    finally:
+        started.end()
 
 
 @pytest.fixture
-def agents(ranks, free_agents):
-    """The same, leased over HTTP as ranks 2 and 3 of a world of four that is not complete."""
-    for rank, url in free_agents.items():
+def gateway(services):
+    return services[0]
+
+
+@pytest.fixture
+def agents(ranks, services):
+    """The agents' URLs, leased over HTTP as ranks 2 and 3 of a world of four that is not complete."""
+    _, urls = services
+    for rank, url in urls.items():
         body = {"job": ranks.job, "world_size": SIZE, "rank": rank, "wait": 0}
         assert httpx.post(f"{url}/v1/lease", json=body, timeout=30).status_code == 202
-    return free_agents
+    yield urls
+    for url in urls.values():
+        assert httpx.delete(f"{url}/v1/lease", timeout=30).status_code == 200
+
+
+def start_pair(ranks, body, gateway, hosting="embedded", ready="joined"):
+    """Start a body in two SDK processes; return them, and clients of their agents."""
+    started = ranks.start(body, 2, env={"RANKMESH_HOSTING": hosting}, gateway=gateway)
+    ranks.wait_for(f"{ready}-0", f"{ready}-1")
+    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
+    return started, Clients({each["member"]["rank"]: each["member"]["http"] for each in members})
 
 
 class Clients:
@@ -136,13 +154,13 @@ def sdk_part(me, gateway):
         said["source"] = dist.recv(array, tag=5)
         said["recv"] = array.tolist()
     dist.barrier()
-    me.say(**said)
+    me.say(**said, mismatch=me.attempt(dist.all_reduce, mine()))
     me.mark(f"done-{me.rank}")
-    me.wait_for("end")
+    me.say(gone=me.attempt(dist.all_reduce, mine()))
     dist.destroy_process_group()
 
 
-def test_every_call_among_two_sdk_ranks_and_two_http_clients(ranks, gateway, agents):
+def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(ranks, gateway, agents):
     started = ranks.start(sdk_part, SIZE, ranks=(0, 1), env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
     http = Clients(agents)
     http.joined()
@@ -165,6 +183,8 @@ def test_every_call_among_two_sdk_ranks_and_two_http_clients(ranks, gateway, age
     assert received.headers["RankMesh-Source"] == "0"
     assert http.ask(3, "send", npy(everyone[3]), dst=0, tag=5).result(90).status_code == 204
     http.all_get("barrier")
+    mismatch = http.all_ask("all_reduce", lambda rank: npy(everyone[rank]), op="max")
+    assert {answer.status_code for answer in mismatch.values()} == {409}
 
     ranks.wait_for("done-0", "done-1")
     for rank, process in enumerate(started):
@@ -183,50 +203,24 @@ def test_every_call_among_two_sdk_ranks_and_two_http_clients(ranks, gateway, age
         for rank, array in arrays.items():
             assert array == expected[call][rank].tolist(), (call, rank)
     assert (started[0].said["source"], started[0].said["recv"]) == (3, everyone[3].tolist())
-    ranks.mark("end")
+    for process in started:
+        assert process.said["mismatch"]["error"] == "CollectiveMismatchError", process
+        mine = "rank 2: all_reduce(float32[6], MAX) (over HTTP, shape [3, 2])"
+        assert mine in process.said["mismatch"]["text"]
+
+    with httpx.Client(timeout=httpx.Timeout(60, read=0.5)) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(f"{agents[2]}/v1/groups/world/all_reduce", content=npy(everyone[2]))
     ranks.succeed(started)
+    for process in started:
+        gone = process.said["gone"]
+        assert (gone["error"], gone["ranks"]) == ("GroupAbortedError", [2]), process
+        assert gone["text"] == "the HTTP client of rank 2 went away during all_reduce #12"
+    later = http.ask(3, "barrier").result(90)
+    assert later.status_code in (410, 503), later.text
 
 
-def waits_for_the_others(me, gateway):
-    me.init(init_method=gateway, timeout=60)
-    dist.barrier()
-    me.mark(f"ready-{me.rank}")
-    me.say(**me.attempt(dist.all_reduce, np.ones((3, 2), np.float32)))
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("how", ["closes", "mismatch"])
-def test_sdk_ranks_are_told_what_went_wrong_over_http(ranks, gateway, agents, how):
-    started = ranks.start(
-        waits_for_the_others, SIZE, ranks=(0, 1), env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway
-    )
-    http = Clients(agents)
-    http.joined()
-    http.all_get("barrier")
-    ranks.wait_for("ready-0", "ready-1")
-    if how == "closes":
-        client = httpx.Client(timeout=httpx.Timeout(60, read=1.0))
-        with pytest.raises(httpx.ReadTimeout):
-            client.post(f"{agents[2]}/v1/groups/world/all_reduce", content=npy(given(2)))
-        client.close()
-        ranks.wait(started)
-        for process in started:
-            assert process.said["error"] == "GroupAbortedError", process
-            assert process.said["ranks"] == [2]
-            assert process.said["text"] == "the HTTP client of rank 2 went away during all_reduce #2"
-        later = http.ask(3, "barrier").result(90)
-        assert later.status_code in (410, 503), later.text
-    else:
-        answers = http.all_ask("all_reduce", lambda rank: npy(given(rank)), op="max")
-        ranks.wait(started)
-        for process in started:
-            assert process.said["error"] == "CollectiveMismatchError", process
-            assert "rank 2: all_reduce(float32[6], MAX) (over HTTP, shape [3, 2])" in process.said["text"]
-        assert {answer.status_code for answer in answers.values()} == {409}
-
-
-def makes_groups(me, gateway):
-    """SDK ranks make groups of theirs before and after one is made over HTTP among the same ranks."""
+def makes_groups_and_leaves(me, gateway):
+    """Groups of the SDK's before and after one is made over HTTP; then an end with clients' calls under way."""
     me.init(init_method=gateway, timeout=60)
     first = dist.new_group([0, 1])
     me.mark(f"first-{me.rank}")
@@ -237,53 +231,6 @@ def makes_groups(me, gateway):
     dist.all_reduce(array, group=second)
     me.say(sum=array.tolist())
     me.mark(f"done-{me.rank}")
-    me.wait_for("end")
-    dist.destroy_process_group()
-
-
-def test_groups_that_are_made_over_http_do_not_get_in_the_way_of_the_sdk_s(ranks, gateway):
-    started = ranks.start(makes_groups, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
-    ranks.wait_for("first-0", "first-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
-    urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
-    http = Clients(urls)
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-
-        def make(rank, name, **more):
-            body = {"ranks": [0, 1], "name": name, "timeout": 60, **more}
-            return httpx.post(f"{urls[rank]}/v1/groups", json=body, timeout=90)
-
-        made = list(threads.map(make, (0, 1), ("pair", "pair")))
-        assert [answer.status_code for answer in made] == [201, 201], [answer.text for answer in made]
-        assert made[0].json()["id"] == made[1].json()["id"]
-        assert made[0].json()["medium"] == "shm"
-        again = make(0, "pair")
-        assert (again.status_code, again.json()["code"]) == (409, "group-exists")
-        very = list(threads.map(lambda rank: make(rank, "very", instance="once"), (0, 1)))
-        assert [answer.status_code for answer in very] == [201, 201]
-        same = make(1, "very", instance="once")
-        assert (same.status_code, same.json()["id"]) == (200, very[0].json()["id"])
-        assert make(1, "very", instance="twice").status_code == 409
-    found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
-    assert found[0] == found[1] == (given(0) + given(1)).tolist()
-    assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        once_more = list(threads.map(make, (0, 1), ("pair", "pair")))
-    assert [answer.status_code for answer in once_more] == [201, 201], [answer.text for answer in once_more]
-    assert once_more[0].json()["id"] == once_more[1].json()["id"] != made[0].json()["id"]
-    ranks.mark("made")
-    ranks.wait_for("done-0", "done-1")
-    assert [process.said["sum"] for process in started] == [[4.0] * 3] * 2
-    refused = httpx.delete(f"{urls[0]}/v1/groups/world", timeout=60)
-    assert (refused.status_code, refused.json()["code"]) == (409, "group-in-use")
-    ranks.mark("end")
-    ranks.succeed(started)
-
-
-def leaves_with_calls_under_way(me, gateway):
-    me.init(init_method=gateway, timeout=60)
-    before = me.resources()
-    me.mark(f"joined-{me.rank}")
     me.wait_for("asked")
     if me.rank:
         me.wait_for("left-0")
@@ -291,14 +238,42 @@ def leaves_with_calls_under_way(me, gateway):
     dist.destroy_process_group()
     me.mark(f"left-{me.rank}")
     wait_until(lambda: not any("http" in thread.name for thread in threading.enumerate()), "the threads to end", 20)
-    me.say(seconds=time.monotonic() - began, before=before[0], after=me.resources()[0])
+    me.say(seconds=time.monotonic() - began)
 
 
-def test_a_rank_that_leaves_answers_what_its_clients_wait_for(ranks, gateway):
-    started = ranks.start(leaves_with_calls_under_way, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
-    ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
-    http = Clients({0: members[0]["member"]["http"]})
+def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(ranks, gateway):
+    started, http = start_pair(ranks, makes_groups_and_leaves, gateway, ready="first")
+    urls = http.urls
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+
+        def make(rank, name, **more):
+            body = {"ranks": [0, 1], "name": name, "timeout": 60, **more}
+            return httpx.post(f"{urls[rank]}/v1/groups", json=body, timeout=90)
+
+        def make_at_both(name, **more):
+            answers = list(threads.map(lambda rank: make(rank, name, **more), (0, 1)))
+            assert [answer.status_code for answer in answers] == [201, 201], [answer.text for answer in answers]
+            assert answers[0].json()["id"] == answers[1].json()["id"]
+            return answers[0].json()
+
+        made = make_at_both("pair")
+        assert made["medium"] == "shm"
+        again = make(0, "pair")
+        assert (again.status_code, again.json()["code"]) == (409, "group-exists")
+        very = make_at_both("very", instance="once")
+        same = make(1, "very", instance="once")
+        assert (same.status_code, same.json()["id"]) == (200, very["id"])
+        assert make(1, "very", instance="twice").status_code == 409
+        found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
+        assert found[0] == found[1] == (given(0) + given(1)).tolist()
+        assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
+        assert make_at_both("pair")["id"] != made["id"]
+    ranks.mark("made")
+    ranks.wait_for("done-0", "done-1")
+    assert [process.said["sum"] for process in started] == [[4.0] * 3] * 2
+    refused = httpx.delete(f"{urls[0]}/v1/groups/world", timeout=60)
+    assert (refused.status_code, refused.json()["code"]) == (409, "group-in-use")
+
     waiting = [http.ask(0, "all_reduce", npy(given(0))), http.ask(0, "recv", npy(given(0)), src=1)]
     wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
     ranks.mark("asked")
@@ -316,10 +291,7 @@ def embedded_without_goodbye(me, gateway):
 
 
 def test_a_script_that_ends_is_not_held_up_by_what_its_http_clients_wait_for(ranks, gateway):
-    started = ranks.start(embedded_without_goodbye, 2, env={"RANKMESH_HOSTING": "embedded"}, gateway=gateway)
-    ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
-    http = Clients({0: members[0]["member"]["http"]})
+    started, http = start_pair(ranks, embedded_without_goodbye, gateway)
     waiting = [http.ask(0, "recv", npy(given(0)), src=1), http.ask(0, "barrier")]
     wait_until(lambda: http.under_way(0) == 2, "the calls to be under way")
     ranks.mark("asked")
@@ -341,13 +313,11 @@ def attached(me, gateway):
     dist.destroy_process_group()
 
 
-def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, gateway, free_agents):
-    started = ranks.start(attached, 2, env={"RANKMESH_HOSTING": "attached"}, gateway=gateway)
-    ranks.wait_for("joined-0", "joined-1")
-    members = httpx.get(f"{gateway}/v1/ranks", params={"job": ranks.job}, timeout=60).json()
-    urls = {each["member"]["rank"]: each["member"]["http"] for each in members}
-    assert set(urls.values()) == set(free_agents.values())
-    http = Clients(urls)
+def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, services):
+    gateway, agents = services
+    started, http = start_pair(ranks, attached, gateway, "attached")
+    urls = http.urls
+    assert set(urls.values()) == set(agents.values())
     refused = http.ask(0, "all_reduce", npy(given(0))).result(90)
     assert (refused.status_code, refused.json()["code"]) == (409, "rank-elsewhere"), refused.text
     assert http.ask(0, "send", npy(np.arange(3.0)), dst=1, tag=3).result(90).status_code == 204

@@ -35,63 +35,43 @@ def made(path: Path) -> Iterator[Callable[..., dist.FileStore]]:
         store.close()
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def test_its_path_is_the_given_one(made, path, monkeypatch):
+    assert made().path == str(path)
+    monkeypatch.chdir(path.parent)
+    relative = dist.FileStore("store")
+    assert relative.path == "store"
+    monkeypatch.chdir("/")
+    relative.set("k", "v")
+    assert made().get("k") == b"v"
+    relative.close()
+    assert dist.FileStore(path).path == str(path)  # type: ignore[arg-type]  # a Path works, too
 
 
-class TestTheFile:
-    def test_its_path_is_the_given_one(self, made, path, monkeypatch):
-        assert made().path == str(path)
-        monkeypatch.chdir(path.parent)
-        relative = dist.FileStore("store")
-        assert relative.path == "store"
-        monkeypatch.chdir("/")
-        relative.set("k", "v")
-        assert made().get("k") == b"v"
-        relative.close()
-        assert dist.FileStore(path).path == str(path)  # type: ignore[arg-type]  # a Path works, too
-
-    def test_only_its_owner_can_read_it(self, made, path):
-        made()
-        assert path.stat().st_mode & 0o777 == 0o600
-
-    def test_an_empty_file_works(self, made, path):
-        path.touch()
-        store = made(1)
-        store.set("k", "v")
-        assert made(1).get("k") == b"v"
-
-    def test_it_is_not_kept_open(self, made):
-        before = descriptors()
-        store = made()
-        store.set("k", "v")
-        store.get("k")
-        assert descriptors() == before
+def test_the_file_is_private_and_not_kept_open(made, path):
+    path.touch()  # an empty file works
+    before = len(os.listdir("/proc/self/fd"))
+    store = made(1)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+    assert len(os.listdir("/proc/self/fd")) == before
+    store.close()
+    made()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 class TestUsers:
-    def test_each_sees_the_values_of_the_others(self, made):
-        first, second = made(2), made(2)
-        first.set("k", "1")
-        assert second.get("k") == b"1"
-        second.set("k", "2")
-        assert first.get("k") == b"2"
-        assert first.add("n", 1) + second.add("n", 1) == 3
-        assert first.num_keys() == second.num_keys() == 3
-
-    def test_the_last_one_removes_the_file(self, made, path):
-        stores = [made(2) for _ in range(2)]
-        stores[0].close()
+    @pytest.mark.parametrize("together", [True, False])
+    def test_the_last_one_removes_the_file(self, made, path, together):
+        first = made(2)
+        second = made(2) if together else None
+        first.set("k", "v")
+        first.close()
         assert path.exists()
-        stores[1].close()
-        assert not path.exists()
-
-    def test_not_before_all_have_joined(self, made, path):
-        made(2).close()
-        assert path.exists()
-        second = made(2)
+        second = second or made(2)
+        assert second.get("k") == b"v"
         second.close()
         assert not path.exists()
+        assert not made(1).check(["k"])  # the path can be used again
 
     def test_not_if_their_number_is_unknown(self, made, path):
         first = made()
@@ -106,12 +86,6 @@ class TestUsers:
         del store
         gc.collect()
         assert not path.exists()
-
-    def test_a_path_can_be_reused(self, made):
-        first = made(1)
-        first.set("k", "v")
-        first.close()
-        assert not made(1).check(["k"])
 
     def test_a_closed_store(self, made):
         store = made(1)
@@ -137,11 +111,9 @@ class TestUsers:
 
 
 class TestFailures:
-    def test_no_such_directory(self, tmp_path):
+    def test_no_file(self, tmp_path):
         with pytest.raises(dist.DistStoreError, match=r"nowhere/store as a FileStore: its directory does not exist"):
             dist.FileStore(f"{tmp_path}/nowhere/store")
-
-    def test_a_directory(self, tmp_path):
         with pytest.raises(dist.DistStoreError, match="Is a directory"):
             dist.FileStore(str(tmp_path))
 
@@ -160,28 +132,21 @@ class TestFailures:
         with pytest.raises(dist.DistStoreError, match="is damaged"):
             second.get("k")
 
-    def test_a_file_that_was_removed(self, made, path):
-        store = made()
-        path.unlink()
-        for call in (lambda: store.set("k", "v"), lambda: store.get("k"), lambda: store.num_keys()):
-            with pytest.raises(dist.DistStoreError, match="was removed while it was in use"):
-                call()
-        assert not path.exists()
-
-    def test_a_file_that_was_replaced(self, made, path):
-        store = made()
-        path.unlink()
-        made().set("k", "v")
-        for call in (lambda: store.set("k", "v"), lambda: store.get("k")):
-            with pytest.raises(dist.DistStoreError, match="was replaced while it was in use"):
-                call()
-
-    def test_a_file_that_was_cut(self, made, path):
+    @pytest.mark.parametrize("what", ["removed", "replaced", "cut"])
+    def test_a_file_that_was(self, made, path, what):
         store = made()
         store.set("k", "v")
-        os.truncate(path, 20)
-        with pytest.raises(dist.DistStoreError, match="was replaced while it was in use"):
-            store.set("k", "w")
+        if what == "cut":
+            os.truncate(path, 20)
+        else:
+            path.unlink()
+        if what == "replaced":
+            made().set("k", "another size")
+        reason = "removed" if what == "removed" else "replaced"
+        for call in (lambda: store.set("k", "v"), lambda: store.get("k"), lambda: store.num_keys()):
+            with pytest.raises(dist.DistStoreError, match=f"was {reason} while it was in use"):
+                call()
+        assert path.exists() == (what != "removed")
 
     def test_a_writer_that_died_while_it_wrote(self, made, path):
         first = made()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from datetime import timedelta
 
+import numpy as np
 import pytest
-from support.processes import free_port, wait_until
+from support.processes import free_port, on_ranks, wait_until
 
 import rankmesh as dist
 
@@ -14,8 +16,6 @@ pytestmark = pytest.mark.processes
 
 def open_store(me, kind, port=0):
     """Return the store all ranks share."""
-    from datetime import timedelta
-
     if kind.startswith("prefix/"):
         return dist.PrefixStore("p", open_store(me, kind.removeprefix("prefix/"), port))
     if kind == "file":
@@ -23,57 +23,52 @@ def open_store(me, kind, port=0):
     return dist.TCPStore("127.0.0.1", port, me.size, me.rank == 0, timedelta(seconds=60))
 
 
-def share(me, kind, port):
-    store = open_store(me, kind, port)
-    for _ in range(50):
-        store.add("n", 1)
-    store.append("all", str(me.rank))
-    winner = store.compare_set("first", "", str(me.rank))
-    store.set(f"value/{me.rank}", bytes([me.rank]) * 100_000)
-    store.barrier("set", me.size)
-    others = store.multi_get([f"value/{rank}" for rank in range(me.size)])
-    assert others == [bytes([rank]) * 100_000 for rank in range(me.size)]
-    me.say(n=store.get("n").decode(), all="".join(sorted(store.get("all").decode())), winner=winner.decode())
-    store.barrier("over", me.size)
-    me.meet("over")  # or the server would be gone before its last answer has come
+def share(me, port):
+    for kind in ("tcp", "prefix/file"):
+        store = open_store(me, kind, port)
+        for _ in range(50):
+            store.add("n", 1)
+        store.append("all", str(me.rank))
+        winner = store.compare_set("first", "", str(me.rank))
+        store.set(f"value/{me.rank}", bytes([me.rank]) * 100_000)
+        store.barrier("set", me.size)
+        others = store.multi_get([f"value/{rank}" for rank in range(me.size)])
+        assert others == [bytes([rank]) * 100_000 for rank in range(me.size)]
+        assert (store.get("n"), sorted(store.get("all"))) == (b"200", sorted(b"0123"))
+        assert store.get("first") == winner
+        if kind == "tcp":
+            taken = work(me, store)
+        store.barrier("over", me.size)
+        me.meet(f"over-{kind[:3]}")  # or the server would be gone before its last answer has come
+    me.say(taken=taken)
 
 
-@pytest.mark.parametrize("kind", ["tcp", "prefix/file"])
-def test_four_processes_share_a_store(ranks, kind):
-    said = [rank.said for rank in ranks.run(share, 4, kind=kind, port=free_port())]
-    assert [one["n"] for one in said] == ["200"] * 4
-    assert [one["all"] for one in said] == ["0123"] * 4
-    assert len({one["winner"] for one in said}) == 1
+def work(me, store):
+    """Rank 0 gives work to the others through a queue; return the numbers that this rank takes."""
+    if me.rank == 0:
+        for item in [*range(30), *["stop"] * (me.size - 1)]:
+            store.queue_push("work", str(item))
+        store.wait([f"done/{rank}" for rank in range(1, me.size)])
+        assert store.queue_len("work") == 0
+        return []
+    taken = list(map(int, iter(lambda: store.queue_pop("work"), b"stop")))
+    store.set(f"done/{me.rank}", "")
+    return taken
+
+
+def test_four_processes_share_stores(ranks):
+    taken = [rank.said["taken"] for rank in ranks.run(share, 4, port=free_port())]
+    assert sorted(number for each in taken for number in each) == list(range(30))
+    assert all(each == sorted(each) for each in taken)
     assert not (ranks.folder / "store").exists()
 
 
-def workers(me, port):
-    store = open_store(me, "tcp", port)
-    if me.rank == 0:
-        for number in range(30):
-            store.queue_push("work", str(number))
-        for _ in range(me.size - 1):
-            store.queue_push("work", "stop")
-        store.wait([f"done/{rank}" for rank in range(1, me.size)])
-        me.say(left=store.queue_len("work"))
-    else:
-        taken = []
-        while (value := store.queue_pop("work")) != b"stop":
-            taken.append(int(value))
-        me.say(taken=taken)
-        store.set(f"done/{me.rank}", "")
-    me.meet("end")
-
-
-def test_workers_take_work_from_a_queue(ranks):
-    master, *others = ranks.run(workers, 3, port=free_port())
-    assert sorted(number for rank in others for number in rank.said["taken"]) == list(range(30))
-    assert all(rank.said["taken"] == sorted(rank.said["taken"]) for rank in others)
-    assert master.said["left"] == 0
-
-
-def interrupted(me, kind, call):
-    """Press Ctrl-C in a wait; after it the store works, and nothing is left of the wait."""
+@pytest.mark.parametrize(
+    ("kind", "call"), [("tcp master", "get"), ("tcp client", "pop"), ("hash", "wait"), ("file", "get")]
+)
+@on_ranks(1)
+def test_ctrl_c_ends_a_wait(me, kind, call):
+    """After it the store works, and nothing is left of the wait."""
     master = dist.TCPStore("127.0.0.1", 0, is_master=True) if kind.startswith("tcp") else None
     stores = {
         "tcp master": lambda: master,
@@ -86,7 +81,7 @@ def interrupted(me, kind, call):
     store.set_timeout(3600)
     calls = {"get": (store.get, "k"), "wait": (store.wait, ["k"]), "pop": (store.queue_pop, "q")}
     me.interrupt_when_waiting()
-    me.say(attempt=me.attempt(*calls[call]))
+    assert me.attempt(*calls[call])["error"] == "KeyboardInterrupt"
     store.set("k", "v")
     assert store.get("k") == b"v"
     if call == "pop":
@@ -98,32 +93,14 @@ def interrupted(me, kind, call):
     wait_until(lambda: not [name for name in me.resources()[0] if name.startswith("rankmesh")], "threads to end")
 
 
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [("tcp master", "get"), ("tcp client", "wait"), ("tcp client", "pop"), ("hash", "pop"), ("file", "get")],
-)
-def test_ctrl_c_ends_a_wait(ranks, kind, call):
-    (rank,) = ranks.run(interrupted, 1, kind=kind, call=call)
-    assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 30
-
-
-def at_start(me, port, role):
-    from datetime import timedelta
-
+@pytest.mark.parametrize("master", [True, False])
+@on_ranks(1)
+def test_ctrl_c_ends_the_wait_for_the_others(me, master):
     me.interrupt_when_waiting()
-    master = role == "master"
-    me.say(attempt=me.attempt(dist.TCPStore, "127.0.0.1", port, 2, master, timedelta(seconds=3600)))
-
-
-@pytest.mark.parametrize("role", ["master", "client"])
-def test_ctrl_c_ends_the_wait_for_the_others(ranks, role):
     port = free_port()
-    (rank,) = ranks.run(at_start, 1, port=port, role=role)
-    assert rank.said["attempt"]["error"] == "KeyboardInterrupt"
-    assert rank.said["attempt"]["at"] - rank.said["interrupted_at"] < 30
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+    attempt = me.attempt(dist.TCPStore, "127.0.0.1", port, 2, master, timedelta(seconds=3600))
+    assert attempt["error"] == "KeyboardInterrupt"
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def orphaned(me, port):
@@ -163,41 +140,34 @@ def test_writers_that_are_killed_leave_a_file_that_works(ranks):
     assert dist.FileStore(str(ranks.folder / "store")).get("k") == b"y"
 
 
-def leaves_it_to_exit(me, kind, port):
-    store = open_store(me, kind, port)
-    store.set("k", "v")
-    me.say(k=store.get("k").decode())
+def leaves_it_to_exit(me, port):
+    for kind in ("tcp", "file"):
+        store = open_store(me, kind, port)
+        store.set("k", "v")
+        assert store.get("k") == b"v"
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_stores_are_closed_at_exit(ranks, kind):
+def test_stores_are_closed_at_exit(ranks):
     port = free_port()
-    ranks.run(leaves_it_to_exit, 1, kind=kind, port=port)
+    ranks.run(leaves_it_to_exit, 1, port=port)
     assert not (ranks.folder / "store").exists()
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+    socket.create_server(("127.0.0.1", port)).close()
 
 
-def meets(me, kind, port):
-    from datetime import timedelta
-
-    import numpy as np
-
-    store = open_store(me, kind, port)
-    for turn in range(2):  # the second time, the store still has what was written the first time
-        dist.init_process_group("gloo", store=store, rank=me.rank, world_size=me.size, timeout=timedelta(seconds=60))
-        array = np.full(3, me.rank + 1.0 + turn)
-        dist.all_reduce(array)
-        me.say(**{f"sum-{turn}": array.tolist()})
-        dist.destroy_process_group()
-        me.meet(f"end-{turn}")
+def meets(me, port):
+    for kind in ("prefix/prefix/tcp", "file"):
+        store = open_store(me, kind, port)
+        for turn in range(2):  # the second time, the store still has what was written the first time
+            dist.init_process_group("gloo", store=store, rank=me.rank, world_size=3, timeout=timedelta(seconds=60))
+            array = np.full(3, me.rank + 1.0 + turn)
+            dist.all_reduce(array)
+            assert array.tolist() == [6.0 + 3 * turn] * 3
+            dist.destroy_process_group()
+            me.meet(f"end-{kind.replace('/', '-')}-{turn}")
 
 
-@pytest.mark.parametrize("kind", ["prefix/prefix/tcp", "file"])
-def test_ranks_meet_through_a_store(ranks, kind):
-    for rank in ranks.run(meets, 3, kind=kind, port=free_port()):
-        assert rank.said["sum-0"] == [6.0] * 3
-        assert rank.said["sum-1"] == [9.0] * 3
+def test_ranks_meet_through_a_store(ranks):
+    ranks.run(meets, 3, port=free_port())
 
 
 def test_a_world_of_one_meets_through_a_hash_store():

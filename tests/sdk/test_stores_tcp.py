@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -60,31 +61,15 @@ def no_more_than(before: tuple[set[threading.Thread], int]) -> bool:
     return threads <= before[0] and descriptors <= before[1]
 
 
-def ask(store: dist.TCPStore, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(store.host, store.port, timeout=10)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
 def test_attributes(made):
     master = made(is_master=True)
-    assert master.host == "127.0.0.1"
-    assert 0 < master.port < 65536
-    client = made(master.port)
-    assert (client.host, client.port) == (master.host, master.port)
-    assert master.timeout == client.timeout == timedelta(seconds=300)
-    assert repr(client) == f"TCPStore('127.0.0.1', {master.port})"
-
-
-def test_by_name(made):
-    master = made(is_master=True)
     client = dist.TCPStore("localhost", master.port)
+    assert (master.host, 0 < master.port < 65536) == ("127.0.0.1", True)
+    assert (client.host, client.port) == ("localhost", master.port)
+    assert master.timeout == client.timeout == timedelta(seconds=300)
+    assert repr(client) == f"TCPStore('localhost', {master.port})"
     client.set("k", "v")
-    assert (client.host, master.get("k")) == ("localhost", b"v")
+    assert master.get("k") == b"v"
     client.close()
 
 
@@ -92,27 +77,28 @@ def test_participants_are_counted_with_a_world_size(made, in_thread):
     port = free_port()
     master = in_thread(made, port, 3, True)
     clients = [made(port, 3) for _ in range(2)]
-    assert master.result(30).num_keys() == 1
-    assert {store.num_keys() for store in clients} == {1}
-    assert {tuple(store.list_keys()) for store in clients} == {()}
+    for store in (master.result(30), *clients):
+        assert (store.num_keys(), store.list_keys()) == (1, [])
 
 
 @pytest.mark.parametrize(
-    "options", [{"world_size": None}, {"world_size": -1}, {"world_size": 2, "wait_for_workers": False}]
+    "options",
+    [
+        {"world_size": None},
+        {"world_size": -1},
+        {"world_size": 2, "wait_for_workers": False},
+        {"world_size": 2, "wait_for_worker": False},
+    ],
 )
 def test_they_are_not_counted_otherwise(made, options):
     master = made(is_master=True, **options)
     assert master.num_keys() == made(master.port, **options).num_keys() == 0
 
 
-def test_the_old_spelling_of_an_argument(made):
-    assert made(world_size=2, is_master=True, wait_for_worker=False).num_keys() == 0
-
-
 def test_a_client_waits_for_its_master(made, in_thread):
     port = free_port()
     client = in_thread(made, port, timeout=timedelta(seconds=30))
-    time.sleep(0.2)  # long enough to be refused
+    time.sleep(0.1)  # long enough to be refused
     assert not client.done()
     made(port, is_master=True).set("k", "v")
     assert client.result(30).get("k") == b"v"
@@ -123,18 +109,11 @@ class TestSharedServers:
         first = made(world_size=1, is_master=True, multi_tenant=True)
         second = made(first.port, 1, True, multi_tenant=True)
         first.set("k", "v")
-        assert second.get("k") == b"v"
-        assert second.num_keys() == 2
+        assert (second.get("k"), second.num_keys()) == (b"v", 2)
         first.close()
-        assert second.get("k") == b"v"
-        assert made(first.port).get("k") == b"v"
-
-    def test_the_last_one_ends_the_service(self, made):
-        first = made(is_master=True, multi_tenant=True)
-        second = made(first.port, is_master=True, multi_tenant=True)
-        first.close()
+        assert second.get("k") == made(first.port).get("k") == b"v"
         second.close()
-        again = made(first.port, is_master=True, multi_tenant=True)
+        again = made(first.port, is_master=True, multi_tenant=True)  # the last one ended the service
         assert not again.check(["k"])
 
     def test_only_if_both_want_to(self, made):
@@ -147,27 +126,23 @@ class TestSharedServers:
         clone = first.clone()
         first.set("k", "v")
         first.close()
-        assert clone.get("k") == b"v"
-        assert made(clone.port).get("k") == b"v"
+        assert clone.get("k") == made(clone.port).get("k") == b"v"
         clone.close()
         with pytest.raises(dist.DistNetworkError):
             made(first.port, timeout=SHORT)
 
 
 class TestGivenSockets:
-    def test_one_is_adopted(self, made):
-        bound = socket.create_server(("127.0.0.1", 0))
+    @pytest.mark.parametrize("listens", [True, False])
+    def test_one_is_adopted(self, made, listens):
+        bound = socket.create_server(("127.0.0.1", 0)) if listens else socket.socket()
+        if not listens:
+            bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        master = made(port, is_master=True, master_listen_fd=bound.detach())
+        master = made(port if listens else 0, is_master=True, master_listen_fd=bound.detach())
         assert master.port == port
         made(port).set("k", "v")
         assert master.get("k") == b"v"
-
-    def test_one_that_does_not_listen_yet_without_a_port(self, made):
-        bound = socket.socket()
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        assert made(0, is_master=True, master_listen_fd=bound.detach()).port == port
 
     def test_one_at_another_port(self, made):
         with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -175,18 +150,14 @@ class TestGivenSockets:
             with pytest.raises(dist.DistStoreError, match=f"bound to port {there}, but port={there - 1}"):
                 made(there - 1, is_master=True, master_listen_fd=bound.fileno())
             assert bound.getsockname()[1] == there  # it is still open
-
-    def test_one_that_is_bound_to_nothing(self, made):
         with socket.socket() as unbound, pytest.raises(dist.DistStoreError, match="bound to port 0"):
             made(0, is_master=True, master_listen_fd=unbound.fileno())
 
     def test_other_descriptors(self, made):
-        with open(os.devnull) as file, pytest.raises(dist.DistNetworkError, match="is not a socket"):
-            made(0, is_master=True, master_listen_fd=file.fileno())
-        with pytest.raises(dist.DistNetworkError, match="master_listen_fd=999 is not a socket"):
-            made(0, is_master=True, master_listen_fd=999)
-        with socket.socket(socket.AF_UNIX) as local, pytest.raises(dist.DistNetworkError, match="is not a TCP socket"):
-            made(0, is_master=True, master_listen_fd=local.fileno())
+        with open(os.devnull) as file, socket.socket(socket.AF_UNIX) as local:
+            for descriptor, what in ((file.fileno(), "a socket"), (999, "a socket"), (local.fileno(), "a TCP socket")):
+                with pytest.raises(dist.DistNetworkError, match=f"master_listen_fd={descriptor} is not {what}"):
+                    made(0, is_master=True, master_listen_fd=descriptor)
 
 
 class TestFailures:
@@ -199,8 +170,6 @@ class TestFailures:
         ) as caught:
             made(port, 2, timeout=SHORT)
         assert caught.value.address == f"http://127.0.0.1:{port}"
-
-    def test_an_unknown_host_name(self):
         with pytest.raises(dist.DistNetworkError, match=r"http://no\.such\.host\.invalid:29500"):
             dist.TCPStore("no.such.host.invalid", 29500, timeout=SHORT)
 
@@ -219,11 +188,9 @@ class TestFailures:
         with plain_http_server() as port, pytest.raises(dist.DistNetworkError, match="is not a RankMesh store"):
             made(port)
 
-    def test_another_hosts_address(self):
+    def test_beyond_loopback_a_token_is_required(self, monkeypatch):
         with pytest.raises(ValueError, match="RANKMESH_TOKEN"):
             dist.TCPStore("192.0.2.1", 0, is_master=True)
-
-    def test_beyond_loopback_a_token_is_required(self, monkeypatch):
         with pytest.raises(ValueError, match=r"TCPStore would listen on 0\.0\.0\.0.* without a token"):
             dist.TCPStore("0.0.0.0", 0, is_master=True)
         with socket.create_server(("0.0.0.0", 0)) as bound, pytest.raises(ValueError, match="without a token"):
@@ -311,18 +278,22 @@ class TestTheMasterEnds:
             pass
 
 
-class TestOverHttp:
-    def test_both_protocols_see_the_same_keys(self, made):
-        master = made(0, 1, True)
-        assert ask(master, "PUT", "/v1/store/a/b", b"\xff") == (204, b"")
-        assert master.get("a/b") == b"\xff"
-        master.set("k", "v")
-        assert ask(master, "GET", "/v1/store/k") == (200, b"v")
-        assert json.loads(ask(master, "GET", "/v1/store")[1]) == ["a/b", "k", "rankmesh/workers"]
+def test_over_http_the_keys_are_the_same(made):
+    master = made(0, 1, True)
 
-    def test_health(self, made):
-        status, body = ask(made(is_master=True), "GET", "/health")
-        assert (status, json.loads(body)["service"]) == (200, "rankmesh-store")
+    def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        with closing(http.client.HTTPConnection(master.host, master.port, timeout=10)) as connection:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    assert ask("PUT", "/v1/store/a/b", b"\xff") == (204, b"")
+    assert master.get("a/b") == b"\xff"
+    master.set("k", "v")
+    assert ask("GET", "/v1/store/k") == (200, b"v")
+    assert json.loads(ask("GET", "/v1/store")[1]) == ["a/b", "k", "rankmesh/workers"]
+    status, body = ask("GET", "/health")
+    assert (status, json.loads(body)["service"]) == (200, "rankmesh-store")
 
 
 def test_a_forked_child_uses_its_parents_keys(made):
@@ -369,18 +340,12 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
         os.waitpid(child, 0)
 
 
-def test_32_clients_add_concurrently(made, in_thread):
+def test_many_clients_add_concurrently(made, in_thread):
     master = made(is_master=True)
-    clients = [made(master.port) for _ in range(32)]
-    numbers = [[] for _ in clients]
 
-    def count(client: dist.TCPStore, mine: list[int]) -> None:
-        while (number := client.add("n", 1)) <= 3200:
-            mine.append(number)
+    def count() -> list[int]:
+        client = made(master.port)
+        return list(iter(lambda: min(client.add("n", 1), 801), 801))
 
-    threads = [threading.Thread(target=count, args=pair) for pair in zip(clients, numbers, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(number for mine in numbers for number in mine) == list(range(1, 3201))
+    found = [in_thread(count) for _ in range(8)]
+    assert sorted(number for each in found for number in each.result(60)) == list(range(1, 801))

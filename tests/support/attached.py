@@ -54,21 +54,12 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def attach(
-    agent: Standalone,
-    rank: int,
-    size: int,
-    *,
-    job: str = "job",
-    nearby: bool = True,
-    token: str = TOKEN,
-    **options: Any,
+    agent: Standalone, rank: int, size: int, *, job: str, nearby: bool = True, token: str = TOKEN, **options: Any
 ) -> RemoteAgent:
-    settings = Settings(token=token, job=job)
-    timeout = options.pop("timeout", SECONDS)
-    chosen = options.pop("offer", None) or offer(agent, nearby=nearby)
-    return RemoteAgent(
-        settings, chosen, rank=rank, world_size=size, timeout=timeout, deadline=Deadline(options.pop("within", timeout))
-    )
+    """Attach a process to an agent, or to another ``offer``, with another ``timeout``."""
+    chosen, timeout = options.get("offer") or offer(agent, nearby=nearby), options.get("timeout", SECONDS)
+    settings, deadline = Settings(token=token, job=job), Deadline(timeout)
+    return RemoteAgent(settings, chosen, rank=rank, world_size=size, timeout=timeout, deadline=deadline)
 
 
 def everywhere(call: Callable[[int], Any], size: int) -> list[Any]:

@@ -6,7 +6,8 @@ import select
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import Buffer, Connection, Listener, PendingConnection, Transport
+from rankmesh_agent.transports.base import Buffer, Connection
+from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
 
 SECONDS = 10.0
 
@@ -17,8 +18,8 @@ def everyone(identity: bytes) -> bool:
 
 
 def meet(
-    attempts: Sequence[PendingConnection],
-    listener: Listener | None = None,
+    attempts: Sequence[PendingTcpConnection],
+    listener: TcpListener | None = None,
     *,
     arrivals: int | None = None,
     seconds: float = SECONDS,
@@ -31,7 +32,7 @@ def meet(
         listener: where they come to, unless somebody else sees to that.
         arrivals: how many connections the listener is to have let in, as many as attempts unless said.
         seconds: how long that may take.
-        admits: see Listener.accept.
+        admits: see TcpListener.accept.
 
     Returns:
         The connections of the attempts, in their order, and what the listener let in.
@@ -71,24 +72,26 @@ def meet(
     return [made[number] for number in range(len(attempts))], arrived
 
 
-def look(listener: Listener, admits: Callable[[bytes], bool] = everyone) -> list[tuple[bytes, Connection]]:
+def look(listener: TcpListener, admits: Callable[[bytes], bool] = everyone) -> list[tuple[bytes, Connection]]:
     """Let a listener do what it can do now; return what it lets in."""
     return listener.accept(listener.descriptors(), admits)
 
 
-def connect(transport: Transport, listener: Listener, identity: bytes = b"") -> tuple[Connection, Connection]:
+def connect(transport: TcpTransport, listener: TcpListener, identity: bytes = b"") -> tuple[Connection, Connection]:
     """Return both ends of a new connection, the connecting one first."""
     (connecting,), ((_, accepting),) = meet([transport.dial(listener.address, identity)], listener)
     return connecting, accepting
 
 
-def dial(transport: Transport, address: str, listener: Listener | None = None, seconds: float = SECONDS) -> Connection:
+def dial(
+    transport: TcpTransport, address: str, listener: TcpListener | None = None, seconds: float = SECONDS
+) -> Connection:
     """Return a connection to an address where somebody else listens, or this thread at ``listener``, in vain."""
     (connection,), _ = meet([transport.dial(address)], listener, arrivals=0, seconds=seconds)
     return connection
 
 
-def accept(listener: Listener, seconds: float = SECONDS) -> Connection:
+def accept(listener: TcpListener, seconds: float = SECONDS) -> Connection:
     """Return the next connection that a listener lets in."""
     _, ((_, connection),) = meet([], listener, arrivals=1, seconds=seconds)
     return connection

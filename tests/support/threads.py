@@ -15,13 +15,11 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports.base import Transport
-from rankmesh_agent.transports.inproc import InprocTransport
 from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.schemas import Member
 
-TRANSPORTS = ("inproc", "tcp", "segment")
+TRANSPORTS = ("tcp", "segment")
 WORLD = 1
 SHM = "/dev/shm"
 TIMEOUT = 30.0
@@ -31,10 +29,8 @@ LATER = Options(TIMEOUT, async_op=True)
 """How to make one that does not."""
 
 
-def transport_named(name: str, token: str = "secret") -> Transport:
-    """Return a transport; for ``inproc`` the same object has to serve all ranks."""
-    if name == "inproc":
-        return InprocTransport()
+def transport_named(name: str, token: str = "secret") -> TcpTransport:
+    """Return a transport."""
     if name == "tcp":
         return TcpTransport(token)
     return RingTransport(token, SHM, "test", strict=True)
@@ -60,8 +56,7 @@ class World:
         self.slot_bytes = slot_bytes
         self.timeout = timeout
         made = transport_named(transport)
-        listen = (lambda rank: f"rank-{rank}") if transport == "inproc" else (lambda rank: "127.0.0.1:0")
-        listeners = [made.listen(listen(rank)) for rank in range(size)]
+        listeners = [made.listen("127.0.0.1:0") for _ in range(size)]
         self.members = [
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listeners[rank].address], "")
             for rank in range(size)

@@ -7,7 +7,6 @@ from functools import cache
 from struct import Struct
 
 import numpy as np
-import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
 from rankmesh_agent.transports.segment import Segment
@@ -125,13 +124,19 @@ def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> 
     """Each rank sends the lengths and its short arrays with its arrival messages, long arrays directly to the outputs.
 
     Steps: 1, and 1 more if an array is long. Each rank sends and receives its bytes once, except its array for itself.
+
+    Raises:
+        CallMismatchError: two ranks expect different lengths of the array between them.
     """
-    row = _lengths(inputs, outputs).tobytes()
+    row = np.array([[part.size for part in parts] for parts in (inputs, outputs)], _LENGTH).tobytes()
     short = [part.nbytes <= _EAGER for part in inputs]
     arrived = link.all_exchange(
         each=[row + as_bytes(part) if fits else row for part, fits in zip(inputs, short, strict=True)]
     )
-    _longest([np.frombuffer(payload[: len(row)], _LENGTH) for payload in arrived])
+    lengths = np.array([np.frombuffer(payload[: len(row)], _LENGTH) for payload in arrived])
+    sent, expected = lengths.reshape(link.size, 2, link.size).swapaxes(0, 1)
+    if (sent != expected.T).any():
+        raise CallMismatchError  # every rank raises it
     for output, payload in zip(outputs, arrived, strict=True):
         if output.nbytes <= _EAGER:
             output[:] = np.frombuffer(payload[len(row) :], np.uint8).view(output.dtype)
@@ -142,19 +147,3 @@ def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> 
     )
     if not short[link.rank]:
         outputs[link.rank][:] = inputs[link.rank]
-
-
-def _lengths(inputs: Sequence[Array], outputs: Sequence[Array]) -> npt.NDArray[np.int64]:
-    return np.array([[part.size for part in inputs], [part.size for part in outputs]], _LENGTH).reshape(-1)
-
-
-def _longest(rows: Sequence[npt.NDArray[np.int64]]) -> int:
-    """Return the length of the longest array between any two ranks.
-
-    Raises:
-        CallMismatchError: two ranks expect different lengths of the array between them; every rank raises it.
-    """
-    table = np.array(rows).reshape(len(rows), 2, len(rows))
-    if (table[:, 0] != table[:, 1].T).any():
-        raise CallMismatchError
-    return int(table.max())

@@ -91,17 +91,7 @@ class Settings:
             ValueError: a variable has an invalid value; the message names the variable.
             OSError: the token's file cannot be read.
         """
-        transport = (environ.get("RANKMESH_TRANSPORT") or "auto").lower()
-        if transport not in ("auto", "tcp", "shm"):
-            raise ValueError(f"RANKMESH_TRANSPORT={transport!r}: set it to 'tcp' or 'shm', or leave it out")
-        pickle = (environ.get("RANKMESH_PICKLE") or "authenticated").lower()
-        if pickle not in ("authenticated", "never"):
-            raise ValueError(f"RANKMESH_PICKLE={pickle!r}: set it to 'authenticated' or 'never', or leave it out")
-        hosting = (environ.get("RANKMESH_HOSTING") or "auto").lower()
-        if hosting not in get_args(Hosting):
-            raise ValueError(f"RANKMESH_HOSTING={hosting!r}: set it to 'attached' or 'embedded', or leave it out")
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
-        timeout = environ.get("RANKMESH_TIMEOUT")
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
         world_size = integer(environ, "WORLD_SIZE", at_least=1)
         launcher = detect_launcher(environ) if rank is None else None
@@ -119,17 +109,17 @@ class Settings:
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
             token=_token(environ),
-            transport=cast(Transport, transport),
+            transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
             interface=_first_interface(interface) if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
             eager_bytes=_or_default(integer(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
-            timeout=_seconds("RANKMESH_TIMEOUT", timeout) if timeout else DEFAULT_TIMEOUT,
-            pickle=cast(Pickle, pickle),
+            timeout=_timeout(environ),
+            pickle=cast(Pickle, _choice(environ, "RANKMESH_PICKLE", get_args(Pickle))),
             max_body=integer(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
-            hosting=cast(Hosting, hosting),
+            hosting=cast(Hosting, _choice(environ, "RANKMESH_HOSTING", get_args(Hosting))),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             flight_recorder=_or_default(
@@ -225,11 +215,22 @@ def _or_default(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _seconds(name: str, text: str) -> float:
+def _choice(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return the value of a variable, the first of its choices by default."""
+    text = (environ.get(name) or choices[0]).lower()
+    if text not in choices:
+        raise ValueError(f"{name}={text!r}: set it to {choices[-2]!r} or {choices[-1]!r}, or leave it out")
+    return text
+
+
+def _timeout(environ: Mapping[str, str]) -> float:
+    text = environ.get("RANKMESH_TIMEOUT")
+    if not text:
+        return DEFAULT_TIMEOUT
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"{name}={text!r} is not a number of seconds") from None
+        raise ValueError(f"RANKMESH_TIMEOUT={text!r} is not a number of seconds") from None
     if not value > 0:
-        raise ValueError(f"{name}={text} must be more than 0 seconds")
+        raise ValueError(f"RANKMESH_TIMEOUT={text} must be more than 0 seconds")
     return value

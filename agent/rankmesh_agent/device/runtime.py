@@ -61,15 +61,10 @@ def nccl_unavailable_reason() -> str:
     if why:
         return why
     try:
-        available = bool(_nccl().available)
+        available = bool(nccl().available)
     except ImportError as error:
         return f"NCCL cannot be loaded ({error}): pip install nvidia-nccl-cu12"
     return "" if available else "this CuPy was built without NCCL: pip install nvidia-nccl-cu12 cupy-cuda12x"
-
-
-def nccl() -> Any:
-    """Return ``cupy.cuda.nccl``."""
-    return _nccl()
 
 
 def cupy() -> Any:
@@ -87,7 +82,8 @@ def _runtime() -> Any:
 
 
 @functools.cache
-def _nccl() -> Any:
+def nccl() -> Any:
+    """Return ``cupy.cuda.nccl``."""
     from cupy.cuda import nccl
 
     return nccl

@@ -95,7 +95,7 @@ class CudaIpcBackend(GpuBackend):
     def __init__(self, host: Communicator, exchange: StoreExchange) -> None:
         self._host = host
         self._exchange = exchange
-        self._rank = host.rank
+        self.rank = host.rank
         self._size = host.size
         self._device = -1
         self._own_events: list[int] = []
@@ -106,11 +106,6 @@ class CudaIpcBackend(GpuBackend):
         self._staging_free = 0
         self._staging_used = False
         self._closed = False
-
-    @property
-    def rank(self) -> int:
-        """This group rank."""
-        return self._rank
 
     def handshake(self, device: int, deadline: Deadline) -> str:
         """Open the peers' events, and map memory of theirs once as a probe.
@@ -129,7 +124,7 @@ class CudaIpcBackend(GpuBackend):
                 self._own_events = [runtime.create_event(shared=True) for _ in range(2)]
                 mine = runtime.memory_handle(probe) + b"".join(map(runtime.event_handle, self._own_events))
             except (RuntimeError, MemoryError) as error:
-                refused = f"CUDA IPC is not allowed at rank {self._host.global_ranks[self._rank]} ({error})"
+                refused = f"CUDA IPC is not allowed at rank {self._host.global_ranks[self.rank]} ({error})"
             self._exchange.publish("ipc", mine)
             try:
                 handles = self._exchange.gather("ipc", everyone, deadline, purpose)
@@ -149,7 +144,7 @@ class CudaIpcBackend(GpuBackend):
         """Open the handles of all ranks; return the reason of a failure, '' if there is none."""
         try:
             for rank, handles in enumerate(handles_of):
-                if rank == self._rank:
+                if rank == self.rank:
                     events = self._own_events
                 else:
                     runtime.close_memory(runtime.open_memory(handles[:_MEMORY_HANDLE_BYTES]))
@@ -158,7 +153,7 @@ class CudaIpcBackend(GpuBackend):
                 for found, event in zip(self._events, events, strict=True):
                     found.append(event)
         except (RuntimeError, MemoryError) as error:
-            return f"CUDA IPC is not allowed at rank {self._host.global_ranks[self._rank]} ({error})"
+            return f"CUDA IPC is not allowed at rank {self._host.global_ranks[self.rank]} ({error})"
         return ""
 
     # Calls
@@ -182,7 +177,7 @@ class CudaIpcBackend(GpuBackend):
         parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
         arithmetic.combine(op, parts, parts, launch.stream, self._device)
         self._finish_step(segment, launch)
-        self._copy(launch, array, peers.array(self._rank, 0, array))
+        self._copy(launch, array, peers.array(self.rank, 0, array))
 
     def reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
@@ -190,12 +185,12 @@ class CudaIpcBackend(GpuBackend):
         parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
         arithmetic.combine(op, parts, [parts[root]], launch.stream, self._device)
         self._finish_step(segment, launch)
-        if self._rank == root:
+        if self.rank == root:
             self._copy(launch, array, peers.array(root, 0, array))
 
     def broadcast(self, segment: Segment, launch: Launch, array: DeviceArray, root: int) -> None:
-        peers = self._exchange_arrays(segment, launch, [array] if self._rank == root else [])
-        if self._rank != root:
+        peers = self._exchange_arrays(segment, launch, [array] if self.rank == root else [])
+        if self.rank != root:
             self._copy(launch, array, peers.array(root, 0, array))
         self._finish_step(segment, launch)
 
@@ -213,14 +208,14 @@ class CudaIpcBackend(GpuBackend):
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
-        self._copy(launch, output, peers.array(root, self._rank, output))
+        self._copy(launch, output, peers.array(root, self.rank, output))
         self._finish_step(segment, launch)
 
     def reduce_scatter(
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
-        parts = [peers.array(rank, self._rank, output) for rank in range(self._size)]
+        parts = [peers.array(rank, self.rank, output) for rank in range(self._size)]
         arithmetic.combine(op, parts, [output], launch.stream, self._device)
         self._finish_step(segment, launch)
 
@@ -230,7 +225,7 @@ class CudaIpcBackend(GpuBackend):
         lengths = [part.nbytes for part in (*inputs, *outputs)]
         peers = self._exchange_arrays(segment, launch, inputs, lengths)
         for rank, output in enumerate(outputs):
-            self._copy(launch, output, peers.array(rank, self._rank, output))
+            self._copy(launch, output, peers.array(rank, self.rank, output))
         self._finish_step(segment, launch)
 
     # Steps
@@ -257,7 +252,7 @@ class CudaIpcBackend(GpuBackend):
         runtime.record_event(self._own_events[0], launch.stream)
         published = b"".join([*map(_LENGTH.pack, lengths), *(each.descriptor for each in exported)])
         slots = segment.slots(_BYTE, room)
-        slots[self._rank][: len(published)] = np.frombuffer(published, np.uint8)
+        slots[self.rank][: len(published)] = np.frombuffer(published, np.uint8)
         segment.step()
         contents = [slot.tobytes() for slot in slots]
         if lengths:
@@ -275,14 +270,14 @@ class CudaIpcBackend(GpuBackend):
     def _wait_for_events(self, events: Sequence[int], launch: Launch) -> None:
         """Make the stream wait for the peers' events."""
         for rank, event in enumerate(events):
-            if rank != self._rank:
+            if rank != self.rank:
                 runtime.stream_wait_event(event, launch.stream)
 
     def _share(self, array: DeviceArray) -> slice:
         """Return this rank's share of an array."""
         step = max(_SHARE_ALIGNMENT // array.dtype.itemsize, 1)
         share = -(-array.size // (self._size * step)) * step
-        return slice(min(self._rank * share, array.size), min((self._rank + 1) * share, array.size))
+        return slice(min(self.rank * share, array.size), min((self.rank + 1) * share, array.size))
 
     def _copy(self, launch: Launch, out: DeviceArray, array: DeviceArray) -> None:
         if out.pointer != array.pointer:

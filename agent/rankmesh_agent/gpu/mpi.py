@@ -14,10 +14,11 @@ import numpy as np
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.reduction import partial_dtype
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.device import arithmetic, runtime
+from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
+from rankmesh_agent.gpu.transfers import RankedArrays, TransferCollectives
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
@@ -29,11 +30,8 @@ _PIECE = 1 << 30
 _POLL_SECONDS = 0.0001
 """Interval in which the GPU is queried for the end of the work before a call."""
 
-RankedArrays = Sequence[tuple[int, DeviceArray]]
-"""Arrays with the group ranks that they come from, or go to."""
 
-
-class CudaAwareMpiBackend(GpuBackend):
+class CudaAwareMpiBackend(TransferCollectives, GpuBackend):
     """Runs calls over a CUDA-aware MPI.
 
     Args:
@@ -45,6 +43,7 @@ class CudaAwareMpiBackend(GpuBackend):
 
     def __init__(self, host: MpiBackend) -> None:
         self._host = host
+        self.rank, self.size = host.comm.rank, host.comm.size
         self._comm: Any = None
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:
@@ -63,65 +62,33 @@ class CudaAwareMpiBackend(GpuBackend):
             for piece in _pieces(array):
                 into = _buffer(piece), piece.size, datatype(array.dtype)
                 self._comm.Allreduce(mpi().IN_PLACE, into, operation(op, array.dtype))
-            return
-        parts = self._scratch(launch, array)
-        self.all_gather(launch, parts, array)
-        arithmetic.combine(op, parts, [array], launch.stream, launch.device)
-
-    def reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        parts = self._scratch(launch, array) if self._comm.rank == root else []
-        self.gather(launch, parts, array, root)
-        if parts:
-            arithmetic.combine(op, parts, [array], launch.stream, launch.device)
-
-    def reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
-        parts = self._scratch(launch, output)
-        self.all_to_all(launch, parts, inputs)
-        arithmetic.combine(op, parts, [output], launch.stream, launch.device)
+        else:
+            super().all_reduce(launch, array, op)
 
     def broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
         for piece in _pieces(array):
             self._comm.Bcast((_buffer(piece), piece.nbytes, mpi().BYTE), root)
 
-    def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
-        self._move(launch, list(enumerate(outputs)), [(rank, array) for rank in range(self._comm.size)])
-
-    def gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
-        self._move(launch, list(enumerate(outputs)), [(root, array)])
-
-    def scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
-        self._move(launch, [(root, output)], list(enumerate(inputs)))
-
-    def all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
-        self._move(launch, list(enumerate(outputs)), list(enumerate(inputs)))
-
     # Parts
 
     def _mpi_reduces(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
         """Return whether MPI's own arithmetic performs a reduction; operations in Python cannot access GPU memory."""
-        own = op is not ReduceOp.AVG and is_native(dtype) and partial_dtype(op, dtype, self._comm.size) == dtype
+        own = op is not ReduceOp.AVG and is_native(dtype) and partial_dtype(op, dtype, self.size) == dtype
         return own and bool(operation(op, dtype).is_predefined)
 
-    def _scratch(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
-        """Return scratch arrays like another one, one per rank."""
-        rows = launch.scratch_rows(like, self._comm.size)
+    def scratch(self, launch: Launch, like: DeviceArray) -> list[DeviceArray]:
+        rows = super().scratch(launch, like)
         runtime.synchronize_stream(launch.stream)  # earlier work may still use the memory
         return rows
 
-    def _move(self, launch: Launch, incoming: RankedArrays, outgoing: RankedArrays) -> None:
-        """Send and receive arrays; this rank's array for itself is copied on the GPU."""
-        comm, me, byte = self._comm, self._comm.rank, mpi().BYTE
-        requests = []
-        for rank, array in incoming:
-            if rank != me:
-                requests += [comm.Irecv((_buffer(one), one.nbytes, byte), rank) for one in _pieces(array)]
-        for rank, array in outgoing:
-            if rank != me:
-                requests += [comm.Isend((_buffer(one), one.nbytes, byte), rank) for one in _pieces(array)]
-        mine = dict(outgoing).get(me)
-        for rank, array in incoming:
-            if rank == me and mine is not None and mine.pointer != array.pointer:
-                runtime.copy_async(array.pointer, mine.pointer, array.nbytes, launch.stream)
+    def exchange(self, launch: Launch, incoming: RankedArrays, outgoing: RankedArrays) -> None:
+        comm, byte = self._comm, mpi().BYTE
+        requests = [
+            begin((_buffer(piece), piece.nbytes, byte), rank)
+            for begin, arrays in ((comm.Irecv, incoming), (comm.Isend, outgoing))
+            for rank, array in arrays
+            for piece in _pieces(array)
+        ]
         mpi().Request.Waitall(requests)
 
     # Ends

@@ -12,17 +12,19 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.device import arithmetic, runtime
+from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.gpu.transfers import RankedArrays, TransferCollectives
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
@@ -63,22 +65,7 @@ _Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's devices."""
 
 
-class _Member(NamedTuple):
-    """This process's membership of an NCCL communicator, for one GPU.
-
-    Attributes:
-        comm: the communicator.
-        rank, size: in the communicator.
-        multigpu: whether this process has several members of it, whose calls run as one NCCL group.
-    """
-
-    comm: Any
-    rank: int
-    size: int
-    multigpu: bool
-
-
-class _NcclReduction:
+class _NcclReduction(NamedTuple):
     """A reduction as NCCL performs it.
 
     Attributes:
@@ -86,8 +73,9 @@ class _NcclReduction:
         width: NCCL elements per element.
     """
 
-    def __init__(self, kind: int, op: int, width: int = 1) -> None:
-        self.type, self.op, self.width = kind, op, width
+    type: int
+    op: int
+    width: int = 1
 
 
 def reduces(dtype: np.dtype[Any], op: ReduceOp) -> bool:
@@ -104,6 +92,85 @@ def _nccl_reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None
     if dtype not in _TYPES or op not in _OPS or (op is ReduceOp.AVG and dtype.kind in "iu"):
         return None
     return _NcclReduction(_TYPES[dtype], _OPS[op])
+
+
+class _Member(TransferCollectives):
+    """This process's membership of an NCCL communicator, for one GPU.
+
+    Args:
+        comm: the communicator.
+        rank, size: in the communicator.
+        multigpu: whether this process has several members of it, whose calls run as one NCCL group.
+        grouped: see GpuBackend.
+    """
+
+    def __init__(
+        self, comm: Any, rank: int, size: int, multigpu: bool, grouped: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        self.comm = comm
+        self.rank = rank
+        self.size = size
+        self._multigpu = multigpu
+        self._grouped = grouped
+
+    def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+        reduction = _nccl_reduction(array.dtype, op)
+        if reduction is None:
+            super().all_reduce(launch, array, op)
+            return
+        count, pointer = array.size * reduction.width, array.pointer
+        self.comm.allReduce(pointer, pointer, count, reduction.type, reduction.op, launch.stream)
+
+    def reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
+        reduction = _nccl_reduction(array.dtype, op)
+        if reduction is None:
+            super().reduce(launch, array, op, root)
+            return
+        count, pointer = array.size * reduction.width, array.pointer
+        self.comm.reduce(pointer, pointer, count, reduction.type, reduction.op, root, launch.stream)
+
+    def broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
+        pointer = array.pointer
+        self.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
+
+    def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
+        comm, stream = self.comm, launch.stream
+        # Equal sizes hold at all ranks or none, unlike contiguity. An NCCL group would run behind the copies made here.
+        if _equal_sizes(outputs) and not self._multigpu:
+            rows = outputs if _are_contiguous(outputs) else launch.scratch_rows(array, self.size)
+            comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
+            _copy_all(rows, outputs, stream)
+            return
+        with self._grouped():
+            for root, output in enumerate(outputs):
+                source = array if root == self.rank else output
+                if output.nbytes:
+                    comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
+
+    def reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
+        reduction = _nccl_reduction(output.dtype, op)
+        if reduction is None:
+            super().reduce_scatter(launch, output, inputs, op)
+            return
+        comm, stream = self.comm, launch.stream
+        if _equal_sizes(inputs):
+            rows = inputs if _are_contiguous(inputs) else launch.scratch_rows(output, self.size)
+            _copy_all(inputs, rows, stream)
+            count = output.size * reduction.width
+            comm.reduceScatter(rows[0].pointer, output.pointer, count, reduction.type, reduction.op, stream)
+            return
+        with self._grouped():
+            for root, part in enumerate(inputs):
+                pointer = output.pointer if root == self.rank else part.pointer
+                if part.size:
+                    count = part.size * reduction.width
+                    comm.reduce(part.pointer, pointer, count, reduction.type, reduction.op, root, stream)
+
+    def exchange(self, launch: Launch, incoming: RankedArrays, outgoing: RankedArrays) -> None:
+        with self._grouped():
+            for call, arrays in (self.comm.send, outgoing), (self.comm.recv, incoming):
+                for peer, array in arrays:
+                    call(array.pointer, array.nbytes, _UINT8, peer, launch.stream)
 
 
 class NcclBackend(GpuBackend):
@@ -132,7 +199,7 @@ class NcclBackend(GpuBackend):
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm of a call. A call with a subject has several arrays, each on a GPU of its own."""
-        return functools.partial(self._run_multigpu if call.subject else self._run_single, getattr(self, call.name))
+        return functools.partial(self._run_multigpu if call.subject else self._run_single, getattr(_Member, call.name))
 
     def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
         (member,) = self._members((), (launch.device,), range(self._size), launch)
@@ -146,85 +213,6 @@ class NcclBackend(GpuBackend):
             for member, launch, own in zip(members, launches, each, strict=True):
                 with runtime.on_device(launch.device):
                     method(member, launch, *own)
-
-    # Collectives
-
-    def all_reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
-        reduction = _nccl_reduction(array.dtype, op)
-        if reduction is None:
-            parts = self._gather_rows(member, launch, array)
-            arithmetic.combine(op, parts, [array], launch.stream, launch.device)
-            return
-        count, pointer = array.size * reduction.width, array.pointer
-        member.comm.allReduce(pointer, pointer, count, reduction.type, reduction.op, launch.stream)
-
-    def reduce(self, member: _Member, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        reduction = _nccl_reduction(array.dtype, op)
-        if reduction is None:
-            parts = launch.scratch_rows(array, member.size) if member.rank == root else []
-            self.gather(member, launch, parts, array, root)
-            if parts:
-                arithmetic.combine(op, parts, [array], launch.stream, launch.device)
-            return
-        count, pointer = array.size * reduction.width, array.pointer
-        member.comm.reduce(pointer, pointer, count, reduction.type, reduction.op, root, launch.stream)
-
-    def broadcast(self, member: _Member, launch: Launch, array: DeviceArray, root: int) -> None:
-        pointer = array.pointer
-        member.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
-
-    def all_gather(self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
-        comm, stream = member.comm, launch.stream
-        # Equal sizes hold at all ranks or none, unlike contiguity. An NCCL group would run behind the copies made here.
-        if _equal_sizes(outputs) and not member.multigpu:
-            rows = outputs if _are_contiguous(outputs) else launch.scratch_rows(array, member.size)
-            comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
-            _copy_all(rows, outputs, stream)
-            return
-        with self.grouped():
-            for root, output in enumerate(outputs):
-                source = array if root == member.rank else output
-                if output.nbytes:
-                    comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
-
-    def gather(
-        self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int
-    ) -> None:
-        incoming = list(enumerate(outputs))
-        self._transfer(member, launch, incoming, [(root, array)])
-
-    def scatter(
-        self, member: _Member, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
-    ) -> None:
-        self._transfer(member, launch, [(root, output)], list(enumerate(inputs)))
-
-    def all_to_all(
-        self, member: _Member, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]
-    ) -> None:
-        self._transfer(member, launch, list(enumerate(outputs)), list(enumerate(inputs)))
-
-    def reduce_scatter(
-        self, member: _Member, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
-    ) -> None:
-        reduction = _nccl_reduction(output.dtype, op)
-        if reduction is None:
-            parts = launch.scratch_rows(output, member.size)
-            self.all_to_all(member, launch, parts, inputs)
-            arithmetic.combine(op, parts, [output], launch.stream, launch.device)
-            return
-        comm, stream = member.comm, launch.stream
-        if _equal_sizes(inputs):
-            rows = inputs if _are_contiguous(inputs) else launch.scratch_rows(output, member.size)
-            _copy_all(inputs, rows, stream)
-            count = output.size * reduction.width
-            comm.reduceScatter(rows[0].pointer, output.pointer, count, reduction.type, reduction.op, stream)
-            return
-        with self.grouped():
-            for root, part in enumerate(inputs):
-                pointer = output.pointer if root == member.rank else part.pointer
-                if part.size:
-                    count = part.size * reduction.width
-                    comm.reduce(part.pointer, pointer, count, reduction.type, reduction.op, root, stream)
 
     # Messages
 
@@ -292,34 +280,6 @@ class NcclBackend(GpuBackend):
         """Return the communicators, in the same order at all ranks. With the lock held."""
         return [member.comm for _, members in sorted(self._connections.items()) for member in members]
 
-    # Parts
-
-    def _transfer(
-        self,
-        member: _Member,
-        launch: Launch,
-        incoming: Sequence[tuple[int, DeviceArray]],
-        outgoing: Sequence[tuple[int, DeviceArray]],
-    ) -> None:
-        """Send and receive arrays as one NCCL group; this rank's array for itself is copied."""
-        comm, me, stream = member.comm, member.rank, launch.stream
-        mine = dict(outgoing).get(me)
-        with self.grouped():
-            for peer, array in outgoing:
-                if peer != me and array.nbytes:
-                    comm.send(array.pointer, array.nbytes, _UINT8, peer, stream)
-            for peer, array in incoming:
-                if peer != me and array.nbytes:
-                    comm.recv(array.pointer, array.nbytes, _UINT8, peer, stream)
-        for peer, array in incoming:
-            if peer == me and mine is not None and mine.pointer != array.pointer:
-                runtime.copy_async(array.pointer, mine.pointer, array.nbytes, stream)
-
-    def _gather_rows(self, member: _Member, launch: Launch, array: DeviceArray) -> list[DeviceArray]:
-        parts = launch.scratch_rows(array, member.size)
-        self.all_gather(member, launch, parts, array)
-        return parts
-
     # Communicators
 
     def _message_comm(self, launch: Launch, sender: int, receiver: int) -> tuple[Any, int]:
@@ -362,7 +322,8 @@ class NcclBackend(GpuBackend):
             with self.grouped() if multigpu else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
                     with runtime.on_device(device):
-                        members.append(_Member(self._nccl.NcclCommunicator(size, found, rank), rank, size, multigpu))
+                        comm = self._nccl.NcclCommunicator(size, found, rank)
+                        members.append(_Member(comm, rank, size, multigpu, self.grouped))
             return members
 
         return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)

@@ -63,9 +63,15 @@ class GpuWatchdog:
             elif len(self._launches) == 1:
                 self._watchdog.wake()
 
-    def remove(self, launch: Launch) -> None:
-        """Stop watching a call whose launch failed."""
-        self._forget(launch)
+    def remove(self, launch: Launch) -> bool:
+        """Stop watching a call that has ended, or whose launch failed; return whether it was watched."""
+        with self._changed:
+            if launch not in self._launches:
+                return False
+            self._launches.remove(launch)
+            self._seqs.pop(launch, None)
+            self._changed.notify_all()
+            return True
 
     def future_of(self, launch: Launch) -> Future:
         """Return a future that completes, with value None, when a call has ended."""
@@ -146,18 +152,9 @@ class GpuWatchdog:
 
     def _completed(self, launch: Launch) -> None:
         with self._changed:
-            future = launch.future if self._forget(launch) else None
+            future = launch.future if self.remove(launch) else None
         if future is not None:
             _complete(future, launch)
-
-    def _forget(self, launch: Launch) -> bool:
-        with self._changed:
-            if launch not in self._launches:
-                return False
-            self._launches.remove(launch)
-            self._seqs.pop(launch, None)
-            self._changed.notify_all()
-            return True
 
     def _peer_lost_error(self, launches: list[Launch]) -> DistError | None:
         """Return the error of a slow call that waits for a rank that has left, None if there is none."""

@@ -199,7 +199,8 @@ class QueuedWork(Work):
         Args:
             ended: called between its end and the callbacks.
         """
-        run, self._run = self._run, _nothing
+        run = self._run
+        del self._run
         try:
             run()
         except BaseException as error:
@@ -221,10 +222,6 @@ class QueuedWork(Work):
         self._withdrawn = True
         self._future.set_exception(error)
         return True
-
-    def fail(self, error: BaseException) -> None:
-        """End a call that will not be executed."""
-        self._future.set_exception(error)
 
     def is_completed(self) -> bool:
         return self._future.done()
@@ -254,10 +251,6 @@ class QueuedWork(Work):
         return self._future
 
 
-def _nothing() -> None:
-    pass
-
-
 class MessageWork(Work):
     """Work of a point-to-point message. Of several threads that wait for it one completes it, the others wait for that.
 
@@ -267,7 +260,11 @@ class MessageWork(Work):
         arrays: the user's arrays.
         deadline: the operation's own.
         source: returns the global rank of a received message's sender.
-        abandon: gives the message up because of an error.
+        abandon: gives the message up because of an error: waits for it fail, and if its data is on the way, the group
+            ends, too.
+
+    Attributes:
+        abandon: see above.
     """
 
     def __init__(
@@ -282,14 +279,10 @@ class MessageWork(Work):
         self._arrays = arrays
         self._deadline = deadline
         self._source = source
-        self._abandon = abandon
+        self.abandon = abandon
         self._completing = threading.Lock()
         self._done = False
         self._error: BaseException | None = None
-
-    def abandon(self, error: BaseException) -> None:
-        """Give the message up: waits for it fail. If its data is on the way, the group ends, too."""
-        self._abandon(error)
 
     def is_completed(self) -> bool:
         if not self._done and self._completing.acquire(False):

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import WebApplication
 from rankmesh_agent.http.middleware import SecurityMiddleware
-from rankmesh_agent.http.routes import (
-    groups,
-    health,
-    introspection,
-    lease,
-    metrics,
-    probe,
-    store,
-    store_health,
-    tensors,
-)
+from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.store.base import AsyncStore
@@ -47,16 +37,17 @@ def create_app(
         leasable: whether the agent is a standalone one, a LeasableAgent.
         max_tensor: most bytes of an array in a request or a response.
     """
-    app = _AgentApplication(
+    modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leasable else [])]
+    app = _create(
         "RankMesh agent",
         "One rank of a job: how it is, its groups and its part in their calls, and the job's key-value store.",
+        [module.router for module in modules],
         agent,
     )
     app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
     app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
-    modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leasable else [])]
-    return app.secured(modules, token, names, max_tensor)
+    return SecurityMiddleware(app, token, names, large_body=max_tensor + MAX_HEADER, is_large=_may_carry_tensor)
 
 
 def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
@@ -67,10 +58,10 @@ def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] 
         token: the secret that every request but health needs; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
     """
-    app = _AgentApplication(
-        "RankMesh store", "A key-value store that ranks share.", SimpleNamespace(store=keys, aclose=keys.close)
-    )
-    return app.secured((store_health, store), token, names)
+    served = SimpleNamespace(store=keys, aclose=keys.close)
+    routers = [health.store_router, store.router]
+    app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
+    return SecurityMiddleware(app, token, names)
 
 
 @contextlib.asynccontextmanager
@@ -79,18 +70,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await app.state.agent.aclose()
 
 
-class _AgentApplication(WebApplication):
-    def __init__(self, title: str, description: str, agent: Any) -> None:
-        super().__init__(title, description, "agent", redirect_slashes=False, lifespan=_lifespan)
-        self.state.agent = agent
-
-    def secured(
-        self, modules: Iterable[ModuleType], token: str, names: Iterable[str], max_tensor: int = 0
-    ) -> SecurityMiddleware:
-        """Add the routes of some modules, and return the application behind its security checks."""
-        for routes in modules:
-            self.include_router(routes.router)
-        return SecurityMiddleware(self, token, names, large_body=max_tensor + MAX_HEADER, is_large=_may_carry_tensor)
+def _create(title: str, description: str, routers: Iterable[APIRouter], agent: Any) -> WebApplication:
+    app = WebApplication(title, description, "agent", redirect_slashes=False, lifespan=_lifespan)
+    app.state.agent = agent
+    for router in routers:
+        app.include_router(router)
+    return app
 
 
 def _may_carry_tensor(method: str, path: str) -> bool:

@@ -9,9 +9,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
-"""The media types that a scraper may ask for."""
-
 
 def render_metrics(collect: Callable[[], Iterable[Metric]], accept: str | None) -> tuple[bytes, str]:
     """Return the metrics, including those of the process, and their media type.

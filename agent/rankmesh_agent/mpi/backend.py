@@ -28,6 +28,7 @@ class MpiBackend(Backend):
         max_count: see Collectives.
 
     Attributes:
+        comm: see above.
         in_call: whether a call is inside MPI, where only its own end or the end of the process ends it.
     """
 
@@ -45,18 +46,13 @@ class MpiBackend(Backend):
         max_count: int = MAX_COUNT,
     ) -> None:
         self.in_call = False
-        self._comm = comm
+        self.comm = comm
         self._collectives = Collectives(comm, max_count)
         self._link = link
         self._lost = lost
         self._ranks = ranks
         self._compare_calls = compare_calls
         self._error: type[Exception] = mpi().Exception
-
-    @property
-    def comm(self) -> Any:
-        """mpi4py's communicator of the group."""
-        return self._comm
 
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is OpType.BARRIER and call.subject == MONITORED:
@@ -87,7 +83,7 @@ class MpiBackend(Backend):
             self.in_call = False
 
     def close(self) -> None:
-        comm, self._comm = self._comm, None
+        comm, self.comm = self.comm, None
         # With a lost member or an active call, Free could wait without end.
         missing = any(rank in self._lost for rank in self._ranks)
         if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():

@@ -17,24 +17,26 @@ from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.wire.dtypes import WIDE, family
 from rankmesh_agent.wire.ops import ReduceOp
 
-_NATIVE = {
-    "bool": "C_BOOL",
-    "int8": "INT8_T",
-    "int16": "INT16_T",
-    "int32": "INT32_T",
-    "int64": "INT64_T",
-    "uint8": "UINT8_T",
-    "uint16": "UINT16_T",
-    "uint32": "UINT32_T",
-    "uint64": "UINT64_T",
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "longdouble": "LONG_DOUBLE",
-    "complex64": "C_FLOAT_COMPLEX",
-    "complex128": "C_DOUBLE_COMPLEX",
-    "clongdouble": "C_LONG_DOUBLE_COMPLEX",
+_DATATYPES: dict[np.dtype[Any], str] = {
+    np.dtype(name): datatype
+    for name, datatype in {
+        "bool": "C_BOOL",
+        "int8": "INT8_T",
+        "int16": "INT16_T",
+        "int32": "INT32_T",
+        "int64": "INT64_T",
+        "uint8": "UINT8_T",
+        "uint16": "UINT16_T",
+        "uint32": "UINT32_T",
+        "uint64": "UINT64_T",
+        "float32": "FLOAT",
+        "float64": "DOUBLE",
+        "longdouble": "LONG_DOUBLE",
+        "complex64": "C_FLOAT_COMPLEX",
+        "complex128": "C_DOUBLE_COMPLEX",
+        "clongdouble": "C_LONG_DOUBLE_COMPLEX",
+    }.items()
 }
-_DATATYPES: dict[np.dtype[Any], str] = {np.dtype(name): datatype for name, datatype in _NATIVE.items()}
 _SUMS = frozenset({ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM})
 _OPERATIONS = {
     ReduceOp.PRODUCT: "PROD",

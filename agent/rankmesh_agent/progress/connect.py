@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.base import Connection, Listener, PendingConnection, Transport
+from rankmesh_agent.transports.base import Connection
+from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
@@ -34,8 +35,8 @@ def connect_all(
     me: Member,
     members: Sequence[Member],
     epoch: int,
-    listener: Listener,
-    transport_to: Callable[[Member], Transport],
+    listener: TcpListener,
+    transport_to: Callable[[Member], TcpTransport],
     deadline: Deadline,
 ) -> dict[int, Connection]:
     """Return a connection to every other member, by rank.
@@ -104,7 +105,7 @@ class _Connector:
     """
 
     def __init__(
-        self, me: Member, members: Sequence[Member], epoch: int, listener: Listener, dials: Sequence[_Dial]
+        self, me: Member, members: Sequence[Member], epoch: int, listener: TcpListener, dials: Sequence[_Dial]
     ) -> None:
         self.connections: dict[int, Connection] = {}
         self._me = me
@@ -195,9 +196,9 @@ class _Dial:
         abandon_at: time at which the current attempt ends.
     """
 
-    def __init__(self, me: Member, peer: Member, epoch: int, transport: Transport, deadline: Deadline) -> None:
+    def __init__(self, me: Member, peer: Member, epoch: int, transport: TcpTransport, deadline: Deadline) -> None:
         self.peer = peer
-        self.pending: PendingConnection | None = None
+        self.pending: PendingTcpConnection | None = None
         self.retry_at = 0.0
         self.abandon_at = 0.0
         self._me = me

@@ -17,11 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.background import SLICE_SECONDS, BackgroundProgress
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
-from rankmesh_agent.progress.poller import Poller
+from rankmesh_agent.progress.poller import POLL_INTERVAL, Poller
 from rankmesh_agent.progress.ports import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
@@ -31,15 +32,9 @@ from rankmesh_agent.wire.frames import Header, Opcode
 _DRAIN_SECONDS = 0.001
 SILENT_SECONDS = 8.0
 """Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
-_SPINS_WITH_POLL = 10
-"""Spins of a wait before it sleeps, where each spin is a system call."""
-_SPINS = 200
-"""Spins where most make no system call and the rank has its own core: about the duration of a sleep and a wakeup."""
-_POLL_INTERVAL = 8
-"""Interval, in polls, at which a busy engine polls epoll and releases the lock."""
 
 
-class Disconnect:
+class Disconnect(NamedTuple):
     """The end of a peer's connection.
 
     Attributes:
@@ -47,9 +42,8 @@ class Disconnect:
         clean: whether the peer sent a GOODBYE.
     """
 
-    def __init__(self, cause: str, clean: bool) -> None:
-        self.cause = cause
-        self.clean = clean
+    cause: str
+    clean: bool
 
 
 class ProgressEngine:
@@ -68,6 +62,7 @@ class ProgressEngine:
         calls: number of calls of the foreground so far.
         polls: number of polls so far.
         driven: whether a thread drives the engine.
+        closed: whether the engine is closed.
     """
 
     def __init__(
@@ -91,24 +86,14 @@ class ProgressEngine:
         self.on_peer_failure: Callable[[], None] | None = None
         self._changed = threading.Condition(self.lock)
         self._followers = 0
-        self._closed = False
-        self._oversubscribed = oversubscribed
+        self.closed = False
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
-        # These connections hold bytes that epoll does not report: each sleep checks them first.
-        self._shared = [peer for peer in self._peers.values() if peer.connection.medium != "tcp"]
-        self._ready: set[FramedConnection] = set()
-        self._poller = Poller(self.lock)
-        for peer in self._peers.values():
-            peer.connection.parallel_reads = not oversubscribed
-            self._poller.add(peer)
-        self._sinks = SinkTable(epoch, _GoodbyeSink(self._on_goodbye))
+        for connection in connections.values():
+            connection.parallel_reads = not oversubscribed
+        self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
         self._background = BackgroundProgress(self)
-
-    @property
-    def closed(self) -> bool:
-        """True if the engine is closed."""
-        return self._closed
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer."""
@@ -135,17 +120,17 @@ class ProgressEngine:
                 was_paused = peer.paused
                 peer.discard_group(group)
                 peer.connection.revoke()
-                if rank not in self.lost_peers and not self._closed:
+                if rank not in self.lost_peers and not self.closed:
                     self._update_events(peer)
                     if was_paused and not peer.paused:
-                        self._ready.add(peer)
+                        self._poller.marked.add(peer)
 
     # With the lock held
 
     def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
         """Send a frame to a peer, or queue it. Frames to a lost peer are dropped: its failure ends the waits for it."""
         peer = self._peers[rank]
-        if rank in self.lost_peers or self._closed:
+        if rank in self.lost_peers or self.closed:
             return
         queued = bool(peer.outgoing)
         try:
@@ -158,7 +143,7 @@ class ProgressEngine:
         if peer.outgoing and not queued and not peer.corked:
             self._update_events(peer)
             # A sleeping driver of shared memory waits for data only, not yet for room to send.
-            if peer in self._shared:
+            if peer in self._poller.shared:
                 self._poller.wake_sleeper()
 
     def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
@@ -190,7 +175,7 @@ class ProgressEngine:
         if rank not in self.lost_peers:
             peer = self._peers[rank]
             peer.remote_reads.append(read)
-            self._ready.add(peer)
+            self._poller.marked.add(peer)
             self._poller.wake_sleeper()
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
@@ -218,7 +203,7 @@ class ProgressEngine:
         self.calls += 1  # see foreground
         with self.lock:
             while not ready():
-                if time.monotonic() >= deadline.at or self._closed:
+                if time.monotonic() >= deadline.at or self.closed:
                     return False
                 if self.driven:
                     self._wait_for_driver(deadline)
@@ -229,7 +214,7 @@ class ProgressEngine:
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
         with self.foreground():
-            if not self.driven and not self._closed:
+            if not self.driven and not self.closed:
                 self.poll_once(0)
 
     def flush(self, timeout: float) -> None:
@@ -244,7 +229,7 @@ class ProgressEngine:
         now = time.monotonic()
         with self.lock:
             for rank, peer in self._peers.items():
-                if self._closed or rank in self.lost_peers:
+                if self.closed or rank in self.lost_peers:
                     continue
                 unanswered = peer.connection.silent_seconds()
                 if not unanswered:
@@ -266,7 +251,7 @@ class ProgressEngine:
         self.driven = True
         end = deadline.at
         try:
-            while not done() and not self._closed:
+            while not done() and not self.closed:
                 remaining = end - time.monotonic()
                 if remaining <= 0:
                     return
@@ -275,7 +260,7 @@ class ProgressEngine:
             self.driven = False
             if not self._background.driving:
                 self.calls += 1  # a thread that has waited often calls again at once
-            if self._followers or self._closed:
+            if self._followers or self.closed:
                 self._changed.notify_all()
             if self._background.resting:
                 self._background.on_driver_left()
@@ -293,72 +278,37 @@ class ProgressEngine:
     def poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
         self.polls += 1
-        ready = self._ready_peers() if self._ready or self._shared else []
+        poller = self._poller
+        ready = poller.ready_peers() if poller.marked or poller.shared else []
         events: list[tuple[int, int]] = []
-        if not ready or self.polls % _POLL_INTERVAL == 0:
-            events = self._poller.poll(0)
+        if not ready or self.polls % POLL_INTERVAL == 0:
+            events = poller.poll(0)
         if not ready and not events and timeout:
-            ready, events = self._sleep(timeout)
+            ready, events = poller.sleep(timeout)
         for fd, event in events:
-            peer = self._poller.peers.get(fd)
+            peer = poller.peers.get(fd)
             if peer is None:
-                if fd == self._poller.wakeup_fd:
+                if fd == poller.wakeup_fd:
                     os.eventfd_read(fd)
                 continue
-            if self._shared:
+            if poller.shared:
                 peer.connection.on_wakeup()
             if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
-                self._stop_polling(peer)
+                poller.stop_polling(peer)
             elif peer not in ready:
                 ready.append(peer)
         for peer in ready:
             if peer.rank not in self.lost_peers:
                 self._receive(peer)
-            if peer.outgoing and peer.rank not in self.lost_peers:
+            if peer.outgoing:
                 self._flush(peer)
         if self._followers and ready:
             self._changed.notify_all()
 
-    def _ready_peers(self) -> list[FramedConnection]:
-        """Return the peers with work that epoll does not report."""
-        lost, marked = self.lost_peers, self._ready
-        ready = [peer for peer in marked if peer.rank not in lost] if marked else []
-        ready += [
-            peer
-            for peer in self._shared
-            if peer.connection.has_work(bool(peer.outgoing))
-            and peer.rank not in lost
-            and peer not in marked
-            and (peer.outgoing or not peer.paused)
-        ]
-        return ready
-
-    def _sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
-        """Spin, then sleep; return the ready peers and the events of epoll as soon as there are any."""
-        # A sleep and a wakeup take longer than most messages: spin first.
-        polling = len(self._shared) < len(self._peers)
-        for turn in range(_SPINS_WITH_POLL if polling or self._oversubscribed else _SPINS):
-            if self._oversubscribed or turn % _POLL_INTERVAL == 0:
-                os.sched_yield()
-            ready = self._ready_peers() if self._ready or self._shared else []
-            events = self._poller.poll(0) if polling or turn % _POLL_INTERVAL == 0 else []
-            if ready or events:
-                return ready, events
-        # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
-        lost = self.lost_peers
-        ready = [
-            peer
-            for peer in self._shared
-            if peer.rank not in lost
-            and not peer.connection.prepare_wait(bool(peer.outgoing))
-            and (peer.outgoing or not peer.paused)
-        ]
-        return ready, self._poller.poll(0 if ready or self._ready else timeout)
-
     # One connection
 
     def _receive(self, peer: FramedConnection) -> None:
-        self._ready.discard(peer)
+        self._poller.marked.discard(peer)
         peer.cork()
         try:
             more = peer.receive(self._sink_for)
@@ -371,15 +321,15 @@ class ProgressEngine:
         finally:
             peer.corked = False
             if peer.outgoing:
-                self._flush_corked(peer)
+                self._flush(peer)
         if peer.rank in self.lost_peers:
             return
         if peer.paused or peer.outgoing or peer.custom_events:
             self._poller.update(peer)
+        if more or (peer.at_eof and not peer.paused):
+            self._poller.marked.add(peer)
         if peer.remote_reads:
             self._read_remote(peer)
-        if more or (peer.at_eof and not peer.paused):
-            self._ready.add(peer)
 
     def _read_remote(self, peer: FramedConnection) -> None:
         budget = REMOTE_READ_BYTES
@@ -390,17 +340,14 @@ class ProgressEngine:
                     budget -= peer.run_remote_reads()
                 finally:
                     peer.corked = False
-                    self._flush_corked(peer)
+                    self._flush(peer)
         finally:  # after Ctrl-C the chunk is read again
             if peer.remote_reads and peer.rank not in self.lost_peers:
-                self._ready.add(peer)
-
-    def _flush_corked(self, peer: FramedConnection) -> None:
-        """Send the frames that were queued while more might have followed."""
-        if peer.outgoing and peer.rank not in self.lost_peers:
-            self._flush(peer)
+                self._poller.marked.add(peer)
 
     def _flush(self, peer: FramedConnection) -> None:
+        if peer.rank in self.lost_peers:
+            return
         try:
             peer.flush()
         except DistNetworkError:
@@ -414,11 +361,6 @@ class ProgressEngine:
         if peer.paused or peer.outgoing or peer.custom_events:
             self._poller.update(peer)
 
-    def _stop_polling(self, peer: FramedConnection) -> None:
-        """Stop polling a connection that has ended; its last bytes may still wait for their buffer."""
-        peer.at_eof = True
-        self._poller.remove(peer)
-
     def _abort_connection(self, peer: FramedConnection, error: BaseException) -> None:
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
@@ -427,14 +369,13 @@ class ProgressEngine:
         self._drop_peer(self._peers[rank], Disconnect(cause, clean))
 
     def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
-        if peer.rank in self.lost_peers or self._closed:
+        if peer.rank in self.lost_peers or self.closed:
             return
         self.lost_peers[peer.rank] = end
-        self._stop_polling(peer)
-        self._ready.discard(peer)
+        self._poller.forget(peer)
         peer.remote_reads.clear()
         peer.connection.close()
-        for sink in self._sinks.all():
+        for sink in list(self._sinks.sinks.values()):
             sink.on_peer_lost(peer.rank)
         self._changed.notify_all()
         if self.on_peer_failure is not None and not end.clean:
@@ -451,7 +392,7 @@ class ProgressEngine:
             failed: whether the peers shall consider this rank failed rather than gone.
         """
         with self.lock:
-            if self._closed:
+            if self.closed:
                 return
             payload = reason.encode()[: frames.SMALL]
             header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
@@ -460,7 +401,7 @@ class ProgressEngine:
         deadline = Deadline(timeout)
         self.wait(self._all_flushed, deadline)
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._poller.wake()
             self._changed.notify_all()
             background = self._background.on_closed()
@@ -479,7 +420,7 @@ class ProgressEngine:
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child. Takes no lock: a thread of the parent may hold it."""
-        self._closed = True
+        self.closed = True
         for rank, peer in self._peers.items():
             if rank not in self.lost_peers:
                 peer.connection.close_in_child()
@@ -487,19 +428,3 @@ class ProgressEngine:
 
     def _all_flushed(self) -> bool:
         return not any(peer.outgoing for rank, peer in self._peers.items() if rank not in self.lost_peers)
-
-
-class _GoodbyeSink(FrameSink):
-    """Receives GOODBYE frames: the peer is gone; it has failed only if the frame's flag is set."""
-
-    def __init__(self, on_goodbye: Callable[[int, str, bool], None]) -> None:
-        self._on_goodbye = on_goodbye
-
-    def buffer_for(self, rank: int, header: Header) -> memoryview | None:
-        return None
-
-    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
-        self._on_goodbye(rank, bytes(payload).decode(errors="replace"), not header.part)
-
-    def on_peer_lost(self, rank: int) -> None:
-        pass

@@ -82,17 +82,17 @@ class RemoteRead:
 class FrameSink(ABC):
     """Receiver of a group's frames. All methods are called with the engine's lock held and must not wait."""
 
-    @abstractmethod
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
         """Return the posted buffer for a frame's payload; a PART or BULK frame waits while this is None."""
+        return None
 
     @abstractmethod
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Receive a complete frame; the payload is empty if it is in the posted buffer."""
 
-    @abstractmethod
     def on_peer_lost(self, rank: int) -> None:
         """Note that the connection to a peer has ended."""
+        return
 
 
 SinkFor = Callable[[int, Header], FrameSink | None]

@@ -53,10 +53,6 @@ class _Receive:
         """Return whether a message has the expected dtype and size."""
         return dtype == self.dtype and nbytes == len(self.view)
 
-    def mismatch(self, rank: int, dtype: int, nbytes: int) -> str:
-        """Return the reason for the refusal of a message."""
-        return mismatch_reason(rank, self.tag, (dtype, nbytes), (self.dtype, len(self.view)))
-
 
 @dataclass(eq=False, slots=True)
 class _Message:
@@ -123,7 +119,10 @@ class MessageMatcher:
             number = next(self.ids)
             self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
             address, generation = self.engine.expose(rank, view) if len(view) else (0, 0)
-            self.engine.send(rank, [self._announcement(dtype, tag, number, len(view), address, generation)])
+            request = self._frame(
+                Opcode.RTS, dtype=dtype, part=generation, seq=number, tag=tag, fingerprint=address, total=len(view)
+            )
+            self.engine.send(rank, [request])
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
@@ -173,9 +172,10 @@ class MessageMatcher:
         """Let the background thread make progress on a message; see ProgressEngine."""
         self.engine.progress_in_background(self.group, transfer)
 
-    def refuse(self, rank: int, why: str) -> None:
-        """Refuse a rank's last message, which does not fit: its next message to or from this rank raises."""
-        self._send_refuse(rank, _EAGER, why)
+    def refuse(self, rank: int, why: str, number: int = _EAGER) -> None:
+        """Refuse a message of a rank that does not fit; if it was not announced, the rank's next message raises."""
+        payload = why.encode()
+        self.engine.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
 
     def raise_refusal(self, rank: int) -> None:
         """Raise the error of an earlier message that a rank has refused, if any; once."""
@@ -219,7 +219,11 @@ class MessageMatcher:
             case Opcode.CTS:
                 announced = self.announced.pop(header.seq, None)
                 if announced is not None:
-                    self._send_bulk(rank, header.seq, announced)
+                    view = announced.view
+                    bulk = self._frame(
+                        Opcode.BULK, dtype=announced.dtype, seq=header.seq, tag=announced.tag, length=len(view)
+                    )
+                    self.engine.send(rank, [bulk, view], announced.transfer)
             case Opcode.BULK:
                 self.cleared.pop((rank, header.seq)).transfer.done = True
             case Opcode.DONE:
@@ -233,11 +237,6 @@ class MessageMatcher:
                 self._on_refuse(rank, header.seq, bytes(payload).decode(errors="replace"))
             case Opcode.WITHDRAW:
                 self._on_withdraw(rank, header.seq)
-
-    def _send_bulk(self, rank: int, number: int, announced: _AnnouncedSend) -> None:
-        view = announced.view
-        header = self._frame(Opcode.BULK, dtype=announced.dtype, seq=number, tag=announced.tag, length=len(view))
-        self.engine.send(rank, [header, view], announced.transfer)
 
     def _eager_buffer(self, rank: int, header: Header) -> memoryview | None:
         for posted in self.receives:
@@ -277,8 +276,9 @@ class MessageMatcher:
                 wanted.view[:] = message.payload
         if not fits:
             source = self.global_rank(message.source)
-            mismatch = wanted.mismatch(source, message.dtype, message.nbytes)
-            self._send_refuse(message.source, message.id, mismatch)
+            sent, expected = (message.dtype, message.nbytes), (wanted.dtype, len(wanted.view))
+            mismatch = mismatch_reason(source, wanted.tag, sent, expected)
+            self.refuse(message.source, mismatch, message.id)
             transfer.error = DistBackendError(mismatch, ranks=[source])
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
@@ -315,10 +315,6 @@ class MessageMatcher:
         if waiting is not None and not self._match(waiting):
             self.receives.insert(0, waiting)
 
-    def _send_refuse(self, rank: int, number: int, why: str) -> None:
-        payload = why.encode()
-        self.engine.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
-
     def _return_credit(self, rank: int, nbytes: int) -> None:
         credit = self._credit(rank)
         credit.unreturned += max(nbytes, _MIN_COST)
@@ -332,25 +328,8 @@ class MessageMatcher:
             credit = self.credits[rank] = _Credit()
         return credit
 
-    def _announcement(self, dtype: int, tag: int, number: int, nbytes: int, address: int, generation: int) -> bytes:
-        return frames.encode(
-            Opcode.RTS,
-            dtype=dtype,
-            group=self.group,
-            epoch=self.engine.epoch,
-            part=generation,
-            seq=number,
-            tag=tag,
-            fingerprint=address,
-            total=nbytes,
-        )
-
-    def _frame(
-        self, opcode: Opcode, *, dtype: int = dtypes.NONE, seq: int = 0, tag: int = 0, length: int = 0, total: int = 0
-    ) -> bytes:
-        return frames.encode(
-            opcode, dtype=dtype, group=self.group, epoch=self.engine.epoch, seq=seq, tag=tag, length=length, total=total
-        )
+    def _frame(self, opcode: Opcode, **fields: int) -> bytes:
+        return frames.encode(opcode, group=self.group, epoch=self.engine.epoch, **fields)
 
 
 def mismatch_reason(rank: int, tag: int, sent: tuple[int, int], expected: tuple[int, int]) -> str:

@@ -1,12 +1,23 @@
-"""The epoll instance of an engine, with an eventfd that ends a sleep early."""
+"""Readiness of an engine's connections: epoll, shared memory (which epoll does not report), and a spin before a sleep.
+
+An eventfd ends a sleep early.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import threading
+from collections.abc import Collection
 
 from rankmesh_agent.progress.framing import FramedConnection
+
+POLL_INTERVAL = 8
+"""Interval, in polls, at which a busy engine polls epoll and releases the lock."""
+_SPINS_WITH_POLL = 10
+"""Spins of a wait before it sleeps, where each spin is a system call."""
+_SPINS = 200
+"""Spins where most make no system call and the rank has its own core: about the duration of a sleep and a wakeup."""
 
 
 class Poller:
@@ -14,39 +25,50 @@ class Poller:
 
     Args:
         lock: the engine's lock, released while ``poll`` waits.
+        connections: the connections to poll.
+        oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
 
     Attributes:
-        peers: the registered connections, by file descriptor.
+        peers: the connections that epoll reports, by file descriptor.
+        shared: the connections with bytes that epoll does not report: each sleep checks them first.
+        marked: the connections to turn to at the next poll, whatever epoll reports.
         wakeup_fd: the eventfd.
+        asleep: whether a thread sleeps in ``poll``.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: threading.RLock, connections: Collection[FramedConnection], oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
+        self.shared = [peer for peer in connections if peer.connection.medium != "tcp"]
+        self.marked: set[FramedConnection] = set()
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.asleep = False
         self._lock = lock
+        self._oversubscribed = oversubscribed
+        self._any_sockets = len(self.shared) < len(connections)
+        self._spins = _SPINS_WITH_POLL if self._any_sockets or oversubscribed else _SPINS
         self._masks: dict[int, int] = {}
-        self._asleep = False
         self._epoll = select.epoll()
         self._epoll.register(self.wakeup_fd, select.EPOLLIN)
+        for peer in connections:
+            fd = peer.connection.fileno()
+            self.peers[fd] = peer
+            self._masks[fd] = peer.connection.events(False)
+            self._epoll.register(fd, self._masks[fd])
 
-    @property
-    def asleep(self) -> bool:
-        """True if a thread sleeps in ``poll``."""
-        return self._asleep
-
-    def add(self, peer: FramedConnection) -> None:
-        """Report received bytes of a connection."""
-        fd = peer.connection.fileno()
-        self.peers[fd] = peer
-        self._masks[fd] = peer.connection.events(False)
-        self._epoll.register(fd, self._masks[fd])
-
-    def remove(self, peer: FramedConnection) -> None:
-        """Stop reporting events of a connection."""
+    def stop_polling(self, peer: FramedConnection) -> None:
+        """Stop polling a connection that has ended; its last bytes may still wait for their buffer."""
+        peer.at_eof = True
         fd = peer.connection.fileno()
         if self.peers.pop(fd, None) is not None:
             del self._masks[fd]
             self._epoll.unregister(fd)
+
+    def forget(self, peer: FramedConnection) -> None:
+        """Report nothing of a connection any more."""
+        self.stop_polling(peer)
+        self.marked.discard(peer)
+        if peer in self.shared:
+            self.shared.remove(peer)
 
     def update(self, peer: FramedConnection) -> None:
         """Report room to send while frames are queued, and no received bytes while the connection is paused."""
@@ -60,11 +82,43 @@ class Poller:
             self._masks[fd] = mask
             self._epoll.modify(fd, mask)
 
+    def ready_peers(self) -> list[FramedConnection]:
+        """Return the connections with work that epoll does not report."""
+        marked = self.marked
+        ready = [*marked] if marked else []
+        ready += [
+            peer
+            for peer in self.shared
+            if peer.connection.has_work(bool(peer.outgoing))
+            and peer not in marked
+            and (peer.outgoing or not peer.paused)
+        ]
+        return ready
+
+    def sleep(self, timeout: float) -> tuple[list[FramedConnection], list[tuple[int, int]]]:
+        """Spin, then sleep; return the ready connections and the events of epoll as soon as there are any."""
+        # A sleep and a wakeup take longer than most messages: spin first.
+        polling = self._any_sockets
+        for turn in range(self._spins):
+            if self._oversubscribed or turn % POLL_INTERVAL == 0:
+                os.sched_yield()
+            ready = self.ready_peers() if self.marked or self.shared else []
+            events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []
+            if ready or events:
+                return ready, events
+        # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
+        ready = [
+            peer
+            for peer in self.shared
+            if not peer.connection.prepare_wait(bool(peer.outgoing)) and (peer.outgoing or not peer.paused)
+        ]
+        return ready, self.poll(0 if ready or self.marked else timeout)
+
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Return file descriptors and their events, after at most ``timeout`` seconds; releases the lock meanwhile."""
         interrupted: KeyboardInterrupt | None = None
         try:
-            self._asleep = timeout > 0
+            self.asleep = timeout > 0
             self._lock.release()
             events = self._epoll.poll(timeout)
         finally:
@@ -73,7 +127,7 @@ class Poller:
                     self._lock.acquire()
                 except KeyboardInterrupt as error:
                     interrupted = error
-            self._asleep = False
+            self.asleep = False
         if interrupted is not None:
             raise interrupted
         return events
@@ -84,7 +138,7 @@ class Poller:
 
     def wake_sleeper(self) -> None:
         """End the sleep of the thread in ``poll``, if one sleeps."""
-        if self._asleep:
+        if self.asleep:
             os.eventfd_write(self.wakeup_fd, 1)
 
     def close(self) -> None:

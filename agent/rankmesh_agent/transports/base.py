@@ -1,4 +1,4 @@
-"""Interface of the point-to-point transports: listener, dial, and connection. None of them blocks.
+"""Interface of the connections of all transports. No method blocks.
 
 A connection is an ordered, reliable stream of bytes. ``send`` and ``recv_into`` transfer the bytes that can
 be transferred at once. To wait, the caller polls ``fileno()`` after ``prepare_wait()`` has returned True. One thread at
@@ -9,21 +9,19 @@ at which byte the stream stopped.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Buffer = bytes | memoryview
-IDENTITY_BYTES = 80
-"""Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
 
 
 class Connection(ABC):
     """One end of a byte stream."""
 
     medium: ClassVar[str]
-    """Medium of the bytes: ``tcp``, ``segment`` or ``inproc``."""
+    """Medium of the bytes: ``tcp`` or ``segment``."""
 
     peer: str
     """Description of the peer, for error messages."""
@@ -108,90 +106,6 @@ class Connection(ABC):
     @abstractmethod
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child; the peer sees no change."""
-
-
-class PendingConnection(ABC):
-    """A connection during its handshake, on either side. No method blocks."""
-
-    @abstractmethod
-    def fileno(self) -> int:
-        """Return a descriptor to poll for ``events()``; it may change with each ``advance()``."""
-
-    @abstractmethod
-    def events(self) -> int:
-        """Return the poll events that the next ``advance`` waits for."""
-
-    @abstractmethod
-    def advance(self) -> Connection | None:
-        """Continue as far as possible; return the connection once both sides have it. No call may follow that.
-
-        Raises:
-            AuthenticationError: the peer does not know the token.
-            DistNetworkError: no listener answers, it uses another protocol, or it rejects this connection.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Abandon the connection."""
-
-
-Admit = Callable[[bytes], bool]
-"""Returns whether a client with this identity may connect. The client is authenticated by then."""
-
-
-class Listener(ABC):
-    """A listening endpoint. All its work happens in ``accept``; between two calls, peers wait in its backlog."""
-
-    address: str
-    """The address that peers pass to Transport.dial."""
-
-    @abstractmethod
-    def descriptors(self) -> list[int]:
-        """Return the descriptors to poll for reading; they may change with each ``accept``."""
-
-    @abstractmethod
-    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
-        """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
-
-        The caller calls this from time to time even if no descriptor is readable: it ends handshakes that time out.
-
-        Args:
-            ready: the descriptors that are readable.
-            admits: decides by identity which clients may connect.
-
-        Raises:
-            DistNetworkError: the listener is closed.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop listening. A second call does nothing."""
-
-
-class Transport(ABC):
-    """A means of connecting to peers."""
-
-    @abstractmethod
-    def listen(self, address: str) -> Listener:
-        """Listen at ``address``.
-
-        Raises:
-            AddressInUseError: another socket listens there.
-            DistNetworkError: the address cannot be used.
-        """
-
-    @abstractmethod
-    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
-        """Begin to connect to a listener.
-
-        Args:
-            address: the listener's address.
-            identity: identity of this client, at most IDENTITY_BYTES; padded with zeros. The listener looks at it only
-                after it has authenticated this client.
-
-        Raises:
-            DistNetworkError: no listener can have this address.
-        """
 
 
 def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:

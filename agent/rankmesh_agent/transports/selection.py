@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.transports.base import Listener, Transport
 from rankmesh_agent.transports.shm_ring import RingTransport
-from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.transports.tcp import TcpListener, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
@@ -26,11 +25,11 @@ class TransportSelector:
         self._settings = settings
         self._world_size = world_size
 
-    def listen(self, host: str) -> Listener:
+    def listen(self, host: str) -> TcpListener:
         """Return a listener on a free port, for peers on this host and on others."""
         return self._transport(same_host=self._settings.transport != "tcp").listen(f"{host}:0")
 
-    def transport(self, member: Member, peer: Member) -> Transport:
+    def transport(self, member: Member, peer: Member) -> TcpTransport:
         """Return the transport from a member to a peer.
 
         Raises:

@@ -28,16 +28,7 @@ from typing import Any, ClassVar
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
-from rankmesh_agent.transports.base import (
-    IDENTITY_BYTES,
-    Admit,
-    Buffer,
-    Connection,
-    Listener,
-    PendingConnection,
-    Transport,
-    connection_lost,
-)
+from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 from rankmesh_agent.wire.handshake import Script
@@ -56,6 +47,11 @@ PROPOSAL = struct.Struct("!BQ160s32s")
 ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
 """The server's answer, with its own proof: the proposal is accepted, it is declined, or the client is rejected."""
 
+IDENTITY_BYTES = 80
+"""Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
+
+Admit = Callable[[bytes], bool]
+"""Returns whether a client with this identity may connect. The client is authenticated by then."""
 AcceptProposal = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
 _Admitted = tuple[bytes, Connection]
 """Identity of a client, and the connection to it."""
@@ -159,8 +155,8 @@ class Proposal:
         """Release the resources of the proposal, accepted or not."""
 
 
-class PendingTcpConnection(PendingConnection):
-    """Connects to the first socket address of a host that answers, and runs the handshake there.
+class PendingTcpConnection:
+    """Connects to the first socket address of a host that answers, and runs the handshake there. No method blocks.
 
     Args:
         address: host and port.
@@ -174,12 +170,20 @@ class PendingTcpConnection(PendingConnection):
         self._connect_next()
 
     def fileno(self) -> int:
+        """Return a descriptor to poll for ``events()``; it may change with each ``advance()``."""
         return self._connection.fileno()
 
     def events(self) -> int:
+        """Return the poll events that the next ``advance`` waits for."""
         return self._handshake.events()
 
     def advance(self) -> Connection | None:
+        """Continue as far as possible; return the connection once both sides have it. No call may follow that.
+
+        Raises:
+            AuthenticationError: the peer does not know the token.
+            DistNetworkError: no listener answers, it uses another protocol, or it rejects this connection.
+        """
         while True:
             try:
                 return self._handshake.advance()
@@ -192,6 +196,7 @@ class PendingTcpConnection(PendingConnection):
             self._connect_next()
 
     def close(self) -> None:
+        """Abandon the connection."""
         self._handshake.close()
         self._connection.close()
 
@@ -214,8 +219,14 @@ class PendingTcpConnection(PendingConnection):
         self._handshake = Handshake(sock, self._script(self._connection))
 
 
-class TcpListener(Listener):
-    """Authenticates all clients concurrently: a client that sends nothing delays no other."""
+class TcpListener:
+    """A listening endpoint. All its work happens in ``accept``; between two calls, peers wait in its backlog.
+
+    It authenticates all clients concurrently: a client that sends nothing delays no other.
+
+    Attributes:
+        address: the address that peers pass to TcpTransport.dial.
+    """
 
     def __init__(self, listening: socket.socket, token: str, accept_proposal: AcceptProposal) -> None:
         host, port = listening.getsockname()[:2]
@@ -228,9 +239,21 @@ class TcpListener(Listener):
         self._handshakes: dict[int, tuple[TcpConnection, Handshake[_Admitted], Deadline]] = {}
 
     def descriptors(self) -> list[int]:
+        """Return the descriptors to poll for reading; they may change with each ``accept``."""
         return [self._fileno, *self._handshakes]
 
-    def accept(self, ready: Container[int], admits: Admit) -> list[tuple[bytes, Connection]]:
+    def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
+        """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
+
+        The caller calls this from time to time even if no descriptor is readable: it ends handshakes that time out.
+
+        Args:
+            ready: the descriptors that are readable.
+            admits: decides by identity which clients may connect.
+
+        Raises:
+            DistNetworkError: the listener is closed.
+        """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
         arrived: list[_Admitted] = []
@@ -244,6 +267,7 @@ class TcpListener(Listener):
         return arrived
 
     def close(self) -> None:
+        """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
         self._socket.close()
@@ -301,7 +325,7 @@ class TcpListener(Listener):
         return identity, agreed
 
 
-class TcpTransport(Transport):
+class TcpTransport:
     """Transport to peers on any host.
 
     Args:
@@ -311,11 +335,27 @@ class TcpTransport(Transport):
     def __init__(self, token: str = "") -> None:
         self._token = token
 
-    def listen(self, address: str) -> Listener:
+    def listen(self, address: str) -> TcpListener:
+        """Listen at ``address``.
+
+        Raises:
+            AddressInUseError: another socket listens there.
+            DistNetworkError: the address cannot be used.
+        """
         host, port = split_address(address)
         return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._token, self._accept_proposal)
 
-    def dial(self, address: str, identity: bytes = b"") -> PendingConnection:
+    def dial(self, address: str, identity: bytes = b"") -> PendingTcpConnection:
+        """Begin to connect to a listener.
+
+        Args:
+            address: the listener's address.
+            identity: identity of this client, at most IDENTITY_BYTES; padded with zeros. The listener looks at it only
+                after it has authenticated this client.
+
+        Raises:
+            DistNetworkError: no listener can have this address.
+        """
         identity = identity.ljust(IDENTITY_BYTES, b"\0")
         return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity))
 

@@ -93,7 +93,7 @@ class Engine:
 def trio() -> Iterator[tuple[World, list[Engine]]]:
     board = Board()
     engines = [Engine(board, rank) for rank in range(SIZE)]
-    with world(SIZE, "inproc") as made:
+    with world(SIZE, "tcp") as made:
         made.run(lambda members: members.use_custom_backend("board", engines[members.rank]))
         yield made, engines
 
@@ -154,7 +154,7 @@ def test_what_the_engine_does_not_offer_is_said_and_the_group_goes_on() -> None:
             assert missing.value.op == "all_reduce"
         members.barrier(NOW)
 
-    with world(SIZE, "inproc") as made:
+    with world(SIZE, "tcp") as made:
         made.run(attempt)
 
 
@@ -179,7 +179,7 @@ def test_an_engine_that_raises_ends_the_group_and_the_others_are_told() -> None:
         with pytest.raises(GroupAbortedError, match=r"rank 1 .* gave up during barrier #1: OSError fibre cut"):
             members.barrier(NOW)
 
-    with world(SIZE, "inproc") as made:
+    with world(SIZE, "tcp") as made:
         made.run(attempt)
 
 
@@ -207,7 +207,7 @@ def test_an_engine_whose_close_fails_does_not_keep_the_mesh_from_closing(caplog:
         def close(self) -> None:
             raise OSError("still busy")
 
-    with world(SIZE, "inproc") as made:
+    with world(SIZE, "tcp") as made:
         made.run(lambda members: members.use_custom_backend("stuck", Stuck()))
         in_threads(SIZE, lambda rank: made.communicators[rank].close())
     assert "still busy" in caplog.text

@@ -18,7 +18,7 @@ from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hos
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.transports.base import Buffer
-from rankmesh_agent.transports.inproc import InprocConnection
+from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -37,7 +37,7 @@ COUNT = 300_000
 @pytest.fixture
 def quartet() -> Iterator[World]:
     """Two hosts of two ranks, which are not in a row: ranks 0 and 2 share one."""
-    with world(4, "inproc", hosts="abab") as made:
+    with world(4, "tcp", hosts="abab") as made:
         yield made
 
 
@@ -53,9 +53,9 @@ def sent_between_hosts(ranks: World, call: Callable[[LocalCommunicator], Any]) -
     }
     left: Counter[str] = Counter()
     lock = threading.Lock()
-    send = InprocConnection.send
+    send = TcpConnection.send
 
-    def counting(connection: InprocConnection, buffers: list[Buffer]) -> int:
+    def counting(connection: TcpConnection, buffers: list[Buffer]) -> int:
         sent = send(connection, buffers)
         here, there = homes[id(connection)]
         if here != there:
@@ -64,7 +64,7 @@ def sent_between_hosts(ranks: World, call: Callable[[LocalCommunicator], Any]) -
         return sent
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InprocConnection, "send", counting)
+        patch.setattr(TcpConnection, "send", counting)
         ranks.run(call)
     return left
 
@@ -105,10 +105,10 @@ LAYOUTS = ("aabb", "aaab", "aabbcc", "abab")
 def test_fewer_bytes_pass_between_hosts_than_without_them(
     kind: OpType, hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         ours = sent_between_hosts(ranks, make(kind, np.float32))
     monkeypatch.setattr(HierarchicalCpuBackend, "algorithm", lambda self, call: FLAT[call.kind])
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         flat = sent_between_hosts(ranks, make(kind, np.float32))
     assert ours.total() < 0.75 * flat.total()
 
@@ -122,7 +122,7 @@ def test_all_reduce_sends_each_hosts_part_once_each_way(hosts: str, dtype: type,
     """
     nbytes = COUNT * np.dtype(dtype).itemsize
     number = len(set(hosts))
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         left = sent_between_hosts(ranks, make(OpType.ALL_REDUCE, dtype))
     for host in set(hosts):
         assert left[host] == pytest.approx((1 + wide) * (number - 1) / number * nbytes, rel=0.02)
@@ -133,7 +133,7 @@ def test_all_reduce_sends_each_hosts_part_once_each_way(hosts: str, dtype: type,
 
 @pytest.mark.parametrize("hosts", LAYOUTS)
 def test_the_roots_host_sends_a_broadcast_once(hosts: str) -> None:
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         left = sent_between_hosts(ranks, make(OpType.BROADCAST, np.float32))
     number = len(set(hosts))
     assert left["a"] == pytest.approx(COUNT * 4, rel=0.01)

@@ -42,7 +42,7 @@ def works(ranks: World) -> None:
     [("aaa", "shm"), ("aab", "shm+tcp"), ("aba", "shm+tcp"), ("abb", "shm+tcp"), ("abc", "tcp"), ("ab", "tcp")],
 )
 def test_what_carries_a_group(hosts: str, medium: str, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         assert {members.medium for members in ranks.communicators} == {medium}
         assert not list(directory.iterdir()), "the name is gone once all have it"
         works(ranks)
@@ -58,7 +58,7 @@ def test_each_host_makes_one_memory_and_a_lone_rank_none(monkeypatch: pytest.Mon
         return create(*arguments, **named)
 
     monkeypatch.setattr(Mapping, "create", counting)
-    with world(6, "inproc", hosts="aabbbc"):
+    with world(6, "tcp", hosts="aabbbc"):
         assert len(made) == 2
 
 
@@ -76,7 +76,7 @@ def test_if_one_host_has_no_memory_none_has_and_one_warning_says_why(
         return real(*arguments, **named)
 
     monkeypatch.setattr(Mapping, hindered, fail)
-    with caplog.at_level(logging.WARNING, "rankmesh"), world(5, "inproc", hosts="abbaa") as ranks:
+    with caplog.at_level(logging.WARNING, "rankmesh"), world(5, "tcp", hosts="abbaa") as ranks:
         assert {members.medium for members in ranks.communicators} == {"tcp"}
         assert not list(directory.iterdir())
         works(ranks)
@@ -90,7 +90,7 @@ def test_members_that_want_slots_of_different_lengths_take_the_shortest(
 ) -> None:
     made, lengths = threads.SegmentOptions, itertools.count(5)
     monkeypatch.setattr(threads, "SegmentOptions", lambda *of, **named: made(*of[:3], next(lengths) << 12, **named))
-    with world(len(hosts), "inproc", hosts=hosts) as ranks:
+    with world(len(hosts), "tcp", hosts=hosts) as ranks:
         works(ranks)
         assert {members.queue.backend.medium for members in ranks.communicators} <= {"shm", "shm+tcp"}
 
@@ -99,4 +99,4 @@ def test_who_must_share_one_memory_says_that_there_are_several_hosts(monkeypatch
     sharing = threads.SegmentOptions
     monkeypatch.setattr(threads, "SegmentOptions", lambda *given, **named: sharing(*given, **{**named, "strict": True}))
     with pytest.raises(DistNetworkError, match=r"=shm, but group rank 0 cannot: .* not all on one host"):
-        World(3, "inproc", hosts="aab")
+        World(3, "tcp", hosts="aab")

@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[str, World]]:
     """A way to all_reduce, and ranks that take it whatever they call."""
     way, size = request.param
     found = getattr(all_reduce, way)
-    with pytest.MonkeyPatch.context() as patch, world(size, "inproc") as made:
+    with pytest.MonkeyPatch.context() as patch, world(size, "tcp") as made:
         patch.setattr(CpuBackend, "algorithm", lambda self, call: found)
         yield way, made
 

@@ -44,7 +44,7 @@ def _worlds(**media: tuple[int, ...]) -> list[Any]:
     ]
 
 
-PLAIN = _worlds(inproc=(1, 2, 3, 5, 8), segment=(1, 2, 3, 5, 8), tcp=(3,))
+PLAIN = _worlds(tcp=(1, 2, 3, 5, 8), segment=(1, 2, 3, 5, 8))
 """Calls take the algorithms that they always take."""
 ANY = _worlds(link=(2, 3, 4, 8), segment=(2, 3, 7), reads=(2, 3, 7), registered=(2, 3, 7))
 LAYOUTS = ("aabb", "aaab", "abcc", "abab", "aaaabbbcc", "abcabca", "abbba")
@@ -107,7 +107,7 @@ def test_with_the_algorithms_of_the_table(transport: str, sizes: tuple[int, ...]
 @pytest.mark.parametrize(("medium", "sizes", "number"), ANY)
 def test_with_any_algorithm(medium: Medium, sizes: tuple[int, ...], number: int, taken: Taken) -> None:
     size = sizes[number]
-    with world(size, "inproc" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
+    with world(size, "tcp" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
         if medium == "segment" or (medium, size) == ("registered", 3):
             for comm in made.communicators:
                 comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
@@ -119,12 +119,14 @@ def test_with_any_algorithm(medium: Medium, sizes: tuple[int, ...], number: int,
         assert taken >= all_of(medium)
 
 
-@pytest.mark.parametrize("worlds", [range(4), pytest.param(range(4, 7), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "worlds", [range(4), pytest.param(range(4, 7), marks=pytest.mark.slow)], ids=["of 4", "larger"]
+)
 def test_over_hosts(worlds: range, taken: Taken) -> None:
     cells = cells_of("any algorithm", tuple(map(len, LAYOUTS)))
     for number in worlds:
         hosts = LAYOUTS[number]
-        with world(len(hosts), "inproc", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
+        with world(len(hosts), "tcp", slot_bytes=SLOT_BYTES, hosts=hosts) as made:
             assert {comm.medium for comm in made.communicators} == {"shm+tcp"}
             nothing_wrong(made, cells[number])
     assert taken >= all_of("hosts")
@@ -152,7 +154,7 @@ def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
 @pytest.mark.slow
 def test_over_http() -> None:
     cells = cells_of("http", (3,))[0][::3]  # every value; what pairs of them do, the media above show
-    with world(3, "inproc", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
+    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
         opened = clients(applications(made))
         asked = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(20)
         try:
@@ -165,7 +167,7 @@ def test_over_http() -> None:
 # What the sweep cannot show: the order of the calls, and whether they wait
 
 
-@pytest.fixture(scope="module", params=("inproc", "tcp", "segment"))
+@pytest.fixture(scope="module", params=("tcp", "segment"))
 def four(request: pytest.FixtureRequest) -> Iterator[World]:
     with world(4, request.param, slot_bytes=SLOT_BYTES) as made:
         yield made

@@ -356,7 +356,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         if call is not None:
             assert call.work.withdraw(WITHDRAWN)
             call.withdrawn = True
-            self.check(WITHDRAWN, call.work.wait)
+            self.check(WITHDRAWN, lambda: call.work.wait(SECONDS))
             assert not call.work.withdraw(DESTROYED)
 
     @precondition(lambda self: self.model.active is not None)
@@ -441,7 +441,7 @@ class CallQueueMachine(RuleBasedStateMachine):
 
 TestCallQueue = CallQueueMachine.TestCase
 TestCallQueue.settings = settings(
-    max_examples=100, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )
 
 

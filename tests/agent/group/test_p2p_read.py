@@ -74,39 +74,34 @@ def as_it_is(read: Read, *arguments: Any) -> None:
     read(*arguments)
 
 
-def send(members: LocalCommunicator, array: Any, timeout: float = TIMEOUT) -> None:
-    members.send(array, 1, 0, Options(timeout))
+def exchange(pair: World, send: Callable[[LocalCommunicator], object], receive: Any) -> None:
+    """Have rank 0 send, and rank 1 receive: a function, or the value of COUNT elements from rank 0."""
+
+    def check(members: LocalCommunicator) -> None:
+        array = np.zeros(COUNT)
+        assert members.receive(array, 0, 0, NOW) == 0
+        assert (array == receive).all()
+
+    second = receive if callable(receive) else check
+    pair.run(lambda members: second(members) if members.rank else send(members))
 
 
-def recv(members: LocalCommunicator, array: Any) -> Any:
-    return members.receive(array, 0, 0, NOW)
-
-
-def check_receive(members: LocalCommunicator, value: float) -> None:
-    """Receive an array of COUNT elements with this value."""
-    got = np.zeros(COUNT)
-    assert recv(members, got) == 0
-    assert (got == value).all()
+def send_ones(members: LocalCommunicator) -> Any:
+    """Begin to send an array of ones."""
+    return members.send(np.ones(COUNT), 1, 0, LATER)
 
 
 @pytest.mark.parametrize("count", [COUNT, 3_000_000])
-def test_it_is_read_in_pieces_and_never_sent(pair: World, reading: Any, count: int) -> None:
-    sizes = reading(as_it_is)
-
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            send(members, np.arange(count, dtype=np.float64))
-        else:
-            got = np.zeros(count)
-            assert recv(members, got) == 0
-            np.testing.assert_array_equal(got, np.arange(count))
-
-    pair.run(call)
+def test_a_long_message_is_read_in_pieces_and_never_sent(pair: World, reading: Any, count: int) -> None:
+    sizes, array = reading(as_it_is), np.zeros(count)
+    sent = np.arange(count, dtype=np.float64)
+    exchange(pair, lambda members: members.send(sent, 1, 0, NOW), lambda members: members.receive(array, 0, 0, NOW))
+    np.testing.assert_array_equal(array, sent)
     assert sum(sizes) == count * 8
-    assert max(sizes) <= 8 << 20, "others have their turn between two pieces"
+    assert max(sizes) <= 8 << 20, "other peers have their turn between two pieces"
 
 
-def test_of_many_short_ones_the_sender_is_told_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_messages_are_acknowledged_together(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     count, sends = 16, list[int]()
     original = RingConnection.send
 
@@ -136,33 +131,19 @@ def test_of_many_short_ones_the_sender_is_told_at_once(pair: World, monkeypatch:
     assert sends[0] == count, "a frame for each, all at once"
 
 
-def test_what_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
+def test_a_message_that_cannot_be_read_is_sent(pair: World, reading: Any) -> None:
     def refuse(*_: Any) -> None:
         raise DistNetworkError("cannot read the memory of process 1: Operation not permitted")
 
     reading(refuse)
-
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            send(members, np.full(COUNT, 3.0))
-        else:
-            check_receive(members, 3)
-
-    pair.run(call)
+    exchange(pair, lambda members: members.send(np.full(COUNT, 3.0), 1, 0, NOW), 3)
 
 
-def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatch, reading: Any) -> None:
+def test_where_reading_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatch, reading: Any) -> None:
     monkeypatch.setattr(process_vm, "can_read", lambda *_: False)
     sizes = reading(as_it_is)
-
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            send(members, np.ones(COUNT))
-        else:
-            check_receive(members, 1)
-
     with world(2, "segment") as pair:
-        pair.run(call)
+        exchange(pair, lambda members: members.send(np.ones(COUNT), 1, 0, NOW), 1)
     assert sizes == []
 
 
@@ -170,92 +151,85 @@ def test_where_it_is_forbidden_nothing_is_offered(monkeypatch: pytest.MonkeyPatc
 def test_a_message_withdrawn_while_it_is_read_is_not_taken(pair: World, reading: Any, when: str) -> None:
     begun, spoiled = pause_reads(reading, when)
 
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            array = np.ones(COUNT)
-            with pytest.raises(CollectiveTimeoutError):
-                send(members, array, timeout=1.0)
-            assert begun.is_set()
-            array[:] = -1
-            spoiled.set()
-            send(members, np.full(COUNT, 2.0))
-        else:
-            check_receive(members, 2)
+    def send(members: LocalCommunicator) -> None:
+        array = np.ones(COUNT)
+        work = members.send(array, 1, 0, Options(0.05, async_op=True))
+        assert begun.wait(TIMEOUT)
+        with pytest.raises(CollectiveTimeoutError):
+            work.wait()  # type: ignore[union-attr]
+        array[:] = -1
+        spoiled.set()
+        members.send(np.full(COUNT, 2.0), 1, 0, NOW)
 
-    pair.run(call)
+    exchange(pair, send, 2)
 
 
 def test_another_message_withdrawn_meanwhile_does_no_harm(pair: World, reading: Any) -> None:
     begun, withdrawn = pause_reads(reading, "after")
 
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            work = members.send(np.full(COUNT, 5.0), 1, 0, LATER)
-            assert begun.wait(TIMEOUT)
-            with pytest.raises(CollectiveTimeoutError):
-                members.send(np.zeros(COUNT), 1, 7, Options(0.05))
-            withdrawn.set()
-            assert work is not None
-            work.wait()
-        else:
-            check_receive(members, 5)
+    def send(members: LocalCommunicator) -> None:
+        work = send_ones(members)
+        assert begun.wait(TIMEOUT)
+        with pytest.raises(CollectiveTimeoutError):
+            members.send(np.zeros(COUNT), 1, 7, Options(0.05))
+        withdrawn.set()
+        work.wait()
 
-    pair.run(call)
+    exchange(pair, send, 1)
 
 
-def test_a_group_given_up_while_it_is_read_fails_the_receive(pair: World, reading: Any) -> None:
-    begun, given_up = pause_reads(reading, "after")
+def test_an_abort_while_a_message_is_read_fails_the_receive(pair: World, reading: Any) -> None:
+    begun, aborted = pause_reads(reading, "after")
 
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            array = np.ones(COUNT)
-            work = members.send(array, 1, 0, LATER)
-            assert begun.wait(TIMEOUT)
-            members.abort(ValueError("enough"))
-            array[:] = -1
-            given_up.set()
-            assert work is not None
-            with pytest.raises(DistBackendError):
-                work.wait()
-        else:
-            with pytest.raises(DistBackendError, match=r"gave up.*enough"):
-                recv(members, np.zeros(COUNT))
+    def send(members: LocalCommunicator) -> None:
+        array = np.ones(COUNT)
+        work = members.send(array, 1, 0, LATER)
+        assert begun.wait(TIMEOUT)
+        members.abort(ValueError("enough"))
+        array[:] = -1
+        aborted.set()
+        with pytest.raises(DistBackendError):
+            work.wait()  # type: ignore[union-attr]
 
-    pair.run(call)
+    def receive(members: LocalCommunicator) -> None:
+        with pytest.raises(DistBackendError, match=r"gave up.*enough"):
+            members.receive(np.zeros(COUNT), 0, 0, NOW)
+
+    exchange(pair, send, receive)
 
 
-def test_a_sender_that_leaves_while_it_is_read_fails_the_receive(pair: World, reading: Any) -> None:
+def test_a_sender_that_leaves_while_its_message_is_read_fails_the_receive(pair: World, reading: Any) -> None:
     begun, left = pause_reads(reading, "before")
 
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            members.send(np.ones(COUNT), 1, 0, LATER)
-            assert begun.wait(TIMEOUT)
-            members.engine.close("it had enough", timeout=0.1)
-            left.set()
-        else:
-            with pytest.raises(DistBackendError, match=r"rank 0 .*left \(it had enough\)"):
-                recv(members, np.zeros(COUNT))
+    def send(members: LocalCommunicator) -> None:
+        send_ones(members)
+        assert begun.wait(TIMEOUT)
+        members.engine.close("it had enough", timeout=0.1)
+        left.set()
 
-    pair.run(call)
+    def receive(members: LocalCommunicator) -> None:
+        with pytest.raises(DistBackendError, match=r"rank 0 .*left \(it had enough\)"):
+            members.receive(np.zeros(COUNT), 0, 0, NOW)
+
+    exchange(pair, send, receive)
 
 
-def test_a_receive_given_up_while_it_reads_ends_the_group(pair: World, reading: Any) -> None:
+def test_a_receive_that_times_out_while_it_reads_ends_the_group(pair: World, reading: Any) -> None:
     def slowly(read: Read, *arguments: Any) -> None:
         read(*arguments)
-        time.sleep(1.0)
+        time.sleep(0.3)
 
     reading(slowly)
-    count = 10_000_000
+    sent, array = np.ones(5_000_000), np.zeros(5_000_000)
 
-    def call(members: LocalCommunicator) -> None:
-        array = np.ones(count)
-        members.barrier(NOW)  # making it may take longer than the receive waits
-        if members.rank == 0:
-            with pytest.raises(DistBackendError, match=r"rank 1 .*gave up: recv"):
-                send(members, array)
-        else:
-            with pytest.raises(CollectiveTimeoutError):
-                members.receive(array, 0, 0, Options(3.0))
+    def send(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        with pytest.raises(DistBackendError, match=r"rank 1 .*gave up: recv"):
+            members.send(sent, 1, 0, NOW)
 
-    pair.run(call)
+    def receive(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        with pytest.raises(CollectiveTimeoutError):
+            members.receive(array, 0, 0, Options(1.0))
+
+    exchange(pair, send, receive)

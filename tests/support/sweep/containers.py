@@ -101,7 +101,7 @@ CONTAINERS: dict[str, Callable[[Array], Held]] = {
 
 
 def _on_gpu(elements: Array) -> Held:
-    return _held_on_gpu(_cupy().asarray(elements))
+    return _within_on_gpu(elements.reshape(-1), elements.size, np.s_[:])
 
 
 def _part_on_gpu(elements: Array) -> Held:
@@ -172,28 +172,20 @@ def _within(elements: Array, shape: tuple[int, ...], where: Any) -> Held:
     return Held(array, lambda: np.array(array).reshape(-1), intact)
 
 
-def _cupy() -> Any:
+def _within_on_gpu(elements: Array, size: int, where: slice) -> Held:
+    """Return elements as a part of an array on a GPU, which is read as a whole, on the current stream."""
     import cupy
 
-    return cupy
-
-
-def _held_on_gpu(array: Any, intact: Callable[[], bool] = lambda: True) -> Held:
-    """Return an array on a GPU, which is read on the current stream."""
-    return Held(array, lambda: array.get().reshape(-1), intact)
-
-
-def _within_on_gpu(elements: Array, size: int, where: slice) -> Held:
     whole = np.ones(size, elements.dtype)
     whole[where] = elements
-    there = _cupy().asarray(whole)
-    array = there[where]
+    there = cupy.asarray(whole)
 
     def intact() -> bool:
-        whole[where] = array.get()
-        return same(there.get(), whole)
+        found = there.get()
+        whole[where] = found[where]
+        return same(found, whole)
 
-    return _held_on_gpu(array, intact)
+    return Held(there[where], lambda: there.get()[where].copy(), intact)
 
 
 def _sides(count: int) -> tuple[int, int]:

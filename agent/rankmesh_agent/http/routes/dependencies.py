@@ -10,6 +10,7 @@ from fastapi import Depends, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.base import AsyncStore
@@ -19,13 +20,10 @@ from rankmesh_agent.wire.schemas import (
     FlightRecord,
     GroupInfo,
     GroupRequest,
-    HostReport,
     InFlight,
     Lease,
     LeaseState,
     LeaseTerms,
-    ProbeReply,
-    ProbeRequest,
 )
 from rankmesh_agent.wire.stats import AgentStats
 
@@ -117,26 +115,11 @@ class LeasableAgent(AgentInterface, Protocol):
         """End a lease, and return whether there was one of that id. Blocks while the agent leaves the job."""
 
 
-class ProberInterface(Protocol):
-    """Prober of the network paths between agents. The methods block: they are for threads."""
-
-    def host(self) -> HostReport:
-        """Return the versions, clock and shared memory of this host."""
-
-    def probe(self, asked: ProbeRequest) -> ProbeReply:
-        """Measure the path to another agent.
-
-        Raises:
-            AddressNotListedError: the gateway does not list the address.
-            DistNetworkError: the gateway does not answer.
-        """
-
-
 AgentDep = Annotated[AgentInterface, from_state("agent")]
 """The agent that the application was created for."""
 LeasableAgentDep = Annotated[LeasableAgent, from_state("agent")]
 """The same, a standalone one."""
-ProberDep = Annotated[ProberInterface, from_state("prober")]
+ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
@@ -116,6 +116,7 @@ class GroupCaller:
     """
 
     def __init__(self, request: Request, group: LocalCommunicator, timeout: float) -> None:
+        self._op = request.url.path.rpartition("/")[2]
         self.group = group
         self._request = request
         self._timeout = timeout
@@ -148,11 +149,10 @@ class GroupCaller:
             raise InvalidCallError(f"{name}={rank} is this agent's own rank", group=self.group.name)
         return self.group.ranks[place]
 
-    async def collective(self, op: str, make: Callable[[Options], Work | None], note: str = "") -> None:
+    async def collective(self, make: Callable[[Options], Work | None], note: str = "") -> None:
         """Make a collective call, and wait until it has completed.
 
         Args:
-            op: the call's name.
             make: queues the call.
             note: text about the call for the error of mismatching calls.
 
@@ -163,7 +163,7 @@ class GroupCaller:
         deadline = Deadline(self._timeout)
         origin = f"over HTTP{', ' if note else ''}{note}"
         options = Options(self._timeout, async_op=True, details=lambda: origin, deadline=deadline)
-        with self._error_context(op):
+        with self._error_context():
             work = cast(QueuedWork, await asyncio.to_thread(self._start, make, options))
             loop = asyncio.get_running_loop()
             done = loop.create_future()
@@ -172,18 +172,17 @@ class GroupCaller:
                 either = {done, disconnect}
                 await asyncio.wait(either, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not done.done() and not disconnect.done():
-                    work.withdraw(self._queue_timeout_error(op))
+                    work.withdraw(self._queue_timeout_error())
                     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not done.done():
-                    await asyncio.to_thread(self._abandon, work, op)
+                    await asyncio.to_thread(self._abandon, work)
                     raise ClientDisconnect
             work.wait()
 
-    async def message(self, op: str, begin: Callable[[Options], Any]) -> MessageWork:
+    async def message(self, begin: Callable[[Options], Any]) -> MessageWork:
         """Start a message, and wait until it has completed.
 
         Args:
-            op: ``send`` or ``recv``.
             begin: starts the message.
 
         Raises:
@@ -192,13 +191,13 @@ class GroupCaller:
             ClientDisconnect: the client disconnected; the message is abandoned.
         """
         options = Options(self._timeout, async_op=True)
-        slot = self._threads.acquire(op)
+        slot = self._threads.acquire(self._op)
 
         def begun() -> tuple[MessageWork, bool]:
             work = cast(MessageWork, self._start(begin, options))
             return work, work.is_completed()
 
-        with self._error_context(op):
+        with self._error_context():
             try:
                 work, done = await asyncio.to_thread(begun)
             except BaseException:
@@ -207,7 +206,7 @@ class GroupCaller:
             if done:
                 slot.release()
             else:
-                await self._wait_in_thread(work, op, slot)
+                await self._wait_in_thread(work, slot)
             work.wait()
             return work
 
@@ -216,48 +215,48 @@ class GroupCaller:
         self.group.engine.progress()
         return make(options)
 
-    async def _wait_in_thread(self, work: MessageWork, op: str, slot: threading.BoundedSemaphore) -> None:
+    async def _wait_in_thread(self, work: MessageWork, slot: threading.BoundedSemaphore) -> None:
         def wait() -> None:
             with contextlib.suppress(DistError):  # raised again in ``message``
                 work.wait()
 
         async with client_disconnect(self._request) as disconnect:
             if not await self._threads.run(slot, wait, disconnect):
-                await asyncio.to_thread(work.abandon, self._disconnect_error(op))
+                await asyncio.to_thread(work.abandon, self._disconnect_error())
                 raise ClientDisconnect
 
-    def _abandon(self, work: QueuedWork, op: str) -> None:
+    def _abandon(self, work: QueuedWork) -> None:
         """Withdraw the call of a client that has disconnected; if the call has begun, abort the group."""
         if not work.withdraw(GroupAbortedError("its HTTP client went away")) and not work.is_completed():
-            self.group.abort(self._disconnect_error(op, self.group.info().seq))
+            self.group.abort(self._disconnect_error(self.group.info().seq))
 
-    def _disconnect_error(self, op: str, seq: int | None = None) -> GroupAbortedError:
+    def _disconnect_error(self, seq: int | None = None) -> GroupAbortedError:
         rank = self.group.global_ranks[self.group.rank]
-        call = op if seq is None else f"{op} #{seq}"
+        call = self._op if seq is None else f"{self._op} #{seq}"
         text = f"the HTTP client of rank {rank} went away during {call}"
-        return GroupAbortedError(text, ranks=[rank], op=op, group=self.group.name, seq=seq)
+        return GroupAbortedError(text, ranks=[rank], op=self._op, group=self.group.name, seq=seq)
 
-    def _queue_timeout_error(self, op: str) -> CollectiveTimeoutError:
+    def _queue_timeout_error(self) -> CollectiveTimeoutError:
         error = CollectiveTimeoutError(
-            f"{op} in group {self.group.name!r} waited {self._timeout:.1f} s for its turn, and was not begun: the "
-            "rank's earlier calls have not completed",
-            op=op,
+            f"{self._op} in group {self.group.name!r} waited {self._timeout:.1f} s for its turn, and was not begun: "
+            "the rank's earlier calls have not completed",
+            op=self._op,
             group=self.group.name,
         )
         error.retryable = True
         return error
 
     @contextlib.contextmanager
-    def _error_context(self, op: str) -> Iterator[None]:
+    def _error_context(self) -> Iterator[None]:
         """Add the operation, the group and the group's earlier failure to errors."""
         earlier = self.group.failure
         try:
             yield
         except DistError as caught:
             error = caught
-            if type(caught) is DistBackendError and op in ("send", "recv"):
+            if type(caught) is DistBackendError and self._op in ("send", "recv"):
                 error = MessageMismatchError(caught.message, **caught.details())
-            error.op = error.op or op
+            error.op = error.op or self._op
             error.group = error.group or self.group.name
             if earlier is not None:
                 error.first_failure = earlier.message
@@ -333,14 +332,3 @@ async def _caller(request: Request, group: GroupDep, timeout: Timeout = None) ->
 
 CallerDep = Annotated[GroupCaller, Depends(_caller)]
 """Makes calls of the group in the path."""
-
-
-def check_query_parameters(request: Request, known: Sequence[str]) -> None:
-    """Check that a query has no unknown parameter, such as a mistyped one.
-
-    Raises:
-        InvalidCallError: it has one.
-    """
-    unknown = sorted(set(request.query_params) - set(known))
-    if unknown:
-        raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Health of the agent, without a token."""
+"""Health of the agent, and of a store without an agent: without a token."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
-from rankmesh_agent.http.routes.dependencies import AgentDep
+from rankmesh_agent.http.routes.dependencies import AgentDep, StoreDep
 from rankmesh_agent.http.routes.problems import problems
+from rankmesh_agent.store.commands import Count
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.schemas import AgentHealth, Done
+from rankmesh_agent.wire.schemas import AgentHealth, Done, StoreHealth
+from rankmesh_agent.wire.version import __version__
 
 router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
+store_router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
 
 class NotReadyError(DistError):
@@ -42,3 +45,9 @@ async def readyz(agent: AgentDep) -> Done:
     if not agent.ready():
         raise NotReadyError("the rank has not joined, is leaving, or has a failed group; /health says which group")
     return Done()
+
+
+@store_router.get("/health", name="health")
+async def store_health(store: StoreDep) -> StoreHealth:
+    """Return the store's version and number of keys."""
+    return StoreHealth("ok", "rankmesh-store", __version__, await store.execute(Count()))

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rankmesh_agent.diagnostics.stacks import as_text, stacks
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
-from rankmesh_agent.http.routes.group_calls import GroupNotFoundError
+from rankmesh_agent.http.routes.group_calls import GroupName, GroupNotFoundError
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
 
 router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
-Group = Annotated[str, Path(min_length=1, max_length=MAX_NAME, description="The group's id, or its name.")]
 OfGroup = Annotated[
     str | None, Query(alias="group", max_length=MAX_NAME, description="Only this group's: its id, or its name.")
 ]
@@ -29,7 +28,7 @@ _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sch
 
 
 @router.get("/groups/{group_id}/inflight", responses=problems(404, 422))
-async def in_flight(group_id: Group, agent: AgentDep) -> list[InFlight]:
+async def in_flight(group_id: GroupName, agent: AgentDep) -> list[InFlight]:
     """List a group's operations that are queued or in flight, also of a group that is being created."""
     found = agent.in_flight(group_id)
     if found is None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
+from rankmesh_agent.http.prometheus import render_metrics
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
 from rankmesh_agent.wire.stats import BOUNDS, AgentStats, OperationStats
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
@@ -30,15 +35,11 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 @router.get("/metrics", response_class=Response, responses=_METRICS)
 async def metrics(agent: AgentDep, request: Request) -> Response:
     """Return the counters since the agent joined its job, and the process's use of memory and time."""
-    from rankmesh_agent.http.prometheus import render_metrics
-
     content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 
 def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
     about = InfoMetricFamily("rankmesh_agent", "The agent, its rank (-1 for none) and job.")
     about.add_metric(
         [], {"version": info.version, "job": info.job, "rank": str(info.member.rank), "epoch": str(info.epoch)}
@@ -70,32 +71,32 @@ def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
 
 
 def _operations(operations: list[OperationStats]) -> Iterator[Metric]:
-    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
     by = ["group", "op"]
 
-    def counter(name: str, text: str, of: Callable[[OperationStats], float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=by)
+    def family(
+        kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, of: Callable[[OperationStats], float]
+    ) -> Metric:
+        found = kind(name, text, labels=by)
         for each in operations:
-            family.add_metric([each.group, each.op], of(each))
-        return family
+            found.add_metric([each.group, each.op], of(each))
+        return found
 
-    def gauge(name: str, text: str, of: Callable[[OperationStats], float]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=by)
-        for each in operations:
-            family.add_metric([each.group, each.op], of(each))
-        return family
-
-    yield counter("rankmesh_operations", "Operations that have completed.", lambda each: sum(each.buckets))
-    yield counter("rankmesh_operation_failures", "Operations that failed.", lambda each: each.failures)
-    yield counter("rankmesh_operation_bytes", "Bytes of operations that have completed.", lambda each: each.nbytes)
+    counter, gauge = CounterMetricFamily, GaugeMetricFamily
+    yield family(counter, "rankmesh_operations", "Operations that have completed.", lambda o: sum(o.buckets))
+    yield family(counter, "rankmesh_operation_failures", "Operations that failed.", lambda o: o.failures)
+    yield family(counter, "rankmesh_operation_bytes", "Bytes of operations that have completed.", lambda o: o.nbytes)
     durations = HistogramMetricFamily("rankmesh_operation_duration_seconds", "Duration of operations.", labels=by)
     bounds = [*map(str, BOUNDS), "+Inf"]
     for each in operations:
         buckets = list(zip(bounds, map(float, accumulate(each.buckets)), strict=True))
         durations.add_metric([each.group, each.op], buckets, each.seconds)
     yield durations
-    yield gauge("rankmesh_operations_in_flight", "Operations that are queued or in flight.", lambda o: o.in_flight)
-    yield gauge(
-        "rankmesh_oldest_operation_in_flight_seconds", "Age of the oldest of these, 0 if none.", lambda o: o.oldest
+    yield family(
+        gauge, "rankmesh_operations_in_flight", "Operations that are queued or in flight.", lambda o: o.in_flight
+    )
+    yield family(
+        gauge,
+        "rankmesh_oldest_operation_in_flight_seconds",
+        "Age of the oldest of these, 0 if none.",
+        lambda o: o.oldest,
     )

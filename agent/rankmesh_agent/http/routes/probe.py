@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
@@ -34,21 +35,18 @@ class ProbeBusyError(DistError):
     status = 503
 
 
-class _ProbeSlots:
-    """Slots of concurrent probes; a probe without one is rejected."""
-
-    def __init__(self) -> None:
-        self._free = threading.BoundedSemaphore(MAX_CONCURRENT_PROBES)
-
-    def acquire(self) -> None:
-        if not self._free.acquire(blocking=False):
-            raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; retry in a moment")
-
-    def release(self) -> None:
-        self._free.release()
+_outgoing, _incoming = (threading.BoundedSemaphore(MAX_CONCURRENT_PROBES) for _ in range(2))
 
 
-_outgoing, _incoming = _ProbeSlots(), _ProbeSlots()
+@contextlib.contextmanager
+def _slot(slots: threading.BoundedSemaphore) -> Iterator[None]:
+    """Hold one of the slots of concurrent probes; without one, a probe is rejected."""
+    if not slots.acquire(blocking=False):
+        raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; retry in a moment")
+    try:
+        yield
+    finally:
+        slots.release()
 
 
 @router.get("/host")
@@ -72,11 +70,8 @@ class _SlottedResponse(StreamingResponse):
     """A response that holds a slot while it is sent."""
 
     async def __call__(self, *arguments: Any) -> None:
-        _incoming.acquire()
-        try:
+        with _slot(_incoming):
             await super().__call__(*arguments)
-        finally:
-            _incoming.release()
 
 
 @router.post("/probe", responses=problems(400, 422, 502, 503))
@@ -85,8 +80,5 @@ async def probe(body: ProbeRequest, prober: ProberDep) -> ProbeReply:
 
     The probe is HTTP over a TCP connection of its own: slower than the transports, but over the same network.
     """
-    _outgoing.acquire()
-    try:
+    with _slot(_outgoing):
         return await to_thread.run_sync(prober.probe, body, limiter=CapacityLimiter(1))
-    finally:
-        _outgoing.release()

@@ -6,7 +6,7 @@ import re
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
@@ -92,9 +92,25 @@ _OCTETS_IN = {"requestBody": {"description": "The value; none is an empty one.",
 _OCTETS_OUT: dict[int | str, dict[str, Any]] = {200: {"content": _OCTETS}}
 _ETAG = {"ETag": {"description": "Equal for equal values.", "schema": {"type": "string"}}}
 _TAGS = re.compile(r'(W/)?("[^"]*"|\*)')
+_NO_CONTENT: dict[str, Any] = {"status_code": HTTPStatus.NO_CONTENT, "response_class": Response}
 _NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
     304: {"headers": _ETAG, "description": "The value has one of the ETags of If-None-Match."}
 }
+
+
+async def _condition(request: Request, if_match: IfMatch = None, if_none_match: IfNoneMatch = None) -> Condition:
+    """Return what the request's headers ask for (RFC 9110, section 13.1); each may come in several lines."""
+    wanted, unwanted = (
+        [tag for line in request.headers.getlist(name) for tag in _TAGS.findall(line)]
+        for name in ("if-match", "if-none-match")
+    )
+    # If-Match compares strongly, and no value's tag is weak, W/"…"; If-None-Match takes weak ones for their values'.
+    tags = tuple(tag for weak, tag in wanted if not weak) if "if-match" in request.headers else None
+    others = tuple(tag for _, tag in unwanted)
+    return Condition(tags, "*" in others, tuple(tag for tag in others if tag != "*"))
+
+
+ConditionDep = Annotated[Condition, Depends(_condition)]
 
 
 class Octets(Response):
@@ -141,7 +157,7 @@ async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -
     return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
 
 
-@router.post("/append", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+@router.post("/append", **_NO_CONTENT, openapi_extra=_OCTETS_IN)
 async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
     await store.execute(commands.Append(key, await request.body()), once)
@@ -156,13 +172,13 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
 
-@router.post("/multi_set", status_code=HTTPStatus.NO_CONTENT, response_class=Response, responses=problems(400))
+@router.post("/multi_set", **_NO_CONTENT, responses=problems(400))
 async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
     await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
 
 
-@router.post("/queue_push", status_code=HTTPStatus.NO_CONTENT, response_class=Response, openapi_extra=_OCTETS_IN)
+@router.post("/queue_push", **_NO_CONTENT, openapi_extra=_OCTETS_IN)
 async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
     await store.execute(commands.QueuePush(key, await request.body()), once)
@@ -192,15 +208,9 @@ async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
     responses={200: {"content": _OCTETS, "headers": _ETAG}, **_NOT_MODIFIED, **problems(404, 412)},
 )
 async def get_value(
-    key: Key,
-    request: Request,
-    store: StoreDep,
-    seconds: Seconds = 0.0,
-    if_match: IfMatch = None,
-    if_none_match: IfNoneMatch = None,
+    key: Key, request: Request, store: StoreDep, condition: ConditionDep, seconds: Seconds = 0.0
 ) -> Response:
     """Return a value, after a wait for it if requested."""
-    condition = _parse_condition(request)
     value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.if_match).check(key, value)
     tag = etag(value)
@@ -211,54 +221,22 @@ async def get_value(
 
 @router.put(
     "/{key:any_text}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_class=Response,
+    **_NO_CONTENT,
     responses={204: {"headers": _ETAG}, **problems(412)},
     openapi_extra=_OCTETS_IN,
 )
-async def set_value(
-    key: Key,
-    request: Request,
-    store: StoreDep,
-    if_match: IfMatch = None,
-    if_none_match: IfNoneMatch = None,
-    once: Once = "",
-) -> Response:
+async def set_value(key: Key, request: Request, store: StoreDep, condition: ConditionDep, once: Once = "") -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.execute(commands.Set(key, value, _parse_condition(request)), once)
+    await store.execute(commands.Set(key, value, condition), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
-@router.delete(
-    "/{key:any_text}",
-    status_code=HTTPStatus.NO_CONTENT,
-    response_class=Response,
-    responses=problems(404, 412),
-)
-async def delete_value(
-    key: Key,
-    request: Request,
-    store: StoreDep,
-    if_match: IfMatch = None,
-    if_none_match: IfNoneMatch = None,
-    once: Once = "",
-) -> None:
+@router.delete("/{key:any_text}", **_NO_CONTENT, responses=problems(404, 412))
+async def delete_value(key: Key, store: StoreDep, condition: ConditionDep, once: Once = "") -> None:
     """Remove a key."""
-    if not await store.execute(commands.Delete(key, _parse_condition(request)), once):
+    if not await store.execute(commands.Delete(key, condition), once):
         raise KeyNotFoundError(f"key {key!r} is not set")
-
-
-def _parse_condition(request: Request) -> Condition:
-    """Return what the request's headers ask for (RFC 9110, section 13.1); each may come in several lines."""
-    wanted, unwanted = (
-        [tag for line in request.headers.getlist(name) for tag in _TAGS.findall(line)]
-        for name in ("if-match", "if-none-match")
-    )
-    # If-Match compares strongly, and no value's tag is weak, W/"…"; If-None-Match takes weak ones for their values'.
-    tags = tuple(tag for weak, tag in wanted if not weak) if "if-match" in request.headers else None
-    others = tuple(tag for _, tag in unwanted)
-    return Condition(tags, "*" in others, tuple(tag for tag in others if tag != "*"))
 
 
 def _slice(seconds: float) -> float:

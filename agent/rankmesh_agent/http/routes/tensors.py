@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from rankmesh_agent.collectives.reduction import check_op, premultiplied
 from rankmesh_agent.http.routes.dependencies import BEARER
-from rankmesh_agent.http.routes.group_calls import CallerDep, check_query_parameters
+from rankmesh_agent.http.routes.group_calls import CallerDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TensorDep, receive_empty_body
 from rankmesh_agent.progress.matching import ANY
@@ -51,7 +51,9 @@ def _query(*own: str, tensor: bool = True) -> Any:
     known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
 
     async def check(request: Request) -> None:
-        check_query_parameters(request, known)
+        unknown = sorted(set(request.query_params) - set(known))
+        if unknown:
+            raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")
 
     return Depends(check)
 
@@ -95,9 +97,7 @@ async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", fact
     """Reduce an array over all ranks; each gets the result."""
     array = await tensors.receive()
     reduce_op, flat = _reduction(op, factor, array)
-    await caller.collective(
-        "all_reduce", lambda options: caller.group.all_reduce(flat, reduce_op, options), _shape(array)
-    )
+    await caller.collective(lambda options: caller.group.all_reduce(flat, reduce_op, options), _shape(array))
     return tensors.respond(flat.reshape(array.shape))
 
 
@@ -109,9 +109,7 @@ async def reduce(
     root = caller.group_rank(dst, "dst")
     array = await tensors.receive()
     reduce_op, flat = _reduction(op, factor, array)
-    await caller.collective(
-        "reduce", lambda options: caller.group.reduce(flat, reduce_op, root, options), _shape(array)
-    )
+    await caller.collective(lambda options: caller.group.reduce(flat, reduce_op, root, options), _shape(array))
     return tensors.respond(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
 
 
@@ -125,7 +123,7 @@ async def broadcast(caller: CallerDep, tensors: TensorDep, src: Src = None) -> R
     sends = caller.group.rank == root
     array = await (tensors.receive() if sends else tensors.receive_or_allocate())
     flat = array.reshape(-1)
-    await caller.collective("broadcast", lambda options: caller.group.broadcast(flat, root, options), _shape(array))
+    await caller.collective(lambda options: caller.group.broadcast(flat, root, options), _shape(array))
     return _nothing() if sends else tensors.respond(array)
 
 
@@ -135,7 +133,6 @@ async def all_gather(caller: CallerDep, tensors: TensorDep) -> Response:
     array = await tensors.receive()
     stack = tensors.allocate((caller.group.size, *array.shape), array.dtype)
     await caller.collective(
-        "all_gather",
         lambda options: caller.group.all_gather(_parts(stack), array.reshape(-1), options),
         _shape(array),
     )
@@ -151,7 +148,7 @@ async def gather(caller: CallerDep, tensors: TensorDep, dst: Dst = 0) -> Respons
     stack = tensors.allocate((caller.group.size, *array.shape), array.dtype) if receives else array[:0]
     outputs = _parts(stack) if receives else []
     await caller.collective(
-        "gather", lambda options: caller.group.gather(outputs, array.reshape(-1), root, options), _shape(array)
+        lambda options: caller.group.gather(outputs, array.reshape(-1), root, options), _shape(array)
     )
     return tensors.respond(stack) if receives else _nothing()
 
@@ -169,7 +166,7 @@ async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Respon
     else:
         inputs, output = [], await tensors.receive_or_allocate()
     await caller.collective(
-        "scatter", lambda options: caller.group.scatter(output.reshape(-1), inputs, root, options), _shape(output)
+        lambda options: caller.group.scatter(output.reshape(-1), inputs, root, options), _shape(output)
     )
     return tensors.respond(output)
 
@@ -182,7 +179,6 @@ async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", 
     output = tensors.allocate(stack.shape[1:], stack.dtype)
     inputs = _parts(flat.reshape(stack.shape))
     await caller.collective(
-        "reduce_scatter",
         lambda options: caller.group.reduce_scatter(output.reshape(-1), inputs, reduce_op, options),
         _shape(stack),
     )
@@ -195,7 +191,6 @@ async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
     stack = _stacked(await tensors.receive(), caller.group.size)
     received = tensors.allocate(stack.shape, stack.dtype)
     await caller.collective(
-        "all_to_all",
         lambda options: caller.group.all_to_all(_parts(received), _parts(stack), options),
         f"{stack[0].size} elements for and from each rank",
     )
@@ -206,7 +201,7 @@ async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
 async def barrier(request: Request, caller: CallerDep) -> Response:
     """Wait until all ranks have arrived."""
     await receive_empty_body(request)
-    await caller.collective("barrier", caller.group.barrier)
+    await caller.collective(caller.group.barrier)
     return _nothing()
 
 
@@ -215,7 +210,7 @@ async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag 
     """Send an array to another rank. A small one may be in transit when the response comes."""
     rank = caller.peer_rank(dst, "dst")
     array = (await tensors.receive()).reshape(-1)
-    await caller.message("send", lambda options: caller.group.send(array, rank, tag, options))
+    await caller.message(lambda options: caller.group.send(array, rank, tag, options))
     return _nothing()
 
 
@@ -227,7 +222,7 @@ async def recv(caller: CallerDep, tensors: TensorDep, src: Src = None, tag: Tag 
     """
     rank = ANY if src is None else caller.peer_rank(src, "src")
     array = await tensors.receive_or_allocate()
-    work = await caller.message("recv", lambda options: caller.group.receive(array.reshape(-1), rank, tag, options))
+    work = await caller.message(lambda options: caller.group.receive(array.reshape(-1), rank, tag, options))
     return tensors.respond(array, {"RankMesh-Source": str(work.source_rank())})
 
 

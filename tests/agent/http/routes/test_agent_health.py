@@ -32,20 +32,12 @@ async def test_failing_health_says_why(client, agent):
     assert (answer.json()["status"], answer.json()["reasons"]) == ("failing", agent.reasons)
 
 
-async def test_ready(client):
+async def test_ready_and_not_and_alive_all_the_same(client, agent):
     answer = await client.get("/readyz")
     assert (answer.status_code, answer.json()) == (200, {"ok": True})
-
-
-async def test_not_ready(client, agent):
-    agent.is_ready = False
-    answer = await client.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["code"] == "not-ready"
-
-
-async def test_liveness_depends_on_nothing(client, agent):
     agent.is_ready, agent.reasons = False, ["everything"]
+    answer = await client.get("/readyz")
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert answer.json()["code"] == "not-ready"
     answer = await client.get("/livez")
     assert (answer.status_code, answer.json()) == (200, {"ok": True})

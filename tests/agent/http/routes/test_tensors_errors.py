@@ -28,7 +28,7 @@ BOTH = {"ranks": [0, 1], "name": "both"}
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[World]:
-    with world(1, "inproc") as made:
+    with world(1, "tcp") as made:
         yield made
 
 
@@ -53,7 +53,7 @@ def pair() -> Iterator[World]:
 
 @pytest.fixture
 def trio() -> Iterator[World]:
-    with world(3, "inproc") as made:
+    with world(3, "tcp") as made:
         yield made
 
 
