@@ -254,6 +254,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
             answers = list(threads.map(lambda rank: make(rank, name, **more), (0, 1)))
             assert [answer.status_code for answer in answers] == [201, 201], [answer.text for answer in answers]
             assert answers[0].json()["id"] == answers[1].json()["id"]
+            assert {answer.headers["Location"] for answer in answers} == {f"/v1/groups/{answers[0].json()['id']}"}
             return answers[0].json()
 
         made = make_at_both("pair")
@@ -267,6 +268,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
         found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
         assert found[0] == found[1] == (given(0) + given(1)).tolist()
         assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
+        assert httpx.get(f"{urls[0]}/v1/groups/pair", timeout=60).status_code == 404
         assert make_at_both("pair")["id"] != made["id"]
     ranks.mark("made")
     ranks.wait_for("done-0", "done-1")
