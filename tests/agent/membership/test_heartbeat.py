@@ -43,8 +43,7 @@ class Failures:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK)
         self.news = False
         self.due_seconds = float("inf")
-        self.looks = 0
-        self.news_after = float("inf")
+        self.looks, self.news_after = 0, float("inf")
         self.looked = threading.Event()
         self.closed = False
 
@@ -132,9 +131,10 @@ def test_the_detector_is_asked_again_when_that_is_due(start, sender):
     assert failures.looks >= 3
 
 
-def test_stop_closes_the_descriptors(start):
+@pytest.mark.parametrize("started", [True, False])
+def test_stop_closes_the_descriptors(start, started):
     failures = Failures()
-    thread = start(failures)
+    thread = start(failures) if started else HeartbeatThread(lambda: None, failures)
     thread.stop()
     assert not thread.is_alive()
     assert failures.closed
@@ -142,9 +142,3 @@ def test_stop_closes_the_descriptors(start):
         os.eventfd_write(thread._wakeup, 1)
     thread.stop()
     thread.wake()
-
-
-def test_a_thread_that_was_never_started_is_stopped_too():
-    failures = Failures()
-    HeartbeatThread(lambda: None, failures).stop()
-    assert failures.closed
