@@ -130,7 +130,10 @@ class LocalCommunicator(Communicator, FrameSink):
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """See Communicator."""
         work, transfer = self.messages.transfer("recv", array, rank, tag, options)
-        return self.state.global_rank(transfer.source) if work is None else work
+        if work is not None:
+            return work
+        state = self.state
+        return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
     # Introspection
 

@@ -356,7 +356,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         if call is not None:
             assert call.work.withdraw(WITHDRAWN)
             call.withdrawn = True
-            self.check(WITHDRAWN, call.work.wait)
+            self.check(WITHDRAWN, lambda: call.work.wait(SECONDS))
             assert not call.work.withdraw(DESTROYED)
 
     @precondition(lambda self: self.model.active is not None)

@@ -195,7 +195,7 @@ def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, cou
 
 def test_a_slow_receiver_bounds_memory(pair: World) -> None:
     """More eager messages than the window holds: the rest is only announced, and all arrive in order."""
-    messages = 3 * WINDOW // EAGER
+    messages = 5 * WINDOW // 4 // EAGER
     sent = threading.Event()
 
     def call(members: LocalCommunicator) -> int:
