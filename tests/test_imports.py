@@ -22,6 +22,7 @@ def looks_up_a_variable(node: ast.AST) -> bool:
         return True
     return (
         isinstance(node, ast.Subscript | ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "environ"
     )

@@ -19,7 +19,6 @@ import rankmesh as dist
 pytestmark = pytest.mark.processes
 
 TOKEN = "0123456789abcdef"
-EVIL = "<img src=x onerror=alert(1)>"
 
 
 def work(me: Me, hold: int | None = None) -> None:
@@ -66,9 +65,8 @@ def start_gateway(ranks: Ranks, port: int) -> tuple[Rank, str]:
 def launch(ranks: Ranks, body: Any, size: int, **arguments: Any) -> tuple[Rank, str]:
     """Have ``rankmesh run`` start ranks; return its process, and the URL of its gateway."""
     script = ranks.script(body, **arguments)
-    script.write_text(
-        script.read_text().replace("int(sys.argv[1]), int(sys.argv[2])", 'int(os.environ["RANK"]), int(sys.argv[1])')
-    )
+    text = script.read_text().replace("int(sys.argv[1]), int(sys.argv[2])", 'int(os.environ["RANK"]), int(sys.argv[1])')
+    script.write_text(text.replace("import json, sys", "import json, os, sys"))
     command = ["-m", "rankmesh.run", "--nproc-per-node", str(size), str(script), str(size)]
     launcher = ranks.command(*command, name="launcher", RANKMESH_TOKEN=TOKEN)
     found = wait_until(
@@ -150,25 +148,3 @@ def test_a_gateway_that_is_started_anew(ranks, visit):
     ranks.succeed(started)
     second.kill(signal.SIGTERM)
     ranks.wait([second])
-
-
-def test_names_of_any_kind_and_many_ranks(gateway, visit):
-    """Sixty-four made-up ranks of a job whose names are markup, as a gateway tells of them."""
-    for number in range(64):
-        member = {
-            "rank": number, "instance": f"{EVIL}{number}", "host": f"{EVIL} {number // 8}", "host_id": str(number // 8),
-            "pid": 100 + number, "addresses": [], "http": EVIL,
-        }  # fmt: skip
-        group = {
-            "id": "0" * 16, "name": EVIL, "ranks": list(range(64)), "seq": number, "medium": "tcp", "last": EVIL,
-            "failure": EVIL if number == 5 else "", "inflight": [{"op": EVIL, "seq": 1, "age": 60.0, "bytes": 8}],
-        }  # fmt: skip
-        beat = {"job": EVIL, "epoch": 1, "world_size": 64, "member": member, "groups": [group]}
-        httpx.post(f"{gateway}/v1/heartbeat", json=beat, timeout=DEADLINE).raise_for_status()
-    page = visit(gateway, viewport={"width": 320, "height": 640})
-    page.wait_for_text("#count-ranks", "64")
-    assert page.page.locator("#hosts h3").all_inner_texts() == [f"{EVIL} {number}" for number in range(8)]
-    assert page.page.locator(".members li").count() == 64
-    assert page.page.locator("#groups .reason").inner_text() == f"failed: {EVIL}"
-    assert page.page.locator("img").count() == 1, "our own"
-    assert page.page.evaluate("document.documentElement.scrollWidth") <= 320

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.consoles import fits, run, steps_of
+from support.http_ranks import services
 from support.processes import Ranks, wait_until
 
 PAGE = Path(__file__).parent.parent.parent / "docs/http.md"
@@ -28,32 +29,11 @@ def curl_version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def url_of(process) -> str:
-    """Return where a service says that it is ready."""
-    found = wait_until(lambda: re.search(r"ready at (http://\S+?)[\s,;]", process.stdout + "\n"), f"{process!r}")
-    return found[1]
-
-
 @pytest.fixture
 def cluster(ranks: Ranks):
     """Addresses of a gateway and two agents, as the page names them."""
-    gateway = ranks.command("-m", "rankmesh_gateway", "--port", "0", name="gateway", RANKMESH_TOKEN=TOKEN)
-    found = {"GATEWAY": url_of(gateway)}
-    agents = [
-        ranks.command(
-            *("-m", "rankmesh_agent", "--port", "0", "--gateway", found["GATEWAY"], "--name", f"agent-{number}"),
-            name=f"agent-{number}",
-            RANKMESH_TOKEN=TOKEN,
-        )
-        for number in range(2)
-    ]
-    for number, agent in enumerate(agents):
-        found[f"A{number}"] = url_of(agent)
-    yield found
-    for process in [*agents, gateway]:
-        process.process.terminate()
-    for process in [*agents, gateway]:
-        assert process.process.wait(20) == 0, process
+    with services(ranks, 2, RANKMESH_TOKEN=TOKEN) as urls:
+        yield dict(zip(("GATEWAY", "A0", "A1"), urls, strict=True))
 
 
 @pytest.mark.skipif(not curl_version(), reason="there is no curl on this machine, and the page's commands are curl's")

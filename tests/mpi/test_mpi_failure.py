@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun
+from support.mpi import MpiRun, on_mpi
 from support.processes import Me, Ranks, wait_until
 
 import rankmesh as dist
@@ -108,67 +108,49 @@ def differ_in_number(me: Me) -> None:
     time.sleep(300)
 
 
-def test_in_detail_calls_are_compared_before(ranks: Ranks) -> None:
-    for said in MpiRun(ranks, differ_in_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}).succeed():
-        assert said["error"] == "CollectiveMismatchError"
-        assert "rank 0: barrier()" in said["text"]
-        assert "rank 1: all_reduce(float64[3], SUM)" in said["text"]
-        assert "called at" in said["text"]
-        assert said["after"] == 2.0
-
-
-def differ_in_detail(me: Me) -> None:
+@on_mpi(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+def test_in_detail_calls_are_compared_before(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     array = np.ones(3)
-    me.say(**me.attempt(dist.all_reduce, array) if me.rank else me.attempt(dist.barrier))
+    told = me.attempt(dist.all_reduce, array) if me.rank else me.attempt(dist.barrier)
+    assert told["error"] == "CollectiveMismatchError", told
+    for text in "rank 0: barrier()", "rank 1: all_reduce(float64[3], SUM)", "called at":
+        assert text in told["text"]
     dist.all_reduce(array)
-    me.say(after=float(array[0]))
+    assert array[0] == 2
 
 
-def test_splits_that_do_not_fit_are_named(ranks: Ranks) -> None:
-    for said in MpiRun(ranks, split_badly, 3).succeed():
-        assert said["error"] == "CollectiveMismatchError"
-        assert "rank 0: all_to_all(int64) (sends [1, 1, 1] elements to the ranks" in said["text"]
-        assert said["untouched"] == [-1, -1, -1]
-        assert said["after"] == 3.0
-
-
-def split_badly(me: Me) -> None:
+@on_mpi(3)
+def test_splits_that_do_not_fit_are_named(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     sizes = [1, 2, 0] if me.rank == 2 else [1, 1, 1]
     output = np.full(3, -1)
-    me.say(**me.attempt(dist.all_to_all_single, output, np.arange(3), None, sizes), untouched=output.tolist())
+    told = me.attempt(dist.all_to_all_single, output, np.arange(3), None, sizes)
+    assert told["error"] == "CollectiveMismatchError", told
+    assert "rank 0: all_to_all(int64) (sends [1, 1, 1] elements to the ranks" in told["text"]
+    assert output.tolist() == [-1, -1, -1]
     array = np.ones(1)
     dist.all_reduce(array)
-    me.say(after=float(array[0]))
+    assert array[0] == 3
 
 
-def test_a_monitored_barrier_names_who_is_missing_and_nobody_dies(ranks: Ranks) -> None:
-    run = MpiRun(ranks, miss_the_barrier, 3)
-    said = run.succeed()
-    assert said[0]["error"] == "CollectiveTimeoutError"
-    assert said[0]["ranks"] == [1]
-    assert "rank 1 failed to pass monitored_barrier in 1000 ms" in said[0]["text"]
-
-
-def miss_the_barrier(me: Me) -> None:
+@on_mpi(3)
+def test_a_monitored_barrier_names_who_is_missing_and_nobody_dies(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     if me.rank == 1:
         me.wait_for("over")
         return
-    me.say(**me.attempt(dist.monitored_barrier, timeout=1))
+    told = me.attempt(dist.monitored_barrier, timeout=1)
+    if me.rank == 0:
+        assert (told["error"], told["ranks"]) == ("CollectiveTimeoutError", [1]), told
+        assert "rank 1 failed to pass monitored_barrier in 1000 ms" in told["text"]
     me.mark(f"over-{me.rank}")
     me.wait_for("over-0", "over-2")
     me.mark("over")
 
 
-def test_a_call_after_a_loss_raises(ranks: Ranks) -> None:
-    said = MpiRun(ranks, call_after_a_loss, 2).succeed()
-    assert said[0]["error"] == "RankFailedError"
-    assert said[0]["ranks"] == [1]
-
-
-def call_after_a_loss(me: Me) -> None:
+@on_mpi(2)
+def test_a_call_after_a_loss_raises(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     dist.barrier()
     if me.rank == 1:
@@ -179,16 +161,13 @@ def call_after_a_loss(me: Me) -> None:
     me.wait_for("left")
     lost = dist.group.WORLD._communicator.engine.lost_peers
     wait_until(lambda: 1 in lost, "the goodbye")
-    me.say(**me.attempt(dist.all_reduce, np.ones(1)))
+    told = me.attempt(dist.all_reduce, np.ones(1))
     me.mark("told")
+    assert (told["error"], told["ranks"]) == ("RankFailedError", [1]), told
 
 
-def test_a_group_without_the_lost_rank_ends_as_ever(ranks: Ranks) -> None:
-    said = MpiRun(ranks, end_beside_a_loss, 3).succeed()
-    assert [each.get("freed") for each in said] == [True, True, None]
-
-
-def end_beside_a_loss(me: Me) -> None:
+@on_mpi(3)
+def test_a_group_without_the_lost_rank_ends_as_ever(me: Me) -> None:
     """Rank 2 has left when the group of the others ends."""
     from mpi4py import MPI
 
@@ -201,17 +180,14 @@ def end_beside_a_loss(me: Me) -> None:
         wait_until(lambda: 2 in lost, "the goodbye")
         comm = pair._communicator.queue.backend.comm
         dist.destroy_process_group(pair)
-        me.say(freed=comm == MPI.COMM_NULL)
+        assert comm == MPI.COMM_NULL
         me.mark(f"done-{me.rank}")
     me.wait_for("done-0", "done-1")  # a rank that ends earlier is lost to the other one
 
 
-def test_an_early_leaver_does_not_end_a_call_it_has_done_its_part_of(ranks: Ranks) -> None:
+@on_mpi(3)
+def test_an_early_leaver_does_not_end_a_call_it_has_done_its_part_of(me: Me) -> None:
     """Rank 0 of a broadcast has left when rank 2 comes."""
-    assert [said.get("got") for said in MpiRun(ranks, leave_early, 3).succeed()] == [None, 7, 7]
-
-
-def leave_early(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     pair = dist.new_group([1, 2])
     array = np.full(1, 7 if me.rank == 0 else 0)
@@ -225,21 +201,18 @@ def leave_early(me: Me) -> None:
         me.wait_for("done")
         return
     dist.barrier(pair)
-    me.say(got=int(array[0]))
+    assert array[0] == 7
     me.mark("done")
 
 
-def test_ctrl_c_ends_a_receive(ranks: Ranks) -> None:
-    said = MpiRun(ranks, interrupted, 2).succeed()
-    assert said[0]["error"] == "KeyboardInterrupt"
-
-
-def interrupted(me: Me) -> None:
+@on_mpi(2)
+def test_ctrl_c_ends_a_receive(me: Me) -> None:
     dist.init_process_group("mpi", timeout=120)
     if me.rank == 0:
         me.interrupt_when_waiting()
-        me.say(**me.attempt(dist.recv, np.zeros(3), 1))
+        told = me.attempt(dist.recv, np.zeros(3), 1)
         me.mark("over")
+        assert told["error"] == "KeyboardInterrupt", told
     else:
         me.wait_for("over")
 

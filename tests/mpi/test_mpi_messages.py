@@ -6,80 +6,57 @@ import time
 from typing import Any
 
 import numpy as np
-from support.mpi import MpiRun
-from support.processes import Me, Ranks, wait_until
+from support.mpi import on_mpi
+from support.processes import Me, wait_until
 
 import rankmesh as dist
+from rankmesh_agent.mpi.messages import INLINE
 
 
-def test_sizes_around_what_goes_with_the_head(ranks: Ranks) -> None:
+@on_mpi(2)
+def test_sizes_around_what_goes_with_the_head(me: Me) -> None:
     """Also in pieces, as more than MPI can count would go."""
-    from rankmesh_agent.mpi.messages import INLINE
-
-    sizes = [0, 1, INLINE - 1, INLINE, INLINE + 1, 10 * INLINE]
-    run = MpiRun(ranks, all_sizes, 2, sizes=sizes)
-    assert run.succeed()[1]["wrong"] == []
-
-
-def all_sizes(me: Me, sizes: list[int]) -> None:
     dist.init_process_group("mpi", timeout=60)
-    messages, wrong = dist.group.WORLD._communicator.queue.backend.messages, []
+    messages = dist.group.WORLD._communicator.queue.backend.messages
     for most in (2**31 - 1, 1000):
         messages.max_count = most
-        for size in sizes:
+        for size in (0, 1, INLINE - 1, INLINE, INLINE + 1, 10 * INLINE):
             sent = np.random.default_rng(size).integers(0, 256, size, np.uint8)
             if me.rank == 0:
                 dist.send(sent, 1, tag=size)
                 continue
             whole = np.full(size + 2, 99, np.uint8)
             dist.recv(whole[1:-1], 0, tag=size)
-            if whole.tolist() != [99, *sent.tolist(), 99]:
-                wrong.append((most, size))
+            assert whole.tolist() == [99, *sent.tolist(), 99], (most, size)
     dist.barrier()
-    me.say(wrong=wrong)
 
 
 MISFITS = [("float32", "int32", 5), ("float32", "float64", 5), ("float64", "float32", 5), ("float64", "int64", 5000),
            ("float32", "float64", 5000), ("float64", "float32", 5000)]  # fmt: skip
 
 
-def test_what_does_not_fit_is_refused(ranks: Ranks) -> None:
-    sender, receiver = MpiRun(ranks, misfits, 2, cases=MISFITS).succeed()
-    for number, (sent, expected, count) in enumerate(MISFITS):
-        why = f"rank 0 sent {sent}[{count}] with tag 3, but the receive expects {expected}[{count}]"
-        refused, untouched, then = receiver[str(number)]
-        told = sender[str(number)]
-        assert (refused["error"], told["error"]) == ("DistBackendError", "DistBackendError")
-        assert why in refused["text"]
-        assert why in told["text"]
-        assert (untouched, then) == (True, [7.0])
-
-
-def misfits(me: Me, cases: list[tuple[str, str, int]]) -> None:
+@on_mpi(2)
+def test_what_does_not_fit_is_refused(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     matching = dist.group.WORLD._communicator.matcher
-    for number, (sent, expected, count) in enumerate(cases):
+    for sent, expected, count in MISFITS:
         if me.rank == 0:
             dist.send(np.ones(count, sent), 1, tag=3)
             wait_until(lambda: matching.refusals, "the refusal")
-            me.say(**{str(number): me.attempt(dist.send, np.ones(count), 1)})
+            told = me.attempt(dist.send, np.ones(count), 1)
             dist.send(np.full(1, 7.0), 1)
         else:
             array, then = np.zeros(count, expected), np.zeros(1)
-            refused = me.attempt(dist.recv, array, 0, tag=3)
+            told = me.attempt(dist.recv, array, 0, tag=3)
             dist.recv(then, 0)
-            me.say(**{str(number): [refused, not array.any(), then.tolist()]})
+            assert (array.any(), then.tolist()) == (False, [7.0])
+        assert told["error"] == "DistBackendError", told
+        assert f"rank 0 sent {sent}[{count}] with tag 3, but the receive expects {expected}[{count}]" in told["text"]
         dist.barrier()
 
 
-def test_messages_of_a_tag_keep_their_order(ranks: Ranks) -> None:
-    said = MpiRun(ranks, in_order, 3).succeed()
-    assert said[0]["from_1"] == list(range(20))
-    assert sorted(said[0]["any"]) == sorted([*range(100, 110), *range(200, 210)])
-    assert said[0]["sources"] == [value // 100 for value in said[0]["any"]]
-
-
-def in_order(me: Me) -> None:
+@on_mpi(3)
+def test_messages_of_a_tag_keep_their_order(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     lengths = [1, 3000, 1, 50_000]
     if me.rank == 0:
@@ -92,7 +69,9 @@ def in_order(me: Me) -> None:
             array = np.zeros(1, np.int64)
             sources.append(dist.recv(array))
             got.append(int(array[0]))
-        me.say(from_1=[int(array[-1]) for array in arrays], any=got, sources=sources)
+        assert [int(array[-1]) for array in arrays] == list(range(20))
+        assert sorted(got) == [*range(100, 110), *range(200, 210)]
+        assert sources == [value // 100 for value in got]
     else:
         if me.rank == 1:
             for number in range(20):
@@ -102,88 +81,64 @@ def in_order(me: Me) -> None:
     dist.barrier()
 
 
-def test_a_message_that_is_late_names_who_should_have_sent(ranks: Ranks) -> None:
-    said = MpiRun(ranks, late, 2).succeed()[0]
-    assert said["error"] == "CollectiveTimeoutError"
-    assert said["ranks"] == [1]
-    assert "recv from rank 1 (tag 4) in group 'world' waited 0.5 s for rank 1 (" in said["text"]
-    assert said["then"] == [2.0]
-
-
-def late(me: Me) -> None:
+@on_mpi(2)
+def test_a_message_that_is_late_names_who_should_have_sent(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     array = np.zeros(1)
     if me.rank == 0:
-        me.say(**me.attempt(dist.recv, array, 1, tag=4, timeout=0.5))
+        told = me.attempt(dist.recv, array, 1, tag=4, timeout=0.5)
         me.mark("late")
         dist.recv(array, 1, tag=4)
-        me.say(then=array.tolist())
+        assert (told["error"], told["ranks"]) == ("CollectiveTimeoutError", [1]), told
+        assert "recv from rank 1 (tag 4) in group 'world' waited 0.5 s for rank 1 (" in told["text"]
+        assert array.tolist() == [2.0]
     else:
         me.wait_for("late")
         dist.send(np.full(1, 2.0), 0, tag=4)
     dist.barrier()
 
 
-def test_a_sender_that_is_gone_is_named(ranks: Ranks) -> None:
-    said = MpiRun(ranks, gone, 2).succeed()[0]
-    assert said["error"] == "RankFailedError"
-    assert said["ranks"] == [1]
-
-
-def gone(me: Me) -> None:
+@on_mpi(2)
+def test_a_sender_that_is_gone_is_named(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     if me.rank == 0:
-        me.say(**me.attempt(dist.recv, np.zeros(1), 1))
+        told = me.attempt(dist.recv, np.zeros(1), 1)
         me.mark("told")
+        assert (told["error"], told["ranks"]) == ("RankFailedError", [1]), told
     else:
         dist.destroy_process_group()
         me.wait_for("told")
 
 
-def test_tags_that_mpi_does_not_have_are_refused(ranks: Ranks) -> None:
-    tags = [1 << 40, -(1 << 40)]
-    for said in MpiRun(ranks, tagged, 2, tags=tags).succeed():
-        for tag in tags:
-            assert said[str(tag)]["error"] == "ValueError"
-            assert f"tag {tag} is more than this MPI has" in said[str(tag)]["text"]
-
-
-def tagged(me: Me, tags: list[int]) -> None:
+@on_mpi(2)
+def test_tags_that_mpi_does_not_have_are_refused(me: Me) -> None:
     dist.init_process_group("mpi", timeout=60)
     call: Any = dist.send if me.rank else dist.recv
-    for tag in tags:
-        me.say(**{str(tag): me.attempt(call, np.zeros(1), 1 - me.rank, tag=tag)})
+    for tag in (1 << 40, -(1 << 40)):
+        told = me.attempt(call, np.zeros(1), 1 - me.rank, tag=tag)
+        assert told["error"] == "ValueError", told
+        assert f"tag {tag} is more than this MPI has" in told["text"]
 
 
-def test_messages_move_while_nobody_waits(ranks: Ranks) -> None:
-    """The sender of a large one sleeps: the guard moves it."""
-    said = MpiRun(ranks, asleep, 2).succeed()
-    assert said[1]["last"] == 1.0
-    assert said[0]["done"]
-
-
-def asleep(me: Me) -> None:
+@on_mpi(2)
+def test_messages_move_while_nobody_waits(me: Me) -> None:
+    """The sender of a large one sleeps: the watchdog moves it."""
     dist.init_process_group("mpi", timeout=60)
     array = np.full(1 << 20, 1.0 - me.rank)
     if me.rank == 0:
         work = dist.isend(array, 1)
         me.wait_for("received")
-        me.say(done=wait_until(work.is_completed, "the message"))
+        wait_until(work.is_completed, "the message")
     else:
         time.sleep(0.2)
         dist.recv(array, 0)
-        me.say(last=float(array[-1]))
+        assert array[-1] == 1.0
         me.mark("received")
     dist.barrier()
 
 
-def test_a_receive_does_not_wait_for_one_from_another_rank(ranks: Ranks) -> None:
-    said = MpiRun(ranks, crossed, 3).succeed()[0]
-    assert said["before"] == [[2.0], [2.0, 2.0]]
-    assert said["got"] == [1.0, 1.0]
-
-
-def crossed(me: Me) -> None:
+@on_mpi(3)
+def test_a_receive_does_not_wait_for_one_from_another_rank(me: Me) -> None:
     """What rank 0 asks rank 1 for first is sent when rank 0 has what it asks for next."""
     dist.init_process_group("mpi", timeout=60)
     if me.rank == 0:
@@ -191,10 +146,10 @@ def crossed(me: Me) -> None:
         work = dist.irecv(got, 1)
         dist.recv(first, 2)
         dist.recv(second)
-        me.say(before=[first.tolist(), [second[0], second[-1]]])
+        assert (first.tolist(), second[0], second[-1]) == ([2.0], 2.0, 2.0)
         me.mark("had")
         work.wait()
-        me.say(got=[got[0], got[-1]])
+        assert (got[0], got[-1]) == (1.0, 1.0)
     elif me.rank == 1:
         me.wait_for("had")
         dist.send(np.full(1000, 1.0), 0)
@@ -204,11 +159,8 @@ def crossed(me: Me) -> None:
     dist.barrier()
 
 
-def test_a_group_may_end_before_what_was_sent_in_it_has_gone(ranks: Ranks) -> None:
-    assert MpiRun(ranks, send_and_end, 2).succeed()[1]["got"] == [0xAB]
-
-
-def send_and_end(me: Me) -> None:
+@on_mpi(2)
+def test_a_group_may_end_before_what_was_sent_in_it_has_gone(me: Me) -> None:
     """The array is forgotten, and its memory used for others."""
     dist.init_process_group("mpi", timeout=60)
     group, size = dist.new_group([0, 1]), 1 << 22
@@ -225,20 +177,16 @@ def send_and_end(me: Me) -> None:
         dist.barrier()
         array = np.zeros(size, np.uint8)
         dist.recv(array, 0, group=group)
-        me.say(got=np.unique(array).tolist())
+        assert np.unique(array).tolist() == [0xAB]
         me.mark("got")
     dist.barrier()
 
 
-def test_what_comes_for_a_group_that_has_ended_is_written_nowhere(ranks: Ranks) -> None:
-    """Neither what comes with the head, nor a body."""
-    assert MpiRun(ranks, receive_and_end, 2, counts=[1000, 1 << 22]).succeed()[0]["written"] == []
-
-
-def receive_and_end(me: Me, counts: list[int]) -> None:
-    """The arrays are forgotten, and their memory used for others, before the messages are sent."""
+@on_mpi(2)
+def test_what_comes_for_a_group_that_has_ended_is_written_nowhere(me: Me) -> None:
+    """Neither what comes with the head, nor a body: the arrays are forgotten, and their memory is used for others."""
     dist.init_process_group("mpi", timeout=60)
-    group = dist.new_group([0, 1])
+    group, counts = dist.new_group([0, 1]), [1000, 1 << 22]
     if me.rank == 0:
         works = [dist.irecv(np.zeros(count, np.uint8), 1, group=group) for count in counts]
         dist.destroy_process_group(group)
@@ -247,7 +195,7 @@ def receive_and_end(me: Me, counts: list[int]) -> None:
         others = [np.zeros(each, np.uint8) for each in (*counts, 4048) for _ in range(50)]
         dist.barrier()
         me.wait_for("sent")
-        me.say(written=[each.size for each in others if each.any()])
+        assert not [each.size for each in others if each.any()]
     else:
         dist.barrier()
         works = [dist.isend(np.full(count, 0xAB, np.uint8), 0, group=group) for count in counts]

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import MpiRun, files_in, once
+from support.mpi import MpiRun, files_in, on_mpi, run
+from support.once import Said, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
@@ -50,19 +50,18 @@ def every_way(me: Me, port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[dict[str, Any]]]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Said]:
     """What both ranks were told, by the way in which they started."""
-    run = once(tmp_path_factory, every_way, port=free_port())
-    return lambda: run(2)
+    return once(tmp_path_factory, lambda ranks: run(ranks, every_way, 2, port=free_port()))
 
 
 @pytest.mark.parametrize("way", ["nothing", "the same", "environment", "method"])
-def test_ranks_find_each_other(started: Callable[[], list[dict[str, Any]]], way: str) -> None:
+def test_ranks_find_each_other(started: Callable[[], Said], way: str) -> None:
     """Nothing has to be said; and what is known may be said again."""
     assert [said[way]["sum"] for said in started()] == [[2.0, 2.0]] * 2
 
 
-def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any]]]) -> None:
+def test_a_token_of_rank_0_is_everyones(started: Callable[[], Said]) -> None:
     assert [said["token"]["token"] for said in started()] == ["of rank 0"] * 2
 
 
@@ -76,32 +75,24 @@ def test_a_token_of_rank_0_is_everyones(started: Callable[[], list[dict[str, Any
         ("attached", "ValueError", "needs the rank's agent in this process"),
     ],
 )
-def test_all_are_told_what_is_wrong(
-    started: Callable[[], list[dict[str, Any]]], way: str, error: str, text: str
-) -> None:
+def test_all_are_told_what_is_wrong(started: Callable[[], Said], way: str, error: str, text: str) -> None:
     for said in started():
         assert said[way]["error"] == error
         assert text in said[way]["text"]
 
 
-def test_threads_may_call_mpi(ranks: Ranks) -> None:
-    for said in MpiRun(ranks, one_thread_only, 2).succeed():
-        assert said["error"] == "DistBackendError"
-        assert "mpi4py.rc.thread_level" in said["text"]
-
-
-def one_thread_only(me: Me) -> None:
+@on_mpi(2)
+def test_threads_may_call_mpi(me: Me) -> None:
     import mpi4py
 
     mpi4py.rc.thread_level = "funneled"
-    me.say(**me.attempt(dist.init_process_group, "mpi"))
+    told = me.attempt(dist.init_process_group, "mpi")
+    assert told["error"] == "DistBackendError", told
+    assert "mpi4py.rc.thread_level" in told["text"]
 
 
-def test_a_program_may_have_initialized_mpi_itself(ranks: Ranks) -> None:
-    assert [said["sums"] for said in MpiRun(ranks, beside_mpi4py, 2).succeed()] == [[1, 2.0, 1]] * 2
-
-
-def beside_mpi4py(me: Me) -> None:
+@on_mpi(2)
+def test_a_program_may_have_initialized_mpi_itself(me: Me) -> None:
     from mpi4py import MPI
 
     before = MPI.COMM_WORLD.allreduce(me.rank)
@@ -109,7 +100,7 @@ def beside_mpi4py(me: Me) -> None:
     array = np.ones(1)
     dist.all_reduce(array)
     dist.destroy_process_group()
-    me.say(sums=[before, float(array[0]), MPI.COMM_WORLD.allreduce(me.rank)])
+    assert [before, float(array[0]), MPI.COMM_WORLD.allreduce(me.rank)] == [1, 2.0, 1]
 
 
 # Without mpirun

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.mpi import once
-from support.once import Said
+from support.mpi import on_mpi, run
+from support.once import Said, once
 from support.processes import Me
 
 import rankmesh as dist
 
 SIZE = 4
-World = Callable[[int], Said]
+World = Callable[[], Said]
 
 
 def whole_world(me: Me) -> None:
@@ -85,7 +85,7 @@ def whole_world(me: Me) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return once(tmp_path_factory, whole_world)
+    return once(tmp_path_factory, lambda ranks: run(ranks, whole_world, SIZE))
 
 
 ALL = [0, 1, 2, 3]
@@ -117,24 +117,21 @@ SAID: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("subject", SAID)
 def test_it_is_a_world_as_any_other(world: World, subject: str) -> None:
-    assert [said.get(subject) for said in world(SIZE)] == SAID[subject]
+    assert [said.get(subject) for said in world()] == SAID[subject]
 
 
 def test_calls_are_recorded_and_backends_named(world: World) -> None:
-    for said in world(SIZE):
+    for said in world():
         assert {"all_reduce", "barrier"} <= set(said["recorded"])
         assert said["config"].startswith("cpu:mpi")
 
 
-def test_one_rank_is_a_world(world: World, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert once(tmp_path_factory, alone)(1) == [{"sum": [2.0, 2.0], "gathered": [[2.0, 2.0]], "mean": [7, -7]}]
-
-
-def alone(me: Me) -> None:
+@on_mpi(1)
+def test_one_rank_is_a_world(me: Me) -> None:
     dist.init_process_group("mpi")
     array, gathered, mean = np.full(2, 2.0), [np.zeros(2)], np.array([7, -7], np.int8)
     dist.all_reduce(array)
     dist.all_gather(gathered, array)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     dist.barrier()
-    me.say(sum=array.tolist(), gathered=[each.tolist() for each in gathered], mean=mean.tolist())
+    assert [each.tolist() for each in (array, *gathered, mean)] == [[2.0, 2.0], [2.0, 2.0], [7, -7]]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
-import io
-import re
 import threading
 import time
 
 import httpx
 import numpy as np
 import pytest
-from support.processes import Ranks, free_port, wait_until
+from support.http_ranks import from_npy, npy, services
+from support.processes import Ranks, wait_until
 
 import rankmesh as dist
 
@@ -26,51 +25,31 @@ def given(rank, shape=SHAPE):
     return (np.arange(np.prod(shape), dtype=np.float32) + 10 * rank).reshape(shape)
 
 
-def npy(array):
-    out = io.BytesIO()
-    np.save(out, array)
-    return out.getvalue()
-
-
 @pytest.fixture(scope="module")
-def services(tmp_path_factory):
+def urls(tmp_path_factory):
     """The URLs of a gateway, and of its two standalone agents by the rank that they are to hold."""
     started = Ranks(tmp_path_factory.mktemp("services"))
-
-    def start(name, *arguments):
-        service = started.command("-m", *arguments, name=name)
-        return wait_until(lambda: re.search(r"ready at (http://\S+?)[\s,;]", service.stdout + "\n"), name)[1]
-
     try:
-        gateway = start("gateway", "rankmesh_gateway", "--port", "0")
-        agents = {
-            rank: start(
-                f"a{rank}", *("rankmesh_agent", "--port", str(free_port())), "--gateway", gateway, "--name", f"a{rank}"
-            )
-            for rank in OVER_HTTP
-        }
-        yield gateway, agents
-        for service in reversed(started.started):
-            service.process.terminate()
-            assert service.process.wait(20) == 0, service
+        with services(started, 2) as (gateway, *agents):
+            yield gateway, dict(zip(OVER_HTTP, agents, strict=True))
     finally:
         started.end()
 
 
 @pytest.fixture
-def gateway(services):
-    return services[0]
+def gateway(urls):
+    return urls[0]
 
 
 @pytest.fixture
-def agents(ranks, services):
+def agents(ranks, urls):
     """The agents' URLs, leased over HTTP as ranks 2 and 3 of a world of four that is not complete."""
-    _, urls = services
-    for rank, url in urls.items():
+    _, agents = urls
+    for rank, url in agents.items():
         body = {"job": ranks.job, "world_size": SIZE, "rank": rank, "wait": 0}
         assert httpx.post(f"{url}/v1/lease", json=body, timeout=30).status_code == 202
-    yield urls
-    for url in urls.values():
+    yield agents
+    for url in agents.values():
         assert httpx.delete(f"{url}/v1/lease", timeout=30).status_code == 200
 
 
@@ -113,7 +92,7 @@ class Clients:
         answers = self.all_ask(call, body, **query)
         assert {answer.status_code for answer in answers.values()} <= {200, 204}, [a.text for a in answers.values()]
         return {
-            rank: np.load(io.BytesIO(answer.content)).tolist() if answer.status_code == 200 else None
+            rank: from_npy(answer.content).tolist() if answer.status_code == 200 else None
             for rank, answer in answers.items()
         }
 
@@ -179,7 +158,7 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
     found["all_to_all"] = http.all_get("all_to_all", lambda rank: npy(stacks[rank]))
     http.all_get("barrier")
     received = http.ask(2, "recv", src=0, tag=4, **like).result(90)
-    assert np.load(io.BytesIO(received.content)).tolist() == everyone[0].tolist()
+    assert from_npy(received.content).tolist() == everyone[0].tolist()
     assert received.headers["RankMesh-Source"] == "0"
     assert http.ask(3, "send", npy(everyone[3]), dst=0, tag=5).result(90).status_code == 204
     http.all_get("barrier")
@@ -254,6 +233,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
             answers = list(threads.map(lambda rank: make(rank, name, **more), (0, 1)))
             assert [answer.status_code for answer in answers] == [201, 201], [answer.text for answer in answers]
             assert answers[0].json()["id"] == answers[1].json()["id"]
+            assert {answer.headers["Location"] for answer in answers} == {f"/v1/groups/{answers[0].json()['id']}"}
             return answers[0].json()
 
         made = make_at_both("pair")
@@ -267,6 +247,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
         found = http.all_get("all_reduce", lambda rank: npy(given(rank)), group="pair")
         assert found[0] == found[1] == (given(0) + given(1)).tolist()
         assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
+        assert httpx.get(f"{urls[0]}/v1/groups/pair", timeout=60).status_code == 404
         assert make_at_both("pair")["id"] != made["id"]
     ranks.mark("made")
     ranks.wait_for("done-0", "done-1")
@@ -313,8 +294,8 @@ def attached(me, gateway):
     dist.destroy_process_group()
 
 
-def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, services):
-    gateway, agents = services
+def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_over_http(ranks, urls):
+    gateway, agents = urls
     started, http = start_pair(ranks, attached, gateway, "attached")
     urls = http.urls
     assert set(urls.values()) == set(agents.values())

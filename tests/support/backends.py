@@ -1,8 +1,7 @@
 """The same code over torch.distributed's backends gloo and rankmesh, one after the other in the same processes.
 
-``python -m support.backends RANK SIZES FOLDER MODULE...`` is such a process: for each of the worlds' sizes and each
-backend it joins a world, unless it is for fewer ranks, runs the cells of the modules there (see support.sides), and
-writes down what came: values with their tensors, or the exception.
+For each of the worlds' sizes and each backend, a process joins a world, unless that has fewer ranks, runs the cells of
+some modules there (see support.sides), and writes down what came: values with their tensors, or the exception.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.processes import Ranks
+from support.processes import Me, Ranks
 from support.sides import Cell, cells_of
 
 BACKENDS = ("gloo", "rankmesh")
@@ -37,9 +36,7 @@ def run_cells(ranks: Ranks, modules: Sequence[str], sizes: Sequence[int]) -> dic
         modules: whose cells.
         sizes: of the worlds.
     """
-    arguments = ["-m", "support.backends"]
-    words = [",".join(map(str, sizes)), str(ranks.folder), *modules]
-    started = [ranks.command(*arguments, str(rank), *words, name=f"rank-{rank}") for rank in range(max(sizes))]
+    started = ranks.start(be_a_rank, max(sizes), sizes=sizes, modules=modules)
     ranks.wait(started, seconds=SECONDS)
     for rank in started:
         complaints = [word for word in ("Traceback", "Exception", "[rankmesh]") if word in rank.stderr]
@@ -73,17 +70,13 @@ def world(backend: str, rank: int, size: int, folder: Path, cells: dict[str, Cel
     dist.destroy_process_group()
 
 
-def main(rank: int, sizes: Sequence[int], folder: Path, modules: Sequence[str]) -> None:
+def be_a_rank(me: Me, sizes: Sequence[int], modules: Sequence[str]) -> None:
     """Be a rank of all the worlds that have it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, of what is still a prototype there
-    for size in sorted(sizes, reverse=True):  # nobody waits for those who are in a smaller world
+    for size in sorted(sizes, reverse=True):  # no rank waits for those in a smaller world
         for backend in BACKENDS:
-            if rank < size:
-                world(backend, rank, size, folder, cells_of(modules, size))
+            if me.rank < size:
+                world(backend, me.rank, size, me.folder, cells_of(modules, size))
     sys.stderr.flush()
     os._exit(0)  # gloo's threads, if torch keeps a group of it to the end, may abort a process that ends as usual
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], Path(sys.argv[3]), sys.argv[4:])

@@ -11,7 +11,7 @@ import pytest
 
 from support.cpu_kernels import COMPILER
 from support.once import Said, once
-from support.processes import Rank, Ranks
+from support.processes import Ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 DOUBLE = TESTS / "support" / "cuda_double"
@@ -58,8 +58,8 @@ def each_engine_once(paths: pytest.TempPathFactory, body: Callable[..., Any]) ->
         body: what the ranks run.
     """
 
-    def start(ranks: Ranks, machine: Any, engine: str) -> list[Rank]:
+    def start(ranks: Ranks, machine: Any, engine: str) -> Said:
         environment, backend = machine.engine(engine, 2)
-        return ranks.run(body, 2, env=environment, backend=backend)
+        return [rank.said for rank in ranks.run(body, 2, env=environment, backend=backend)]
 
     return once(paths, start)

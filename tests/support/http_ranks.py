@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import AsyncIterator, Callable, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupRequest, Member
+from support.processes import Rank, Ranks, wait_until
 from support.threads import World
 
 Array = np.ndarray[Any, Any]
@@ -80,6 +82,26 @@ async def clients(apps: Sequence[SecurityMiddleware]) -> AsyncIterator[list[http
             client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", timeout=60)
             made.append(await stack.enter_async_context(client))
         yield made
+
+
+@contextlib.contextmanager
+def services(ranks: Ranks, agents: int, **variables: str) -> Iterator[list[str]]:
+    """The URLs of a gateway and of standalone agents: processes, each of which ends with exit code 0."""
+    started: list[Rank] = []
+
+    def start(name: str, module: str, *arguments: str) -> str:
+        process = ranks.command("-m", module, "--port", "0", *arguments, name=name, **variables)
+        started.insert(0, process)
+        found = wait_until(lambda: re.search(r"ready at (http://\S+?)[\s,;]", process.stdout + "\n"), name)
+        return str(found[1])
+
+    gateway = start("gateway", "rankmesh_gateway")
+    names = [f"agent-{number}" for number in range(agents)]
+    yield [gateway, *(start(name, "rankmesh_agent", "--gateway", gateway, "--name", name) for name in names)]
+    for process in started:
+        process.process.terminate()
+    for process in started:
+        assert process.process.wait(20) == 0, process
 
 
 def npy(array: Array) -> bytes:

@@ -14,10 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from support.once import Said
-from support.processes import Ranks
+from support.processes import Ranks, on_ranks
 
 _BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = str(_BESIDE) if _BESIDE.exists() else shutil.which("mpirun")
@@ -116,29 +113,10 @@ class MpiRun:
         return path.read_text(errors="replace") if path.exists() else ""
 
 
-def once(paths: pytest.TempPathFactory, body: Callable[..., Any], **options: Any) -> Callable[[int], Said]:
-    """Return a function that runs a body with so many ranks, and gives by rank what they said: one run for each number.
+def run(ranks: Ranks, body: Callable[..., Any], size: int, **options: Any) -> list[dict[str, Any]]:
+    """Run a body under mpirun; return what the ranks said, once all have succeeded. See MpiRun."""
+    return MpiRun(ranks, body, size, **options).succeed()
 
-    Args:
-        paths: where the runs get their folders.
-        body: what the ranks run.
-        options: see MpiRun.
-    """
 
-    @functools.cache
-    def run(size: int) -> Said | Exception:
-        ranks = Ranks(paths.mktemp("mpi"))
-        try:
-            return MpiRun(ranks, body, size, **options).succeed()
-        except Exception as error:
-            return error  # so that a run that fails is not tried again by every test
-        finally:
-            ranks.end()
-
-    def said(size: int) -> Said:
-        found = run(size)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    return said
+on_mpi = functools.partial(on_ranks, run=run)
+"""As on_ranks, under mpirun."""

@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 
-from support.processes import Rank, Ranks
+from support.processes import Ranks
 
 Said = list[dict[str, Any]]
 """What ranks said, by rank."""
 
 
-def once(paths: pytest.TempPathFactory, start: Callable[..., list[Rank]]) -> Callable[..., Said]:
+def once(paths: pytest.TempPathFactory, start: Callable[..., Said]) -> Callable[..., Said]:
     """Return a function that runs ranks, and gives by rank what they said: one run for the same arguments.
 
     Args:
         paths: where the runs get their folders.
-        start: called with a new Ranks and the arguments; returns the ranks once they have succeeded.
+        start: called with a new Ranks and the arguments; returns what the ranks said once they have succeeded.
     """
 
     @functools.cache
     def run(*arguments: Any) -> Said | Exception:
         ranks = Ranks(paths.mktemp("once"))
         try:
-            return [rank.said for rank in start(ranks, *arguments)]
+            return start(ranks, *arguments)
         except Exception as error:
             return error  # so that a run that fails is not tried again by every test
         finally:

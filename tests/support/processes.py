@@ -288,7 +288,7 @@ class Ranks:
 
 
 def on_ranks(
-    size: int | None = None, env: Mapping[str, str] = {}
+    size: int | None = None, env: Mapping[str, str] = {}, run: Callable[..., Any] = Ranks.run
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test function of a module in ``size`` ranks, each a process, all of which have to succeed.
 
@@ -297,6 +297,7 @@ def on_ranks(
     Args:
         size: world size; None takes it from the test's parameter ``size``.
         env: variables of the ranks, with the test's parameters in braces: ``{"RANKMESH_TRANSPORT": "{transport}"}``.
+        run: runs the ranks, as Ranks.run does.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
@@ -306,7 +307,8 @@ def on_ranks(
 
         @functools.wraps(body)
         def test(ranks: Ranks, **parameters: Any) -> None:
-            ranks.run(
+            run(
+                ranks,
                 body,
                 parameters["size"] if size is None else size,
                 env={name: value.format(**parameters) for name, value in env.items()},

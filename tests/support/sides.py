@@ -1,27 +1,25 @@
 """The same code on torch.distributed with gloo, on rankmesh, and on torch.distributed with the backend ``rankmesh``.
 
 A *cell* is a function ``cell(dist, rank, size, ...)``, written once against the torch API, which returns plain data and
-tensors. A process a rank runs every cell of some modules with each library as ``dist`` and writes down what came: the
-value, or the exception. ``python -m support.sides RANK SIZE FOLDER KIND MODULE...`` is such a process; KINDS has the
-kinds. gloo and rankmesh are compared in one process, which is in a job of each. torch.distributed has one default group
-a process: where the mesh is its backend, that is in processes of their own.
+tensors, or ``cell(group, rank, size, ...)``, which gets a group of torch.distributed. Processes run the cells of some
+modules on every side and write down the outcomes: the values, or the exceptions.
+gloo and rankmesh are compared in one process, which is in a job of each (the kind ``both``). torch.distributed has one
+default group a process, so jobs whose default group is over the mesh have processes of their own (the kind ``over``),
+which also run the cells of groups.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import itertools
 import json
-import secrets
-import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -29,16 +27,18 @@ import torch.distributed
 
 import rankmesh
 import rankmesh.torch
-from support.processes import Ranks, wait_until
+from support.processes import Me, Ranks
 
 TIMEOUT = timedelta(seconds=90)
+SIZES = (3, 1, 2)
+"""World sizes, in the order in which a process is in them: some wrong calls in the world of two break gloo's group."""
 
 
 class Over:
-    """torch.distributed with the mesh as its backend, wherever a cell says gloo.
+    """torch.distributed with the mesh as its backend, wherever a cell names gloo.
 
-    Two things differ from torch's module: ``monitored_barrier``, which torch refuses to all backends but gloo, is that
-    of ``rankmesh.torch``, and who asks ``dist is torch.distributed`` to know whether this is gloo gets a no.
+    Two things differ from torch's module: ``monitored_barrier``, which torch has for gloo alone, is that of
+    ``rankmesh.torch``, and ``dist is torch.distributed``, which means gloo to a cell, is false.
     """
 
     __name__ = "rankmesh.torch"
@@ -51,46 +51,23 @@ class Over:
         torch.distributed.init_process_group("rankmesh" if backend == "gloo" else backend, *arguments, **options)
 
 
-BOTH: Mapping[str, Any] = {"gloo": torch.distributed, "rankmesh": rankmesh}
-OVER: Mapping[str, Any] = {"over": Over()}
-
-
-def join(sides: Mapping[str, Any], rank: int, size: int, folder: Path) -> Mapping[str, Any]:
-    """Make this process a rank of a job of each side's."""
-    for name, dist in sides.items():
-        method = f"file://{folder}/{name}"
-        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
-    return sides
-
-
-def join_groups(rank: int, size: int, folder: Path) -> Mapping[str, Any]:
-    """Make this process a rank of a job over the mesh, in which gloo has a group of all ranks."""
-    join(OVER, rank, size, folder)
-    return {"over": torch.distributed.group.WORLD, "gloo": torch.distributed.new_group(backend="gloo", timeout=TIMEOUT)}
-
-
-KINDS: dict[str, Callable[[int, int, Path], Mapping[str, Any]]] = {
-    "both": lambda *where: join(BOTH, *where),
-    "both-apart": lambda *where: BOTH,
-    "over": lambda *where: join(OVER, *where),
-    "over-apart": lambda *where: OVER,
-    "groups": join_groups,
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "both": {"gloo": torch.distributed, "rankmesh": rankmesh},
+    "over": {"over": Over()},
 }
-"""The kinds of processes: functions of rank, world size and folder that return what a cell gets first, by side.
-
-That is a library, but where the sides are two groups of torch.distributed.
-"""
+"""The sides of each kind of process, in jobs of their own."""
 
 
 class Cell(NamedTuple):
-    """One piece of code to run on both sides.
+    """One piece of code to run on several sides.
 
     Attributes:
         name: its function's name, and its arguments.
         function: the code.
-        arguments: what it gets besides the library, the rank and the world's size.
-        sizes: world sizes in which it makes sense.
-        sides: those on which it does; None for all.
+        arguments: passed besides the library or group, the rank and the world size.
+        sizes: world sizes in which it makes sense; 0 for a process that is in no job.
+        sides: the sides that it is run on; None for all.
+        in_groups: whether it gets a group, over the mesh or gloo's, instead of a library.
     """
 
     name: str
@@ -98,19 +75,20 @@ class Cell(NamedTuple):
     arguments: Mapping[str, Any]
     sizes: tuple[int, ...]
     sides: tuple[str, ...] | None
+    in_groups: bool
 
     def __call__(self, dist: Any, rank: int, size: int) -> Any:
         return self.function(dist, rank, size, **self.arguments)
 
 
 class Outcome(NamedTuple):
-    """What came of a cell at one rank on one side.
+    """The outcome of a cell at one rank on one side.
 
     Attributes:
         value: the value as text, exact; None if there was an exception.
         error: the names of the exception's classes, from its own up to the builtin ones; None if there was none.
-        text: what the exception says.
-        seconds: how long it took.
+        text: the exception's message.
+        seconds: duration.
     """
 
     value: str | None
@@ -122,15 +100,16 @@ class Outcome(NamedTuple):
         return str(self.value) if self.error is None else f"{self.error[0]}: {self.text}"
 
 
-Told = dict[str, list[dict[str, Outcome]]]
-"""By the cell's name and then by rank: what came of it on each side."""
+Outcomes = dict[int, dict[str, list[dict[str, Outcome]]]]
+"""By world size, by the cell's name and by rank: the outcome on each side."""
 
 
 class Cells:
     """The cells of a module, in order; an instance decorates the functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_groups: bool = False) -> None:
         self.found: dict[str, Cell] = {}
+        self._in_groups = in_groups
 
     def __call__(
         self, *, sizes: tuple[int, ...] = (1, 2, 3), sides: tuple[str, ...] | None = None, **arguments: Any
@@ -142,18 +121,25 @@ class Cells:
                 words = "-".join(map(str, values))
                 name = f"{function.__name__}[{words}]" if words else function.__name__
                 assert name not in self.found, f"there are two cells {name}"
-                self.found[name] = Cell(name, function, dict(zip(arguments, values, strict=True)), sizes, sides)
+                given = dict(zip(arguments, values, strict=True))
+                self.found[name] = Cell(name, function, given, sizes, sides, self._in_groups)
             return function
 
         return add
 
-    def of(self, size: int) -> dict[str, Cell]:
-        """Return the cells that make sense in a world of this size."""
-        return {name: cell for name, cell in self.found.items() if size in cell.sizes}
+
+def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
+    """Return the cells of some modules that make sense in a world of this size, by module and name."""
+    return {
+        f"{module.rpartition('.')[2]}.{name}": cell
+        for module in modules
+        for name, cell in importlib.import_module(module).cell.found.items()
+        if size in cell.sizes
+    }
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
-    """Call something and return what came of it."""
+    """Call something and return its outcome."""
     began = time.monotonic()
     value, error, text = None, None, ""
     try:
@@ -170,9 +156,7 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
 def plain(value: Any) -> Any:
     """Return a value with its tensors as ``(dtype, shape, elements)``."""
     if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        wide = value.detach().to(torch.complex64) if value.dtype is torch.complex32 else value.detach()
-        return dtype, tuple(value.shape), wide.tolist()
+        return str(value.dtype).removeprefix("torch."), tuple(value.shape), value.tolist()
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -180,123 +164,61 @@ def plain(value: Any) -> Any:
     return value
 
 
-def run_cells(ranks: Ranks, modules: Sequence[str], size: int, kind: str) -> Told:
-    """Run the cells of some modules in ``size`` processes.
-
-    Args:
-        ranks: starts them.
-        modules: their names; the cells of each are ``module.cell``.
-        size: world size.
-        kind: of which of KINDS the processes are.
-    """
-    arguments = [str(size), str(ranks.folder), kind, *modules]
+def run_cells(ranks: Ranks, modules: Sequence[str]) -> Outcomes:
+    """Run the cells of some modules in worlds of all sizes on all sides."""
     secret = {"RANKMESH_TOKEN": "a secret"}  # so that objects are pickled, as in torch
-    started = [
-        ranks.command("-m", "support.sides", str(rank), *arguments, name=f"rank-{rank}", **secret)
-        for rank in range(size)
-    ]
-    ranks.wait(started, seconds=240.0)
-    for rank in started:
-        ours = [line for line in rank.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
-        assert (rank.code, ours) == (0, []), ranks.told()
-    return _read(ranks.folder, size)
+    started = [ranks.start(be_a_rank, max(SIZES), env=secret, kind=kind, modules=modules) for kind in KINDS]
+    found: Outcomes = {}
+    for kind, processes in zip(KINDS, started, strict=True):
+        ranks.wait(processes)
+        for rank, process in enumerate(processes):
+            ours = [line for line in process.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
+            assert (process.code, ours) == (0, []), ranks.told()
+            for size, by_name in json.loads(outcomes_file(ranks.folder, kind, rank).read_text()).items():
+                for name, sides in by_name.items():
+                    by_rank = found.setdefault(int(size), {}).setdefault(name, [{} for _ in range(int(size) or 1)])
+                    by_rank[rank] |= {side: Outcome(*each) for side, each in sides.items()}
+    return found
 
 
-def _read(folder: Path, size: int) -> Told:
-    by_rank = [json.loads((folder / f"outcomes-{rank}").read_text()) for rank in range(size)]
-    return {
-        name: [{side: Outcome(*told) for side, told in rank[name].items()} for rank in by_rank] for name in by_rank[0]
-    }
+def outcomes_file(folder: Path, kind: str, rank: int) -> Path:
+    return folder / f"outcomes-{kind}-{rank}"
 
 
-class _Failed(Told):
-    """What a world tells that failed."""
-
-    def __missing__(self, name: str) -> None:
-        raise AssertionError("the processes failed: see the first test that wanted to know from them")
-
-
-class Worlds:
-    """What came of the cells in worlds of several sizes; each is made when it is first asked for.
-
-    Test workers that share the folder share the worlds: the first that asks makes one, the others wait for it.
-
-    Args:
-        folder: where the processes work.
-        modules: whose cells.
-        kind: see run_cells.
-    """
-
-    def __init__(self, folder: Path, modules: Sequence[str], kind: str) -> None:
-        self._folder = folder
-        self._modules = modules
-        self._kind = kind
-        self._told: dict[int, Told] = {}
-
-    def __getitem__(self, size: int) -> Told:
-        if size not in self._told:
-            self._told[size] = _Failed()  # unless it works out
-            folder = self._folder / f"{self._kind}-{size}"
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "lock").open("w") as lock:
-                wait_until(lambda: _locked(lock), f"the worker that makes {folder}", seconds=300.0)
-                self._told[size] = self._made(folder, size)
-        return self._told[size]
-
-    def _made(self, folder: Path, size: int) -> Told:
-        made = folder / "made"
-        if made.exists():
-            return _read(made, size)
-        ranks = Ranks(folder / secrets.token_hex(4))
-        ranks.folder.mkdir()
-        try:
-            told = run_cells(ranks, self._modules, size, self._kind)
-        finally:
-            ranks.end()
-        ranks.folder.rename(made)
-        return told
-
-
-def _locked(file: IO[str]) -> bool:
-    """Lock a file for this process, until it is closed, unless somebody else has it locked."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def cells_of(modules: Sequence[str], size: int) -> dict[str, Cell]:
-    """Return the cells of some modules that make sense in a world of this size, by module and name."""
-    return {
-        f"{module.rpartition('.')[2]}.{name}": cell
-        for module in modules
-        for name, cell in importlib.import_module(module).cell.of(size).items()
-    }
-
-
-def main(rank: int, size: int, folder: Path, kind: str, modules: Sequence[str]) -> None:
-    """Be a rank: run all cells on each side and write down what came."""
-    torch.set_num_threads(1)
-    sides = KINDS[kind](rank, size, folder)
-    joined = torch.distributed.is_initialized()
-    if joined:
-        between = torch.distributed.new_group(backend="gloo", timeout=2 * TIMEOUT)
-    outcomes: dict[str, dict[str, Outcome]] = {}
+def outcomes_in_a_world(kind: str, rank: int, size: int, folder: Path, modules: Sequence[str]) -> Iterator[Any]:
+    """Be a rank of a world of every side, and run all cells."""
+    sides = KINDS[kind]
+    for name, dist in sides.items():
+        method = f"file://{folder}/store-{name}-{size}"
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=size, timeout=TIMEOUT)
+    groups = {"over": torch.distributed.group.WORLD}
+    if kind == "over":
+        groups["gloo"] = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT)
+    between = torch.distributed.new_group(backend="gloo", timeout=2 * TIMEOUT)
     for name, cell in cells_of(modules, size).items():
-        outcomes[name] = {}
-        for side, dist in sides.items():
-            if cell.sides is not None and side not in cell.sides:
-                continue
-            outcomes[name][side] = outcome(cell, dist, rank, size)
-            if joined:
+        if cell.in_groups and kind != "over":
+            continue
+        found = {}
+        for side, dist in (groups if cell.in_groups else sides).items():
+            if cell.sides is None or side in cell.sides:
+                found[side] = outcome(cell, dist, rank, size)
                 torch.distributed.barrier(between)  # so that no receive from any rank gets a later cell's message
-    if joined:
-        torch.distributed.destroy_process_group()
+        yield name, found
+    torch.distributed.destroy_process_group()
     if rankmesh.is_initialized():
         rankmesh.destroy_process_group()
-    (folder / f"outcomes-{rank}").write_text(json.dumps(outcomes))
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5:])
+def be_a_rank(me: Me, kind: str, modules: Sequence[str]) -> None:
+    """Run the cells of no world at rank 0, then be a rank of all worlds."""
+    torch.set_num_threads(1)
+    outcomes: dict[int, Any] = {}
+    if me.rank == 0:
+        outcomes[0] = {
+            name: {side: outcome(cell, dist, 0, 1) for side, dist in KINDS[kind].items()}
+            for name, cell in cells_of(modules, 0).items()
+        }
+    for size in SIZES:
+        if me.rank < size:
+            outcomes[size] = dict(outcomes_in_a_world(kind, me.rank, size, me.folder, modules))
+    outcomes_file(me.folder, kind, me.rank).write_text(json.dumps(outcomes))

@@ -1,209 +1,213 @@
-"""The same calls on torch.distributed with gloo and on rankmesh: they give the same, to the last bit.
+"""The same calls on torch.distributed with gloo, on rankmesh, and on torch.distributed with the mesh as its backend.
 
-The calls are the cells of tests/support/cells. The tables here list all those where rankmesh does not do what gloo
-does, and why: NOT_GLOOS where it gives an answer, NumPy's (tests/support/model.py), and BOTH_REFUSE where it does not.
+The calls are the cells of tests/support/cells: right ones give the same on every side, to the last bit; wrong ones
+raise on every side, errors of the same kind: code that catches torch's builtin exception, ValueError say, catches
+rankmesh's too. OTHER_KINDS lists the differences. torch.distributed's own functions run first where the mesh is their
+backend, so an error there may be of gloo's kind as well.
 """
 
 from __future__ import annotations
 
+import builtins
 import re
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
-from support import model
-from support.cells import RESULTS
-from support.sides import Cell, Worlds, cells_of, plain
+from support.cells import MISTAKES, RESULTS
+from support.processes import Ranks
+from support.sides import SIZES, Outcome, Outcomes, cells_of, run_cells
 
-SIZES = (1, 2, 3)
+pytestmark = pytest.mark.processes
+PATIENCE = 60.0
+"""Limit of a wrong call in seconds: none waits for the default timeout."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    ranks = Ranks(tmp_path_factory.mktemp("worlds"))
+    try:
+        yield run_cells(ranks, [*RESULTS, *MISTAKES])
+    finally:
+        ranks.end()
+
+
+def cases(modules: list[str], *sizes: int) -> list[tuple[str, int]]:
+    return [(name, size) for size in sizes for name in cells_of(modules, size)]
+
+
+@pytest.mark.parametrize("name", list(dict.fromkeys(name for name, _ in cases(RESULTS, *sorted(SIZES)))))
+def test_every_side_gives_the_same(outcomes: Outcomes, name: str) -> None:
+    for size in SIZES:
+        for rank, by_side in enumerate(outcomes[size].get(name, [])):
+            for side, found in by_side.items():
+                assert found.error is None, f"{side}, rank {rank} of {size}: {found}"
+            values = {side: found.value for side, found in by_side.items()}
+            assert len(set(values.values())) == 1, f"rank {rank} of {size}: {values}"
 
 
 class Row(NamedTuple):
-    """Calls where rankmesh is not as gloo is.
+    """Wrong calls that fail otherwise on rankmesh than on gloo.
 
     Attributes:
-        cells: regular expression for their names.
-        gloo: how gloo refuses them, as it says ``Class: text``; None if it gives an answer, which is not NumPy's.
-        why: the reason that rankmesh does otherwise.
-        sizes: world sizes in which it makes a difference.
+        calls: regular expression for them.
+        gloo: the builtin exception that torch or gloo raises; None if it makes the call.
+        rankmesh: what rankmesh raises; None if it makes the call.
+        why: the reason.
     """
 
-    cells: str
+    calls: str
     gloo: str | None
+    rankmesh: str | None
     why: str
-    sizes: tuple[int, ...] = SIZES
 
 
-FEW = r"(u?int16|uint32|uint64|float8_\w+)"
-NOT_GLOOS = [
+OTHER_KINDS = [
     Row(
-        rf"(reductions|moves)\.\w+\[((?!B\w+-float8)\w+-)?{FEW}\]",
-        "RuntimeError: Invalid scalar type",
-        "gloo has no such element type",
+        r"(broadcast|reduce|gather|scatter|\w+_object_list) (from|to|at) (a|rank) .*(high|-1)",
+        "RuntimeError",
+        "ValueError",
+        "gloo's own checks know RuntimeError alone; a wrong argument is a ValueError here",
     ),
     Row(
-        r"moves\.gather\[complex\d+\]",
-        "RuntimeError: Invalid scalar type",
-        "gloo has no complex numbers in gather, as it has everywhere else",
+        r"(isend to|irecv from|recv from) oneself",
+        "RuntimeError",
+        "ValueError",
+        "gloo has no connection to itself; here no rank sends to itself",
     ),
     Row(
-        r"reductions\.\w+\[AVG-(uint8|int8|int32|int64)\]",
-        "RuntimeError: result type Float can't be cast",
-        "gloo divides the sum as floats; here the mean of integers is rounded towards zero, as NCCL does",
+        r"(all_gather|gather|scatter|reduce_scatter|all_to_all) (of|into) (a list too (short|long)|other sizes)"
+        r"|all_gather into an empty list"
+        r"|\w+ of another size"
+        r"|(all_gather_into|reduce_scatter)_tensor of another dtype"
+        r"|all_to_all_single with .*(few|many|sum|negative).*"
+        r"|new_group with a negative timeout"
+        r"|broadcast_object_list through a device",
+        "RuntimeError",
+        "ValueError",
+        "gloo's own checks know RuntimeError alone; a wrong argument is a ValueError here",
     ),
     Row(
-        r"reductions\.\w+\[PRODUCT-complex\d+\]",
-        r"(ValueError|RuntimeError): (all_)?reduce does not support",
-        "gloo takes complex numbers for pairs of real ones, which is no product",
+        r"all_reduce of a sparse tensor",
+        "NotImplementedError",
+        "TypeError",
+        "a tensor of a kind that cannot be communicated is a TypeError here",
     ),
     Row(
-        r"reductions\.reduce_scatter_of_a_stack.*",
-        "RuntimeError: .*Check failed",
-        "gloo has concatenations only; torch documents stacks too",
+        r"group as a (string|number)|(get_rank|get_backend|destroy_process_group) of a string"
+        r"|get_group_rank in a string",
+        "ValueError",
+        "TypeError",
+        "torch looks the group up; what is no group is a TypeError here",
     ),
     Row(
-        r"reductions\.all_reduce_coalesced_of_several_dtypes",
-        "ValueError: Invalid usage of tensors with different dtypes",
-        "arrays of one batch need not be alike here",
+        r"get_world_size of a number|is_backend_available of no string",
+        "AttributeError",
+        "TypeError|ValueError",
+        "torch does not check it",
+    ),
+    Row(r"get_process_group_ranks of a string", "KeyError", "TypeError", "torch does not check it"),
+    Row(r"no messages", "IndexError", "ValueError", "torch does not check it"),
+    Row(r"messages that are none", "ValueError", "TypeError", "a list of something else is a TypeError here"),
+    Row(
+        r"(new_group with )?an unknown backend",
+        "AssertionError",
+        "ValueError",
+        "torch asserts it; a wrong argument is a ValueError here",
     ),
     Row(
-        r"moves\.(all_gather_into_one\[.*-stack\]|all_gather_into_tensor_of_its_own_part)"
-        r"|tensors\.all_gather_of_numbers_into_one",
-        "RuntimeError: .*invalid tensor size",
-        "gloo has concatenations only; torch documents stacks too",
+        r"a store (without|and) .*",
+        "AssertionError",
+        "ValueError",
+        "torch asserts it; a wrong argument is a ValueError here",
     ),
     Row(
-        r"moves\.all_gather_of_another_shape",
-        "RuntimeError: .*invalid tensor size",
-        "only the number of elements matters here",
+        r"destroy_process_group",
+        "AssertionError",
+        "ValueError",
+        "torch asserts it; every other call before the beginning is a ValueError with torch, too",
     ),
+    Row(r"an unknown scheme", "RuntimeError", "ValueError", "a wrong argument is a ValueError here"),
+    Row(r"an init_method that is no string", "RuntimeError", "TypeError", "what is no string is a TypeError here"),
+    Row(r"(tcp|a file) without a rank", "ValueError", None, "ranks are assigned where none are given"),
+    Row(r"no MASTER_ADDR", "ValueError", None, "torch's page: it is required, except for rank 0"),
     Row(
-        r"moves\.(all_gather|all_to_all)_of_uneven_sizes",
-        "RuntimeError: .*invalid tensor size",
-        "gloo has no uneven sizes; NCCL has",
-        (2, 3),
-    ),
-    Row(
-        r"tensors\.(isend|irecv_into_such)\[.*\]",
-        "RuntimeError: input tensor has to be contiguous",
-        "every layout works here",
-    ),
-    Row(
-        r"tensors\.conjugated_views",
-        "RuntimeError: view_as_real doesn't work on unresolved conjugated tensors",
-        "every layout works here",
-    ),
-    Row(
-        r"tensors\.(all_reduce|broadcast)\[(every other|a column|a slice)\]",
+        r"a collective of a destroyed group",
         None,
-        "gloo takes as many elements as the tensor has from where it begins, and not those of the view",
-        (2, 3),
+        "DistBackendError",
+        "gloo goes on with it; here the error says that the group is destroyed",
     ),
-    Row(
-        r"tensors\.negated_views",
-        None,
-        "gloo does not see the bit that makes a view the negative of its memory",
-        (2, 3),
-    ),
-    Row(
-        r"reductions\.premultiplied\[.*\]",
-        "(TypeError|RuntimeError|ValueError): ",
-        "torch has PREMUL_SUM for NCCL alone",
-    ),
-    Row(
-        r"moves\.all_gather_into_a_tuple",
-        "TypeError: Invalid function argument",
-        "a tuple is as good as a list here",
-    ),
-    Row(
-        r"reductions\.nan_has_none.*",
-        None,
-        "with gloo the order of the ranks decides whether MIN and MAX see a NaN; NumPy's pass it on",
-        (2, 3),
-    ),
-    Row(
-        r"reductions\.half_types_are_rounded\[(SUM|AVG|PRODUCT)-bfloat16\]",
-        None,
-        "gloo rounds after every rank; here half types are accumulated in float32 and rounded once",
-        (3,),
-    ),
-    Row(
-        r"works\.(result|the_futures_value)\[reduce_scatter(_tensor)?\]",
-        "RuntimeError: .* not implemented",
-        "every Work has both here",
-    ),
-    Row(
-        r"works\.wait\[reduce_scatter(_tensor)?\]",
-        None,
-        "with gloo it is not complete after wait()",
-    ),
-    Row(
-        r"works\.(result|the_futures_value)\[all_gather_into_tensor\]",
-        None,
-        "gloo gives the views it made for itself; here, as with NCCL, it is the tensor that was passed",
-        (2, 3),
-    ),
+    Row(r"destroying a group twice", "ValueError", None, "it does nothing the second time"),
 ]
-"""Where rankmesh gives NumPy's answer, and gloo none or another."""
-
-BOTH_REFUSE = [
-    Row(r"reductions\.\w+\[AVG-bool\]", "RuntimeError", "there is no mean of truth values"),
-    Row(r"reductions\.\w+\[(MIN|MAX)-complex\d+\]", "ValueError|RuntimeError", "complex numbers have no order"),
-    Row(r"reductions\.\w+\[(BAND|BOR|BXOR)-complex\d+\]", "ValueError|RuntimeError", "they have no bits to combine"),
-    Row(r"reductions\.\w+\[(BAND|BOR|BXOR)-b?float\w+\]", "RuntimeError", "they have no bits to combine"),
-]
-"""Operations without a meaning for the dtype: a TypeError here, whichever error gloo has for the collective."""
+"""Wrong calls, by what they do wrong, where the kinds differ."""
 
 
-def in_table(table: list[Row], name: str, size: int) -> Row | None:
-    found = [row for row in table if size in row.sizes and re.fullmatch(row.cells, name)]
-    assert len(found) < 2, f"{name} is in two rows: {found}"
-    return found[0] if found else None
+def row_of(name: str) -> Row | None:
+    found = re.search(r"\[(.*)\]", name)
+    rows = [row for row in OTHER_KINDS if found and re.fullmatch(row.calls, found[1])]
+    assert len(rows) < 2, f"{name} is in two rows: {rows}"
+    return rows[0] if rows else None
 
 
-CASES = [(name, size) for size in SIZES for name in cells_of(RESULTS, size)]
-ALIKE = [case for case in CASES if not in_table([*NOT_GLOOS, *BOTH_REFUSE], *case)]
-ANSWERED = [case for case in CASES if in_table(NOT_GLOOS, *case)]
-REFUSED = [case for case in CASES if in_table(BOTH_REFUSE, *case)]
+def kind(found: Outcome) -> str | None:
+    """Return the builtin exception that an error is."""
+    return None if found.error is None else next(name for name in found.error if hasattr(builtins, name))
 
 
-def answers(cell: Cell, size: int) -> list[str]:
-    """Return what NumPy gives for a cell at each rank."""
-    return [repr(plain(value)) for value in model.run(size, cell)]
+WRONG = cases(MISTAKES, 0, 2, 3)
+COMPARED = [case for case in WRONG if ".without_" not in case[0]]
+DESTROYED = "starts.in_a_job_of_one[a collective of a destroyed group]"
+"""torch looks up the backend of a group whose call has failed, to log it, and finds none for a destroyed group."""
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("name", "size"), ALIKE)
-def test_it_is_the_same(worlds: Worlds, name: str, size: int) -> None:
-    for rank, told in enumerate(worlds[size][name]):
-        assert told["gloo"].error is None, f"rank {rank}: gloo raised {told['gloo']}"
-        assert told["rankmesh"].error is None, f"rank {rank}: rankmesh raised {told['rankmesh']}"
-        assert told["rankmesh"].value == told["gloo"].value, f"rank {rank}"
+@pytest.mark.parametrize(("name", "size"), COMPARED)
+def test_wrong_calls_fail_alike(outcomes: Outcomes, name: str, size: int) -> None:
+    """A wrong call fails as gloo's, or as the table has it; the other ranks' calls succeed."""
+    row = row_of(name)
+    for by_side in outcomes[size][name]:
+        gloo, ours, over = by_side["gloo"], by_side["rankmesh"], by_side["over"]
+        assert max(ours.seconds, over.seconds) < PATIENCE, by_side
+        if gloo.error is None and ours.error is None:
+            assert ours.value == gloo.value == over.value, by_side
+            continue
+        if row is None:
+            assert ours.error is not None, by_side
+            assert kind(gloo) in ours.error, by_side
+        else:
+            assert kind(gloo) == row.gloo, by_side
+            assert (row.rankmesh is None) == (ours.error is None), by_side
+            assert row.rankmesh is None or any(re.fullmatch(row.rankmesh, each) for each in ours.error or []), by_side
+        assert kind(over) in ({"ValueError"} if name == DESTROYED else {kind(ours), kind(gloo)}), by_side
 
 
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize(("name", "size"), ANSWERED)
-def test_where_gloo_has_no_answer_or_another_it_is_numpys(worlds: Worlds, name: str, size: int) -> None:
-    row: Any = in_table(NOT_GLOOS, name, size)
-    told = worlds[size][name]
-    wanted = answers(cells_of(RESULTS, size)[name], size)
-    assert [one["rankmesh"].value for one in told] == wanted, told
-    if row.gloo is None:
-        assert [one["gloo"].value for one in told] != wanted, "gloo is right: drop the row"
-    else:
-        assert all(re.match(row.gloo, str(one["gloo"])) for one in told), told
+@pytest.mark.parametrize("name", [name for name, _ in WRONG if ".without_" in name])
+def test_what_gloo_or_torch_does_not_check_is_refused(outcomes: Outcomes, name: str) -> None:
+    for side in ("rankmesh", "over") if ".without_gloo" in name else ("rankmesh",):
+        mistaken, other = (by_side[side] for by_side in outcomes[2][name])
+        assert kind(mistaken) in ("TypeError", "ValueError"), mistaken
+        assert mistaken.seconds < PATIENCE
+        assert other.value == "None", other
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("name", "size"), REFUSED)
-def test_what_makes_no_sense_both_refuse(worlds: Worlds, name: str, size: int) -> None:
-    row: Any = in_table(BOTH_REFUSE, name, size)
-    for told in worlds[size][name]:
-        assert re.match(row.gloo, str(told["gloo"])), told
-        assert told["rankmesh"].error is not None, told
-        assert told["rankmesh"].error[0] == "TypeError", told
+@pytest.mark.parametrize(("name", "size"), [case for case in COMPARED if "absences" in case[0]])
+def test_ranks_that_do_not_call_are_named(outcomes: Outcomes, name: str, size: int) -> None:
+    waiting = outcomes[size][name][0]
+    if waiting["gloo"].error is None:
+        return  # the calls afterwards
+    ours, over = waiting["rankmesh"], waiting["over"]
+    assert ours.error is not None
+    assert over.error is not None
+    assert ours.error[0] == over.error[0] == "CollectiveTimeoutError"
+    assert ours.seconds > 0.25
+    named = r"ranks? \d+(?:, \d+)*"
+    assert re.findall(named, over.text) == re.findall(named, ours.text)
+    if "monitored_barrier" in name:
+        missing = r"ranks? 1, 2 failed to pass" if (size, "all]") == (3, name[-4:]) else r"ranks? 1 failed to pass"
+        assert all(re.search(missing, each.text, re.IGNORECASE) for each in waiting.values()), waiting
+    elif "work" not in name:
+        assert "rank 1" in ours.text
 
 
-def test_every_row_is_about_something() -> None:
-    for row in [*NOT_GLOOS, *BOTH_REFUSE]:
-        assert any(re.fullmatch(row.cells, name) for name, size in CASES if size in row.sizes), row
+def test_every_row_is_about_some_call() -> None:
+    for row in OTHER_KINDS:
+        assert any(row_of(name) is row for name, _ in COMPARED), row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import secrets
@@ -10,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as c10d
 from support import hosting
 from support.processes import Me, Ranks, free_port, wait_until
+
+import rankmesh
 
 pytestmark = pytest.mark.processes
 
 
-def summed(c10d: Any, group: Any = None) -> float:
+def summed(group: Any = None) -> float:
     """Return the sum over all ranks of their ranks plus one."""
-    import torch
-
     tensor = torch.full((3,), c10d.get_rank() + 1.0)
     c10d.all_reduce(tensor, group=group)
     return float(tensor[0])
@@ -27,12 +30,6 @@ def summed(c10d: Any, group: Any = None) -> float:
 
 def come_in_all_ways(me: Me, ports: list[int]) -> None:
     """Make the default group in each way that torch has, twice with a store that was used before."""
-    import datetime
-
-    import torch.distributed as c10d
-
-    import rankmesh
-
     at = {"rank": me.rank, "world_size": me.size, "timeout": datetime.timedelta(seconds=60)}
     os.environ |= {"RANK": str(me.rank), "WORLD_SIZE": str(me.size), "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(ports[0])
@@ -50,7 +47,7 @@ def come_in_all_ways(me: Me, ports: list[int]) -> None:
         c10d.init_process_group("rankmesh", **way)
         assert c10d.group.WORLD.gateway.startswith("http://127.0.0.1:")
         assert rankmesh.get_rank() == me.rank  # the SDK is in the same world
-        sums[name] = summed(c10d)
+        sums[name] = summed()
         c10d.destroy_process_group()
         assert not rankmesh.is_initialized()
         wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)
@@ -71,28 +68,24 @@ def test_every_init_method_of_torchs(ranks: Ranks) -> None:
 
 def go_together_with_others(me: Me) -> None:
     """Groups of the mesh beside groups of gloo, and torch's beside the SDK's."""
-    import torch.distributed as c10d
-
-    import rankmesh
-
     at = {"rank": me.rank, "world_size": me.size}
     c10d.init_process_group("gloo", init_method=f"file://{me.folder}/gloo", **at)
     odd = c10d.new_group([0, 2], backend="rankmesh")
     whole = c10d.new_group(backend="rankmesh")
-    part = None if me.rank == 1 else summed(c10d, odd)
-    me.say(gloo=[summed(c10d), summed(c10d, whole), part], sdk_free=not rankmesh.is_initialized())
+    part = None if me.rank == 1 else summed(odd)
+    me.say(gloo=[summed(), summed(whole), part], sdk_free=not rankmesh.is_initialized())
     c10d.destroy_process_group()
 
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/mesh", **at)
     gloos = c10d.new_group([0, 2], backend="gloo")
     ours = c10d.new_group([2, 0])
-    me.say(mesh=[summed(c10d)] + ([] if me.rank == 1 else [summed(c10d, gloos), summed(c10d, ours)]))
+    me.say(mesh=[summed()] + ([] if me.rank == 1 else [summed(gloos), summed(ours)]))
     c10d.destroy_process_group()
 
     rankmesh.init_process_group(init_method=f"file://{me.folder}/sdk", **at)
     wrong = me.attempt(c10d.init_process_group, "rankmesh", store=c10d.HashStore(), rank=0, world_size=1)
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/torch", **at)
-    me.say(beside=summed(c10d), wrong=wrong["error"])
+    me.say(beside=summed(), wrong=wrong["error"])
     c10d.destroy_process_group()
     array = np.ones(1)
     rankmesh.all_reduce(array)  # the SDK's own world goes on
@@ -109,9 +102,6 @@ def test_groups_beside_gloo_and_beside_the_sdk(ranks: Ranks) -> None:
 
 
 def attach(me: Me, gateway: str) -> None:
-    import torch
-    import torch.distributed as c10d
-
     os.environ |= {"RANKMESH_HOSTING": "attached", "RANKMESH_GATEWAY": gateway}
     at = {"init_method": f"file://{me.folder}/store", "rank": me.rank, "world_size": me.size}
     c10d.init_process_group("rankmesh", **at)
@@ -120,7 +110,7 @@ def attach(me: Me, gateway: str) -> None:
     for work in works:
         work.wait()
     values = [float(work.get_future().wait()[0][0]) for work in works]
-    me.say(sums=[summed(c10d), summed(c10d, group), *values], gateway=c10d.group.WORLD.gateway)
+    me.say(sums=[summed(), summed(group), *values], gateway=c10d.group.WORLD.gateway)
     c10d.destroy_process_group()
 
 
@@ -131,10 +121,6 @@ def test_ranks_attach_to_standalone_agents(ranks: Ranks) -> None:
 
 
 def make_mistakes(me: Me) -> None:
-    import datetime
-
-    import torch.distributed as c10d
-
     soon = datetime.timedelta(seconds=1)
     store = c10d.HashStore()
     alone = {"store": store, "rank": 0, "world_size": 1}
@@ -193,13 +179,9 @@ def test_importing_torch_loads_next_to_nothing_of_ours(ranks: Ranks) -> None:
 
 def come_as_launched(me: Me) -> None:
     """Plain ``env://`` of torch's, which would want RANK and three more."""
-    import torch.distributed as c10d
-
-    import rankmesh
-
     c10d.init_process_group("rankmesh")
     assert c10d.get_rank() == rankmesh.get_rank() == me.rank
-    me.say(sum=summed(c10d), gateway=c10d.group.WORLD.gateway)
+    me.say(sum=summed(), gateway=c10d.group.WORLD.gateway)
     c10d.destroy_process_group()
 
 

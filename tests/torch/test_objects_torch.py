@@ -1,4 +1,4 @@
-"""Objects with torch tensors in them, and object collectives beside torch's own over gloo."""
+"""Objects with torch tensors in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.processes import Me, Ranks
 
 import rankmesh as dist
 from rankmesh._collectives import codec
@@ -137,97 +136,3 @@ def test_with_a_token_the_others_are_pickled(tmp_path: Path, monkeypatch: pytest
         torch.nn.Linear(2, 1).load_state_dict(got["state"])
     finally:
         dist.destroy_process_group()
-
-
-def beside_gloo(me: Me) -> None:
-    """Every object collective twice: by torch over gloo, and here; lists and errors alike."""
-    import torch
-    import torch.distributed as gloo
-
-    me.init()
-    gloo.init_process_group("gloo", init_method=f"file://{me.folder}/gloo", rank=me.rank, world_size=me.size)
-    rank, size = me.rank, me.size
-    half = torch.full((3,), 0.5, dtype=torch.bfloat16)
-    objects = [{"rank": each, "t": half[:each], "a": (1, None)} for each in range(size)]
-    pair = [gloo.new_group([0, 2]), dist.new_group([0, 2])]
-
-    def plain(value: object) -> object:
-        if isinstance(value, torch.Tensor):
-            return [str(value.dtype), value.tolist()]
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items()}
-        return [plain(each) for each in value] if isinstance(value, list) else value
-
-    def both(call: object) -> None:
-        """Make a call with both; it returns what it wrote to."""
-        ended = []
-        for module, group in zip((gloo, dist), pair, strict=True):
-            try:
-                ended.append(["wrote", plain(call(module, group))])
-            except Exception as error:
-                ended.append(["raised", type(error).__name__])
-        assert ended[0] == ended[1], ended
-
-    def all_gather(module: object, group: object) -> list:
-        out = [None] * size
-        module.all_gather_object(out, objects[rank])
-        return out
-
-    def gather(module: object, group: object, dst: int | None, **options: object) -> list:
-        out = [None] * size
-        module.gather_object(objects[rank], out if rank == (dst or 0) else None, dst, **options)
-        return out
-
-    def broadcast(module: object, group: object, **options: object) -> list:
-        out = list(objects) if rank == options.get("src", options.get("group_src", 0)) else [None] * size
-        module.broadcast_object_list(out, device=torch.device("cpu"), **options)
-        return out
-
-    def scatter(module: object, group: object, **options: object) -> list:
-        out = [None, "stays"]
-        module.scatter_object_list(out, objects if rank == options.get("src", 0) else None, **options)
-        return out
-
-    def pass_on(module: object, group: object, **options: object) -> list:
-        out = [None] * size
-        if rank == 0:
-            module.send_object_list(objects, dst=1)
-        if rank == 1:
-            out.append(module.recv_object_list(out, **options))
-        return out
-
-    def in_pair(module: object, group: object) -> list:
-        out = [None] * 2
-        if rank != 1:
-            module.all_gather_object(out, rank, group=group)
-            module.broadcast_object_list(out, src=2, group=group)
-            module.gather_object(rank, out if rank == 2 else None, group=group, group_dst=1)
-            module.scatter_object_list(out, ["for 0", "for 2"] if rank == 2 else None, src=2, group=group)
-        return out
-
-    both(all_gather)
-    for root in (None, 0, 2):
-        both(lambda module, group, root=root: gather(module, group, root))
-    for options in ({}, {"src": 0}, {"src": 2}, {"group_src": 1}):
-        both(lambda module, group, options=options: broadcast(module, group, **options))
-    for options in ({}, {"src": 0}, {"src": 2}):
-        both(lambda module, group, options=options: scatter(module, group, **options))
-    for options in ({"src": 0}, {"group_src": 0}, {"src": 0, "use_batch": False}):
-        both(lambda module, group, options=options: pass_on(module, group, **options))
-    both(in_pair)
-    # Calls that are wrong at every rank.
-    both(lambda module, group: module.gather_object(1, [None] * size if rank != 0 else None))
-    both(lambda module, group: module.broadcast_object_list([1], src=0, group_src=0))
-    both(lambda module, group: module.scatter_object_list([], [1] * size))
-    both(lambda module, group: module.scatter_object_list(None, [1] * size))
-    both(lambda module, group: module.send_object_list([1]))
-    both(lambda module, group: module.send_object_list([1], dst=rank))
-    both(lambda module, group: module.recv_object_list([1], src=rank))
-    both(all_gather)
-    gloo.destroy_process_group()
-    dist.destroy_process_group()
-
-
-@pytest.mark.processes
-def test_lists_and_errors_are_those_of_gloo(ranks: Ranks) -> None:
-    ranks.run(beside_gloo, 3)

@@ -34,11 +34,6 @@ def test_another_backend_is_refused() -> None:
 
 
 def train(me: Me) -> None:
-    import torch
-    from torch import nn
-
-    from rankmesh.nn.parallel import DistributedDataParallel
-
     torch.set_num_threads(1)
 
     def step(process_group: object = None) -> list[float]:

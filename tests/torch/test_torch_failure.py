@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as c10d
 from support.processes import Me, Ranks, wait_until
+
+import rankmesh.torch as mesh
 
 pytestmark = pytest.mark.processes
 
 CALLS = ("backward", "wait", "future", "chain", "message", "call")
 
 
-def joined(me: Me, **options: Any) -> Any:
-    """Make torch's default group over the mesh; return torch.distributed."""
-    import torch.distributed as c10d
-
-    c10d.init_process_group(
-        "rankmesh", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size, **options
-    )
-    return c10d
+def join(me: Me) -> None:
+    """Make torch's default group over the mesh."""
+    c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size)
 
 
 def wait_in_all_ways(me: Me) -> None:
     """All but rank 1 wait for it: in a Work, a future, what follows one, a message, a call, and in backward()."""
-    import torch
-
-    c10d = joined(me)
+    join(me)
     groups = [c10d.new_group() for _ in range(5)]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups[0])
     loss = model(torch.ones(2, 4)).sum()
@@ -76,13 +73,7 @@ def test_a_killed_rank_is_named_wherever_the_others_wait(ranks: Ranks) -> None:
 
 def lose_patience(me: Me) -> None:
     """Rank 1 makes none of the calls that the others wait for."""
-    from datetime import timedelta
-
-    import torch
-
-    import rankmesh.torch as mesh
-
-    c10d = joined(me)
+    join(me)
     ones = torch.ones(2)
     soon = timedelta(seconds=3)  # making a group may take as long, too
     c10d.barrier()
@@ -114,9 +105,7 @@ def test_a_rank_that_stays_away_is_named(ranks: Ranks) -> None:
 
 def abort_and_leave(me: Me) -> None:
     """A group is given up by one member; another by all, while a call is under way."""
-    import torch
-
-    c10d = joined(me)
+    join(me)
     group, other = c10d.new_group(), c10d.new_group()
     waiting = c10d.all_reduce(torch.ones(1), group=other, async_op=True) if me.rank == 0 else None
     c10d.barrier()
@@ -142,9 +131,7 @@ def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
 
 def end_with_an_error(me: Me) -> None:
     """Rank 1 ends by an exception while a callback's thread of it waits for rank 0, which waits for rank 1."""
-    import torch
-
-    c10d = joined(me)
+    join(me)
     c10d.barrier()
     if me.rank == 1:
         c10d.irecv(torch.ones(1), src=0).get_future().then(lambda done: done.value())

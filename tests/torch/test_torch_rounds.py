@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as c10d
 from support.processes import Me, Ranks, wait_until
 
 pytestmark = pytest.mark.processes
 
 
-def total(c10d: Any, group: Any = None) -> float:
+def total(group: Any = None) -> float:
     """Sum the ranks' numbers, 1 and 10."""
-    import torch
-
     tensor = torch.tensor([10.0 ** c10d.get_rank()])
     c10d.all_reduce(tensor, group=group)
     return tensor.item()
@@ -21,8 +21,7 @@ def total(c10d: Any, group: Any = None) -> float:
 
 def begin_again(me: Me) -> None:
     """Every round has a store of its own, but for the last two, which share one."""
-    import torch
-    import torch.distributed as c10d
+    c10d.set_debug_level_from_env()  # torch reads it when it is imported, here before the fork
 
     def init(backend: str | None, round: str, **options: Any) -> None:
         method = f"file://{me.folder}/{round}"
@@ -33,12 +32,12 @@ def begin_again(me: Me) -> None:
     rounds["options"] = [caught["error"], "pg_options" in caught["text"], c10d.is_initialized()]
 
     init("rankmesh", "first")
-    rounds["first"] = [total(c10d), c10d.get_backend()]
+    rounds["first"] = [total(), c10d.get_backend()]
     c10d.destroy_process_group()
 
     init("RankMesh", "second")
     pair = c10d.new_group([0, 1])
-    rounds["second"] = [total(c10d), total(c10d, pair), c10d.get_backend()]
+    rounds["second"] = [total(), total(pair), c10d.get_backend()]
     c10d.destroy_process_group()
 
     init("gloo", "gloo")
@@ -54,11 +53,11 @@ def begin_again(me: Me) -> None:
     else:
         assert c10d.recv(got, group=over[1]) == 0
     c10d.destroy_process_group(over[0])
-    rounds["gloo"] = [total(c10d), total(c10d, over[1]), c10d.get_backend(over[1]), c10d.get_backend()]
+    rounds["gloo"] = [total(), total(over[1]), c10d.get_backend(over[1]), c10d.get_backend()]
     c10d.destroy_process_group()
 
     init("cpu:rankmesh,cuda:nccl", "devices")
-    rounds["devices"] = [total(c10d), [str(device) for device in c10d.group.WORLD._device_types]]
+    rounds["devices"] = [total(), [str(device) for device in c10d.group.WORLD._device_types]]
     c10d.destroy_process_group()
 
     # gloo stands for a backend of another device; it takes the CPU's tensors, too
@@ -76,7 +75,7 @@ def begin_again(me: Me) -> None:
         c10d.all_gather: ([one, one], one),
     }  # tensors without memory: each goes to torch's own group for that device, where there is nothing to do
     rounds["beside"] = [
-        total(c10d),
+        total(),
         tensor.item(),
         world._get_backend(torch.device("meta")) is beside,
         [str(device) for device in world._device_types],
@@ -87,7 +86,7 @@ def begin_again(me: Me) -> None:
     store = c10d.FileStore(f"{me.folder}/shared", me.size)
     for round in ("shared", "shared again"):
         c10d.init_process_group("rankmesh", store=store, rank=me.rank, world_size=me.size)
-        rounds[round] = [total(c10d)]
+        rounds[round] = [total()]
         c10d.destroy_process_group()
     wait_until(lambda: me.resources()[0] == ["MainThread"], "the threads to end", 30)
     me.say(rounds=rounds, left=[name for name in me.resources()[0] if name != "MainThread"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link
@@ -11,8 +13,8 @@ from rankmesh_agent.transports.windows import Region
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _OCTET = np.dtype(np.uint8)
-_TEXT = 1024
-"""Bytes of a file's name, or of the reason why there is none."""
+_OFFER = Struct("1024s1024s")
+"""A file's name, and the reason why there is none."""
 
 Outcome = list[Array | DistNetworkError]
 """Takes this rank's array, as bytes; or the error of all ranks, which does not end the group."""
@@ -38,19 +40,19 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
                 offer = mapping.name
             except DistNetworkError as error:
                 why = error.message
-        slots = segment.slots(_OCTET, 2 * _TEXT + used.size)
-        _write(slots[segment.rank], [offer, why])
-        slots[segment.rank][2 * _TEXT :] = used
+        slots = segment.slots(_OCTET, _OFFER.size + used.size)
+        _OFFER.pack_into(slots[segment.rank].data, 0, offer.encode(), why.encode())
+        slots[segment.rank][_OFFER.size :] = used
         segment.step()
         offered, why = _read(slots[0])
-        used = np.max([slot[2 * _TEXT :] for slot in slots], axis=0)
+        used = np.max([slot[_OFFER.size :] for slot in slots], axis=0)
         if segment.rank and not why:
             try:
                 mapping = Mapping.open(directory, offered, size)
             except DistNetworkError as error:
                 why = error.message
-        slots = segment.slots(_OCTET, 2 * _TEXT)
-        _write(slots[segment.rank], ["", why])
+        slots = segment.slots(_OCTET, _OFFER.size)
+        _OFFER.pack_into(slots[segment.rank].data, 0, b"", why.encode())
         segment.step()
         failures = [(rank, reason) for rank, slot in enumerate(slots) if (reason := _read(slot)[1])]
     finally:
@@ -75,13 +77,5 @@ def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcom
     outcome.append(np.empty(nbytes, np.uint8))
 
 
-def _write(slot: Array, texts: list[str]) -> None:
-    for place, text in enumerate(texts):
-        raw = text.encode()[:_TEXT]
-        slot[place * _TEXT : (place + 1) * _TEXT] = np.frombuffer(raw.ljust(_TEXT, b"\0"), np.uint8)
-
-
 def _read(slot: Array) -> list[str]:
-    return [
-        slot[place * _TEXT : (place + 1) * _TEXT].tobytes().rstrip(b"\0").decode(errors="replace") for place in range(2)
-    ]
+    return [text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack_from(slot.data)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,9 @@ class GpuCommunicator(Communicator):
         host: the group's communicator for arrays in host memory.
         backend: runs the collectives and the messages.
         exchange: through which the backend's ranks exchange identities and handles.
+
+    Attributes:
+        gpu_backend: the backend that runs the calls.
     """
 
     on_device = True
@@ -48,7 +51,7 @@ class GpuCommunicator(Communicator):
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self.state, self.queue, self.link = host.state, host.queue, host.link
-        self._backend = backend
+        self.gpu_backend = backend
         self._exchange = exchange
         self._submit = self._submit_one
         self._events = EventPool()
@@ -107,7 +110,7 @@ class GpuCommunicator(Communicator):
     @contextlib.contextmanager
     def _watched(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
         """Watch the launches of the block once they are enqueued, or from the start where enqueuing may block."""
-        watch_early = self._backend.may_block
+        watch_early = self.gpu_backend.may_block
         if watch_early:
             self._watch(launches, collective)
         try:
@@ -216,7 +219,7 @@ class GpuCommunicator(Communicator):
         if not options.async_op:
             return None
         source = global_rank if op == "recv" else None
-        return _MessageWork(launch, options.result, self._watchdog.future_of, source)
+        return LaunchedWork([launch], None, options.result, self._watchdog.future_of, source)
 
     @contextlib.contextmanager
     def batch_messages(self) -> Iterator[None]:
@@ -238,26 +241,21 @@ class GpuCommunicator(Communicator):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.on_device(launch.device):
-                    self._backend.connect(launch, sender, receiver)
-            with self._backend.grouped() if len(messages) > 1 else contextlib.nullcontext():
+                    self.gpu_backend.connect(launch, sender, receiver)
+            with self.gpu_backend.grouped() if len(messages) > 1 else contextlib.nullcontext():
                 for launch, op, array, peer in messages:
                     with runtime.on_device(launch.device):
-                        (self._backend.send if op == "send" else self._backend.recv)(launch, array, peer)
+                        (self.gpu_backend.send if op == "send" else self.gpu_backend.recv)(launch, array, peer)
 
     # The group's state is that of the host communicator
 
     @property
-    def gpu_backend(self) -> GpuBackend:
-        """The backend that runs the calls."""
-        return self._backend
-
-    @property
     def medium(self) -> str:
-        return self._backend.medium
+        return self.gpu_backend.medium
 
     @property
     def backend(self) -> str:
-        return self._backend.name
+        return self.gpu_backend.name
 
     @property
     def batching(self) -> bool:
@@ -286,8 +284,8 @@ class GpuCommunicator(Communicator):
             with contextlib.suppress(RuntimeError):  # the group has failed; or this is a callback, which cannot wait
                 self.finish(self.timeout)
         if self._watchdog.close() or self.failure is not None:
-            self._backend.abort()
-        self._backend.close()
+            self.gpu_backend.abort()
+        self.gpu_backend.close()
         for (device, _), stream in self._streams.items():
             with runtime.on_device(device):
                 runtime.destroy_stream(stream)
@@ -302,19 +300,6 @@ class _Message(NamedTuple):
     op: str
     array: DeviceArray
     peer: int
-
-
-class _MessageWork(LaunchedWork):
-    """Work of a message between GPUs."""
-
-    def __init__(
-        self, launch: Launch, result: list[Any], future_of: Callable[[Launch], Any], source: int | None
-    ) -> None:
-        super().__init__([launch], None, result, future_of)
-        self._source = source
-
-    def source_rank(self) -> int:
-        return super().source_rank() if self._source is None else self._source
 
 
 @functools.lru_cache(1024)

@@ -113,9 +113,9 @@ class Launch:
                 self._event = event
 
     def is_completed(self) -> bool:
-        """Return whether the GPU has completed the call, or it has failed; then it releases what it kept."""
+        """Return whether the GPU has completed the call, or it has failed; a completed call releases what it kept."""
         with self._lock:
-            if not self._ended and self._event is not None and (self.error is not None or self._query(self._event)):
+            if not self._ended and self._event is not None and self._query(self._event):
                 self._ended = True
                 self._events.release(self.device, self._event)
                 self._release()
@@ -154,6 +154,7 @@ class LaunchedWork(Work):
         queued: the Work of the launch itself, which waits for earlier calls of the group; None if it is launched.
         result: the caller's arrays.
         future_of: returns a future that completes with a launch.
+        source: global rank that a message comes from, None for other calls.
     """
 
     def __init__(
@@ -162,11 +163,13 @@ class LaunchedWork(Work):
         queued: Work | None,
         result: list[Any],
         future_of: Callable[[Launch], Future],
+        source: int | None = None,
     ) -> None:
         self._launches = launches
         self._queued = queued
         self._result = result
         self._future_of = future_of
+        self._source = source
 
     def is_completed(self) -> bool:
         queued = self._queued
@@ -213,6 +216,9 @@ class LaunchedWork(Work):
     def result(self) -> list[Any]:
         self.wait()
         return self._result
+
+    def source_rank(self) -> int:
+        return super().source_rank() if self._source is None else self._source
 
     def get_future(self) -> Future:
         """Return a future that completes, with ``result()`` as its value, when the GPUs have completed the call."""

@@ -28,8 +28,10 @@ class Watchdog:
         self._wakeup = threading.Event()
 
     def add(self, check: Check) -> None:
-        """Run a check from now on."""
+        """Run a check from now on. Does nothing the second time."""
         with self._lock:
+            if check in self._checks:
+                return
             self._checks.append(check)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from rankmesh_agent.net.stream import FramedStream
 
 MAX_IDLE = 8
 """Connections that are kept while no call uses them."""
 
 
-class Connection(Protocol):
-    """A connection, as the pool sees it."""
-
-    def shutdown(self) -> None:
-        """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""
-
-    def close(self) -> None:
-        """Close the descriptor."""
-
-
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=FramedStream)
 
 
 class ConnectionPool(Generic[C]):

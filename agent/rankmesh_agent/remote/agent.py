@@ -62,8 +62,8 @@ class RemoteAgent:
         same_host = offer.host_id == shared_memory.host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._client = AgentClient(offer, path, settings.token)
-        self._reporter = Reporter(self._client)
         self._groups: list[RemoteCommunicator] = []
+        self._reporter = Reporter(self._client, self._groups)
         wanted = {
             "job": settings.job,
             "rank": rank,
@@ -109,13 +109,11 @@ class RemoteAgent:
             self._end_group(group)
             raise
         self._groups.append(group)
-        self._reporter.groups.append(group)
         return group
 
     def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
-        self._groups = [other for other in self._groups if other is not group]
-        self._reporter.groups = [*self._groups]
+        self._groups[:] = [other for other in self._groups if other is not group]
         self._end_group(group)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
@@ -159,7 +157,7 @@ class RemoteAgent:
         self._client.release(reason)
         for group in self._groups:
             group.close()
-        self._groups = []
+        self._groups.clear()
         self._client.close()
 
     def close_in_child(self) -> None:

@@ -96,7 +96,7 @@ class CallStream:
             wanted = attach_frames.decode_json(frame.document)
             group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
             description, descriptors[:] = describe_group(group)
-            return Response.OK, attach_frames.encode_json(description.to_json()), ()
+            return Response.OK, attach_frames.encode_json(description), ()
         execute = _REQUESTS.get(kind)
         if execute is None:
             raise ProtocolError(f"an attached process sent an unknown request, {kind}")

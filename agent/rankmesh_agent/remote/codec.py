@@ -140,26 +140,13 @@ def _op_stats(nbytes: int, seconds: float, failures: int, buckets: list[int]) ->
     return OpStats(int(nbytes), float(seconds), int(failures), [int(count) for count in buckets])
 
 
-class SegmentDescription(NamedTuple):
-    """Shared memory of a group's members, for the attached process to map.
-
-    Attributes:
-        size: bytes of the memory.
-        slot_bytes: bytes of a slot.
-        oversubscribed: see Segment.
-    """
-
-    size: int
-    slot_bytes: int
-    oversubscribed: bool
-
-
 class GroupDescription(NamedTuple):
-    """A group, as the agent describes it to the attached process.
+    """A group, as the agent describes it to the attached process; as plain data, a dict of these fields.
 
     Attributes:
-        id, name, ranks, timeout, medium: see Calls.
-        segment: the members' shared memory, None where the agent makes the calls; its descriptor comes along.
+        id, name, ranks, timeout, medium: see Communicator.
+        lent: the members' shared memory for the attached process to map: its bytes, bytes of a slot, and whether the
+            host is oversubscribed; its descriptor comes along. None where the agent makes the calls.
     """
 
     id: int
@@ -167,27 +154,19 @@ class GroupDescription(NamedTuple):
     ranks: list[int]
     timeout: float
     medium: str
-    segment: SegmentDescription | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        document = self._asdict()
-        segment = document.pop("segment")
-        return document | {"lent": None if segment is None else list(segment)}
+    lent: tuple[int, int, bool] | None
 
 
-def describe_group(group: LocalCommunicator) -> tuple[GroupDescription, list[int]]:
-    """Return the description of a group, and the descriptors that go along."""
+def describe_group(group: LocalCommunicator) -> tuple[dict[str, Any], list[int]]:
+    """Return the description of a group as plain data, and the descriptors that go along."""
     backend = group.queue.backend
     segment = backend.segment if backend.delegated else None
-    description, descriptors = None, []
+    lent, descriptors = None, []
     if segment is not None:
-        description = SegmentDescription(segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed)
+        lent = segment.mapping.bytes.size, segment.slot_bytes, segment.oversubscribed
         descriptors = [segment.mapping.descriptor]
-    return (
-        GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium, description),
-        descriptors,
-    )
+    description = GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium, lent)
+    return description._asdict(), descriptors
 
 
 def group_from_json(document: dict[str, Any]) -> GroupDescription:
@@ -197,10 +176,8 @@ def group_from_json(document: dict[str, Any]) -> GroupDescription:
         ProtocolError: there is none.
     """
     try:
-        fields = dict(document)
-        segment = fields.pop("lent")
-        return GroupDescription(**fields, segment=None if segment is None else SegmentDescription(*segment))
-    except (KeyError, TypeError) as error:
+        return GroupDescription(**document)
+    except TypeError as error:
         raise ProtocolError(f"the agent sent a malformed description of a group: {document!r:.200}") from error
 
 

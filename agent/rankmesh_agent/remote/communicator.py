@@ -67,17 +67,18 @@ class RemoteCommunicator(Communicator):
         self._client = client
         self._settings = settings
         self._start_reports = start_reports
-        segment = description.segment
-        self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=segment is not None)
+        lent = description.lent
+        self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=lent is not None)
         self.link = RemoteLink(client, self.state, self.rank)
         backend = RemoteBackend(client, self.id, self.rank, description.medium, self.state)
         self._reported: float | None = None
         self.queue = CallQueue(self.state, backend)
         self._submit = self.queue.submit
         self._segment: Segment | None = None
-        if segment is not None:
-            mapping = Mapping.from_descriptor(descriptors.pop(), segment.size)
-            self._segment = Segment(mapping, self.rank, self.size, segment.slot_bytes, segment.oversubscribed)
+        if lent is not None:
+            nbytes, slot_bytes, oversubscribed = lent
+            mapping = Mapping.from_descriptor(descriptors.pop(), nbytes)
+            self._segment = Segment(mapping, self.rank, self.size, slot_bytes, oversubscribed)
 
     def start(self, timeout: float) -> None:
         """Complete the setup that the agent has begun: the members' first call in their shared memory.
@@ -171,7 +172,6 @@ class _Message:
         self._client = client
         self._down = [as_bytes(each) for each in received]
         self._options = options
-        self._on_complete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_message_numbers)
         self._done = False
@@ -212,9 +212,8 @@ class _Message:
         if frame.document:
             (self.source,) = _SOURCE.unpack(frame.document)
         self._done = True
-        if self._on_complete is not None:
-            self._on_complete()
-            self._on_complete = None
+        if self._options.on_complete is not None:
+            self._options.on_complete()
         return True
 
     def work(self) -> Work | None:

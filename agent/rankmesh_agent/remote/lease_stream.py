@@ -113,7 +113,7 @@ class LeaseStream:
             "lease": lease.id,
             "rank": agent.member.rank,
             "members": [vars(member) for member in agent.members()],
-            "world": world.to_json(),
+            "world": world,
         }
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK, document, descriptors)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-
+from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
 from rankmesh_agent.remote.codec import error_from_json
 from rankmesh_agent.remote.communicator import RemoteCommunicator
@@ -17,32 +16,21 @@ class Reporter:
 
     Args:
         client: of the agent.
-
-    Attributes:
-        groups: the groups of this process.
+        groups: the groups of this process; the list may change.
     """
 
-    def __init__(self, client: AgentClient) -> None:
-        self.groups: list[RemoteCommunicator] = []
+    def __init__(self, client: AgentClient, groups: list[RemoteCommunicator]) -> None:
         self._client = client
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._groups = groups
+        self._watchdog = Watchdog("rankmesh-report", CONTROL_SECONDS)
 
     def start(self) -> None:
         """Start the thread. Does nothing the second time."""
-        with self._lock:
-            if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(target=self._run, name="rankmesh-report", daemon=True)
-                self._thread.start()
+        self._watchdog.add(self._check)
 
     def stop(self) -> None:
         """End the thread."""
-        with self._lock:
-            self._stopping.set()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(CONTROL_SECONDS)
+        self._watchdog.remove(self._check)
 
     def send(self) -> None:
         """Send a report now.
@@ -50,7 +38,7 @@ class Reporter:
         Raises:
             DistError: the agent is gone, or refuses.
         """
-        groups = list(self.groups)
+        groups = list(self._groups)
         reports = [(group.id, report) for group in groups if (report := group.report()) is not None]
         # The response matters without reports, too: calls in shared memory hardly notice a failure otherwise.
         failures = dict(self._client.control(Request.REPORT, {"groups": reports}).get("failures", ()))
@@ -60,12 +48,12 @@ class Reporter:
                 if isinstance(failure, DistError):
                     group.state.fail(failure)
 
-    def _run(self) -> None:
-        while not self._stopping.wait(HEARTBEAT_SECONDS):
-            try:
-                self.send()
-            except RankFailedError as error:
-                for group in list(self.groups):
-                    group.state.fail(error)
-            except DistError:  # the next call raises it
-                pass
+    def _check(self) -> float:
+        try:
+            self.send()
+        except RankFailedError as error:
+            for group in list(self._groups):
+                group.state.fail(error)
+        except DistError:  # the next call raises it
+            pass
+        return HEARTBEAT_SECONDS

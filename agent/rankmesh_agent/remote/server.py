@@ -100,8 +100,7 @@ class SessionServer:
 
     def end_lease(self, lease: str) -> None:
         """Close the streams of a lease that has ended: its process learns of it, if it did not end it."""
-        with self._lock:
-            held = self._lease_streams.get(lease)
+        held = self._lease_streams.get(lease)
         if held is not None:
             held.end()
 
@@ -147,7 +146,12 @@ class SessionServer:
             frame = stream.receive(Deadline(CHALLENGE_SECONDS))
             document = attach_frames.decode_json(frame.document)
             if frame.header.kind == Request.ACQUIRE:
-                self._serve_lease(LeaseStream(self._leases, self._agent_id, stream, document))
+                lease = LeaseStream(self._leases, self._agent_id, stream, document)
+                self._lease_streams[lease.id] = lease
+                try:
+                    lease.serve()
+                finally:
+                    self._lease_streams.pop(lease.id, None)
             elif frame.header.kind == Request.OPEN_STREAM:
                 self._serve_calls(stream, str(document.get("lease", "")))
         except (StreamClosedError, StreamTimeoutError, DistNetworkError):
@@ -159,18 +163,8 @@ class SessionServer:
             with self._lock:
                 self._streams.pop(stream, None)
 
-    def _serve_lease(self, lease: LeaseStream) -> None:
-        with self._lock:
-            self._lease_streams[lease.id] = lease
-        try:
-            lease.serve()
-        finally:
-            with self._lock:
-                self._lease_streams.pop(lease.id, None)
-
     def _serve_calls(self, stream: FramedStream, lease: str) -> None:
-        with self._lock:
-            held = self._lease_streams.get(lease)
+        held = self._lease_streams.get(lease)
         session = None if held is None else held.session
         if session is None:
             refuse(stream, LeaseEndedError("the lease of the agent has ended"))

@@ -143,8 +143,6 @@ class StoreClient(BlockingStore):
 
     def close_in_child(self) -> None:
         self._pool.close_in_child()
-        if self._http is not None:
-            self._http.close_in_child()
 
     def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
         """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""

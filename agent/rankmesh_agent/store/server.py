@@ -127,7 +127,7 @@ class StoreServer:
         connections, listener, spin = self._connections, unix_listener.fileno(), AdaptiveSpin(poll.poll, 0)
         try:
             while not self._closed:
-                events = spin.poll() or poll.poll(self._poll_timeout())
+                events = spin.poll() or poll.poll(min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS))
                 for descriptor, _ in events:
                     connection = connections.get(descriptor)
                     if connection is not None:
@@ -365,12 +365,6 @@ class StoreServer:
         at = time.monotonic() + seconds
         heapq.heappush(timers, (at, next(self._sequence), connection, subject))
         self._due = min(self._due, at)
-
-    def _poll_timeout(self) -> float | None:
-        """Return the time until the next timer; None for none."""
-        if self._due == math.inf:
-            return None
-        return min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS)
 
     def _run_timers(self) -> None:
         """Handle the timers that are due, and find the next one."""

@@ -144,14 +144,7 @@ class Mapping:
             descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {error.strerror}") from error
-        try:
-            if os.fstat(descriptor).st_size != size:
-                raise DistNetworkError(f"shared memory {directory}/{name} has not the announced size of {size} bytes")
-            return cls(directory, name, descriptor, size, keep=keep)
-        except OSError as error:
-            raise DistNetworkError(f"cannot map shared memory {directory}/{name}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
+        return cls._checked(directory, name, descriptor, size, f"shared memory {directory}/{name}", keep=keep)
 
     @classmethod
     def from_descriptor(cls, descriptor: int, size: int) -> Mapping:
@@ -160,12 +153,19 @@ class Mapping:
         Raises:
             DistNetworkError: the file differs from its announcement.
         """
+        return cls._checked("", "", descriptor, size, "received shared memory")
+
+    @classmethod
+    def _checked(
+        cls, directory: str, name: str, descriptor: int, size: int, subject: str, *, keep: bool = False
+    ) -> Mapping:
+        """Map a file of another process, and close its descriptor."""
         try:
             if os.fstat(descriptor).st_size != size:
-                raise DistNetworkError(f"received shared memory has not the announced size of {size} bytes")
-            return cls("", "", descriptor, size)
+                raise DistNetworkError(f"{subject} has not the announced size of {size} bytes")
+            return cls(directory, name, descriptor, size, keep=keep)
         except OSError as error:
-            raise DistNetworkError(f"cannot map received shared memory: {error.strerror}") from error
+            raise DistNetworkError(f"cannot map {subject}: {error.strerror}") from error
         finally:
             os.close(descriptor)
 

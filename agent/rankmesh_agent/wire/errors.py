@@ -43,6 +43,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+_DETAILS = ("ranks", "op", "group", "seq", "address")
+"""Attributes of an error that cross process boundaries."""
+
 
 class DistError(RuntimeError):
     """Base of all RankMesh errors.
@@ -86,13 +89,7 @@ class DistError(RuntimeError):
 
     def details(self) -> dict[str, Any]:
         """The data that is set, as JSON-ready values."""
-        found = {
-            "ranks": list(self.ranks),
-            "op": self.op,
-            "group": self.group,
-            "seq": self.seq,
-            "address": self.address,
-        }
+        found = {name: getattr(self, name) for name in _DETAILS} | {"ranks": list(self.ranks)}
         return {name: value for name, value in found.items() if value not in (None, [])}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -311,7 +308,5 @@ BY_CODE: dict[str, type[DistError]] = _tree(DistError)
 
 def from_code(code: str, message: str, **details: Any) -> DistError:
     """Return the error that another process described; an unknown code (of a newer peer) becomes a plain DistError."""
-    known = {
-        name: details[name] for name in ("ranks", "op", "group", "seq", "address") if details.get(name) is not None
-    }
+    known = {name: details[name] for name in _DETAILS if details.get(name) is not None}
     return BY_CODE.get(code, DistError)(message, **known)

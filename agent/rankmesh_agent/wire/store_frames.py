@@ -38,9 +38,7 @@ from collections.abc import Sequence
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.upgrade import Upgrade
 
-PATH = b"/v1/store-fast-path"
-PROTOCOL = b"rankmesh-store/1"
-UPGRADE = Upgrade(PATH, PROTOCOL)
+UPGRADE = Upgrade(b"/v1/store-fast-path", b"rankmesh-store/1")
 _UNIX_SOCKET_FIELD = b"Rankmesh-Nearby: "
 
 _REQUEST, _RESPONSE = "!BBxxIIId", "!BxxxIIIq"

@@ -119,7 +119,9 @@ def test_with_any_algorithm(medium: Medium, sizes: tuple[int, ...], number: int,
         assert taken >= all_of(medium)
 
 
-@pytest.mark.parametrize("worlds", [range(4), pytest.param(range(4, 7), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "worlds", [range(4), pytest.param(range(4, 7), marks=pytest.mark.slow)], ids=["of 4", "larger"]
+)
 def test_over_hosts(worlds: range, taken: Taken) -> None:
     cells = cells_of("any algorithm", tuple(map(len, LAYOUTS)))
     for number in worlds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import random
 import threading
@@ -116,20 +115,15 @@ def converse(connection: Connection, saying: bytes, hears: int, seed: int) -> by
     return bytes(heard)
 
 
-@pytest.mark.parametrize(("there", "back"), [(1, 0), (0, 65_537), (3_000_001, 5_000_000), (777, 4_194_304)])
+@pytest.mark.parametrize(
+    ("there", "back"), [(1, 0), (0, 65_537), (300, 40_000), (3_000_001, 5_000_000), (777, 4_194_304)]
+)
 def test_bytes_arrive_whole_and_in_order_both_ways_at_once(ends, there, back):
     dice = random.Random(there)
     says = dice.randbytes(there), dice.randbytes(back)
     heard = in_threads(2, lambda side: converse(ends[side], says[side], len(says[1 - side]), side))
     assert heard[1] == says[0]
     assert heard[0] == says[1]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_conversations_of_any_length(ends, seed):
-    dice = random.Random(seed)
-    says = [dice.randbytes(int(2 ** dice.uniform(0, 21))) for _ in range(2)]
-    assert in_threads(2, lambda side: converse(ends[side], says[side], len(says[1 - side]), seed + side)) == says[::-1]
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview, lambda data: memoryview(bytearray(data))])
@@ -149,16 +143,9 @@ def test_many_small_buffers(one_and_other):
     assert recv_exactly(other, len(data), deadline) == data
 
 
-def test_nothing_to_send_is_nothing_sent(ends):
-    assert [end.send(nothing) for end in ends for nothing in ([], [b""])] == [0, 0, 0, 0]
-
-
-def test_nothing_is_received_when_nothing_is_here(ends):
-    assert [end.recv_into(memoryview(bytearray(10))) for end in ends] == [0, 0]
-
-
-def test_no_room_receives_nothing(one_and_other):
+def test_transfers_without_bytes(one_and_other):
     one, other = one_and_other
+    assert [one.send([]), one.send([b""]), other.recv_into(memoryview(bytearray(10)))] == [0, 0, 0]
     assert other.recv_into(memoryview(bytearray())) == 0
     send_all(one, b"here", Deadline(10))
     assert other.recv_into(memoryview(bytearray())) == 0
@@ -182,48 +169,22 @@ def test_a_full_connection_still_receives(one_and_other):
 
 
 def test_connections_at_one_listener_do_not_mix(transport, listener):
-    with contextlib.ExitStack() as closing:
-        for number in range(10):
-            connecting, accepting = connect(transport, listener)
-            closing.callback(connecting.close)
-            closing.callback(accepting.close)
-            send_all(connecting, bytes([number]), Deadline(10))
-            assert recv_exactly(accepting, 1, Deadline(10)) == bytes([number])
-
-
-def test_many_connect_at_once(transport, listener):
-    connecting, arrived = meet([transport.dial(listener.address) for _ in range(10)], listener)
-    accepting = [connection for _, connection in arrived]
+    connecting, arrived = meet([transport.dial(listener.address, bytes([number])) for number in range(10)], listener)
+    accepting = {identity[0]: connection for identity, connection in arrived}
     for number, connection in enumerate(connecting):
         send_all(connection, bytes([number]), Deadline(10))
-    assert sorted(recv_exactly(connection, 1, Deadline(10))[0] for connection in accepting) == list(range(10))
-    for connection in connecting + accepting:
+    for number, connection in enumerate(connecting):
+        assert recv_exactly(accepting[number], 1, Deadline(10)) == bytes([number])
         connection.close()
+        accepting[number].close()
 
 
 # Waiting
 
 
-def test_no_wake_up_is_missed(ends):
-    rounds = 2000
-
-    def play(side: int) -> int:
-        ball = side.to_bytes(8, "big")
-        for _ in range(rounds):
-            if side == 0:
-                send_all(ends[0], ball, Deadline(20))
-            ball = recv_exactly(ends[side], 8, Deadline(20))
-            ball = (int.from_bytes(ball, "big") + 1).to_bytes(8, "big")
-            if side == 1:
-                send_all(ends[1], ball, Deadline(20))
-        return int.from_bytes(ball, "big")
-
-    assert in_threads(2, play) == [2 * rounds, 2 * rounds - 1]
-
-
-def test_no_wake_up_is_missed_in_bursts(one_and_other):
+def test_no_wakeup_is_missed(one_and_other):
     one, other = one_and_other
-    sizes = [int(2 ** random.Random(burst).uniform(0, 17)) for burst in range(300)]
+    sizes = [int(2 ** random.Random(burst).uniform(0, 17)) for burst in range(500)]
 
     def burst(side: int) -> None:
         for size in sizes:
@@ -237,44 +198,16 @@ def test_no_wake_up_is_missed_in_bursts(one_and_other):
     in_threads(2, burst)
 
 
-def test_a_wait_for_nothing_ends_with_the_deadline(ends):
-    for end in ends:
-        with pytest.raises(TimeoutError, match=r"no answer from .* within 0\.0 s"):
-            recv_exactly(end, 1, Deadline(0.04))
-
-
-def test_a_wait_for_room_ends_with_the_deadline(one_and_other):
-    one, _ = one_and_other
-    fill(one)
-    with pytest.raises(TimeoutError):
-        send_all(one, bytes(MOST_BUFFERED), Deadline(0.05))
-
-
-@pytest.mark.parametrize("seconds", [math.inf, 1e9])
-def test_an_endless_wait_ends_when_there_is_something(one_and_other, seconds):
-    one, other = one_and_other
-    with meanwhile(one.send, [b"!"]):
-        assert recv_exactly(other, 1, Deadline(seconds)) == b"!"
-
-
 # The end of a connection
 
 
-def test_what_was_sent_before_closing_is_received(one_and_other):
+@pytest.mark.parametrize("full", [False, True])
+def test_bytes_sent_before_the_close_are_received(one_and_other, full):
     one, other = one_and_other
-    send_all(one, PIECE, Deadline(10))
+    sent = fill(one) if full else one.send([PIECE])
     one.close()
-    assert recv_exactly(other, len(PIECE), Deadline(10)) == PIECE
+    assert recv_exactly(other, sent, Deadline(10)).startswith(PIECE)
     with pytest.raises(DistNetworkError, match="lost"):
-        recv_exactly(other, 1, Deadline(10))
-
-
-def test_a_full_connection_is_received_after_closing(one_and_other):
-    one, other = one_and_other
-    taken = fill(one)
-    one.close()
-    recv_exactly(other, taken, Deadline(10))
-    with pytest.raises(DistNetworkError):
         recv_exactly(other, 1, Deadline(10))
 
 
@@ -338,13 +271,6 @@ def test_a_writer_asleep_wakes_when_the_other_side_closes(one_and_other):
         send_until_it_fails(one)
 
 
-def test_sending_to_who_has_closed_fails_in_the_end(one_and_other):
-    one, other = one_and_other
-    other.close()
-    with pytest.raises(DistNetworkError, match="lost"):
-        send_until_it_fails(one)
-
-
 def test_a_lost_connection_stays_lost(one_and_other):
     one, other = one_and_other
     other.close()
@@ -363,11 +289,6 @@ def test_a_closed_end_neither_sends_nor_receives(one_and_other):
         one.recv_into(memoryview(bytearray(1)))
 
 
-def test_closing_twice_is_closing_once(ends, listener):
-    for closes in (*ends, *ends, listener, listener):
-        closes.close()
-
-
 # Listening and connecting
 
 
@@ -378,10 +299,6 @@ def take_turns(attempt, listener, turns: int):
         made = made or attempt.advance()
         arrived += look(listener)
     return made, arrived
-
-
-def test_nobody_comes(listener):
-    assert look(listener) == []
 
 
 def test_connecting_to_nobody(transport, listener):
@@ -405,7 +322,7 @@ def test_who_comes_says_who_it_is(transport, listener, identity):
 
 def test_who_is_not_admitted_is_told_and_is_no_arrival(transport, listener, shm):
     for _ in range(2):
-        with pytest.raises(DistNetworkError) as caught:
+        with pytest.raises(DistNetworkError, match="does not wait for this rank") as caught:
             meet([transport.dial(listener.address, b"me")], listener, arrivals=0, admits=lambda identity: False)
         assert not isinstance(caught.value, AuthenticationError)
     assert list(shm.iterdir()) == []
@@ -441,22 +358,13 @@ def test_an_address_in_use_is_refused(transport, listener):
         transport.listen(listener.address)
 
 
-def test_an_address_is_free_again_after_closing(transport, listener):
-    listener.close()
+def test_a_second_close_does_nothing(transport, listener, ends):
+    for closes in (*ends, *ends, listener):
+        closes.close()
     again = transport.listen(listener.address)
+    listener.close()
     for closes in (*connect(transport, again), again):
         closes.close()
-
-
-def test_closing_twice_leaves_the_next_listener_at_the_address_alone(transport, listener):
-    listener.close()
-    again = transport.listen(listener.address)
-    listener.close()
-    try:
-        for connection in connect(transport, again):
-            connection.close()
-    finally:
-        again.close()
 
 
 def test_accepting_at_a_closed_listener(listener):
@@ -507,7 +415,7 @@ def test_nothing_is_left_after_closing(transport, shm):
     gc.collect()
     use_and_close(transport)
     before = descriptors(), our_threads()
-    for _ in range(50):
+    for _ in range(20):
         use_and_close(transport)
     assert wait_until(lambda: descriptors() <= before[0]), os.listdir("/proc/self/fd")
     assert wait_until(lambda: our_threads() <= before[1]), threading.enumerate()

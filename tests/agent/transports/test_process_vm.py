@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -19,59 +18,54 @@ from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.process_vm import CHUNK_BYTES, address_of, can_read, read_into
 from rankmesh_agent.wire.errors import DistNetworkError
 
-SHOWING = """if True:
+LONGEST = 3 * process_vm._PARALLEL_BYTES + 12345
+SHOWING = f"""if True:
     import sys
     import numpy as np
-    array = np.random.default_rng(3).integers(0, 256, int(sys.argv[1]), np.uint8)
+    array = np.arange({LONGEST} // 4 + 1, dtype=np.uint32)
     print(array.ctypes.data, flush=True)
     sys.stdin.readline()"""
 
 
-@contextlib.contextmanager
-def showing(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Run a process that has some random bytes; return its pid and their address."""
-    child = subprocess.Popen([sys.executable, "-c", SHOWING, str(nbytes)], stdin=-1, stdout=-1, text=True)
+def pattern(nbytes: int) -> np.ndarray:
+    """Return the first bytes in the memory of ``process``."""
+    return np.arange(nbytes // 4 + 1, dtype=np.uint32).view(np.uint8)[:nbytes]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[tuple[int, int]]:
+    """Run a process with LONGEST bytes of ``pattern``; return its pid and their address."""
+    child = subprocess.Popen([sys.executable, "-c", SHOWING], stdin=-1, stdout=-1, text=True)
     try:
         assert child.stdout is not None
-        yield child.pid, int(child.stdout.readline())
+        address = int(child.stdout.readline())
+        if not can_read(child.pid, address, pattern(100).tobytes()):
+            pytest.skip("this machine lets no process read another one's memory")
+        yield child.pid, address
     finally:
         child.kill()
         child.communicate()
 
 
-def shown(nbytes: int) -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(
+    "nbytes", [0, 1, 4097, 2 * CHUNK_BYTES + 3, process_vm._PARALLEL_BYTES - 1, process_vm._PARALLEL_BYTES, LONGEST]
+)
+def test_reads_of_another_process(process: tuple[int, int], nbytes: int, parallel: bool) -> None:
+    into = np.zeros(nbytes, np.uint8)
+    read_into(*process, into, parallel=parallel)
+    np.testing.assert_array_equal(into, pattern(nbytes))
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
 
 
-def refused() -> bool:
-    with showing(100) as (pid, address):
-        return not can_read(pid, address, shown(100).tobytes())
-
-
-needs_permission = pytest.mark.skipif(refused(), reason="this machine lets no process read another one's memory")
-
-
-def test_it_reads_its_own_memory():
-    data = np.arange(1000)
-    got = np.zeros_like(data)
-    read_into(os.getpid(), address_of(data), got)
-    np.testing.assert_array_equal(got, data)
-
-
-@needs_permission
-@pytest.mark.parametrize("nbytes", [0, 1, 4097, 2 * CHUNK_BYTES + 3])
-def test_it_reads_another_process(nbytes):
-    with showing(nbytes) as (pid, address):
-        got = np.zeros(nbytes, np.uint8)
-        read_into(pid, address, got)
-        np.testing.assert_array_equal(got, shown(nbytes))
-        view = memoryview(bytearray(nbytes))
-        read_into(pid, address, view)
-        assert view == got.data
+def test_a_read_into_a_view(process: tuple[int, int]) -> None:
+    view = memoryview(bytearray(100))
+    read_into(*process, view)
+    assert view == pattern(100).data
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex128])
-def test_any_dtype(dtype):
+def test_any_dtype_of_this_process(dtype):
     data = np.arange(33).astype(dtype)
     got = np.zeros(30, dtype)
     read_into(os.getpid(), address_of(data[2:]), got)
@@ -117,13 +111,12 @@ def test_memory_that_is_not_there():
     assert not can_read(os.getpid(), 8, b"nonce")
 
 
-@needs_permission
-def test_a_process_that_is_gone():
-    with showing(10) as (pid, address):
-        pass
+def test_a_process_that_is_gone(process: tuple[int, int]) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
     with pytest.raises(DistNetworkError, match="No such process"):
-        read_into(pid, address, np.zeros(10, np.uint8))
-    assert not can_read(pid, address, shown(10).tobytes())
+        read_into(gone.pid, process[1], np.zeros(10, np.uint8))
+    assert not can_read(gone.pid, process[1], pattern(10).tobytes())
 
 
 def test_memory_of_a_stranger_is_not_taken_for_the_right_one():
@@ -166,21 +159,8 @@ def test_other_threads_run_meanwhile():
     assert steps
 
 
-@pytest.mark.parametrize(
-    "nbytes", [process_vm._PARALLEL_BYTES - 1, process_vm._PARALLEL_BYTES, 3 * process_vm._PARALLEL_BYTES + 12345]
-)
-def test_two_threads_read_a_half_each(nbytes: int) -> None:
-    with showing(nbytes) as (pid, address):
-        into = np.zeros(nbytes, np.uint8)
-        read_into(pid, address, into, parallel=True)
-        assert (into == np.random.default_rng(3).integers(0, 256, nbytes, np.uint8)).all()
-    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
-
-
-def test_what_the_second_thread_cannot_read_is_told() -> None:
-    nbytes = 2 * process_vm._PARALLEL_BYTES
-    with showing(nbytes) as (pid, address):
-        far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
-        with pytest.raises(DistNetworkError, match="cannot read the memory"):
-            process_vm.read(pid, address, address_of(far), far.nbytes, parallel=True)
+def test_an_error_of_the_second_thread_is_raised(process: tuple[int, int]) -> None:
+    far = np.empty(1 << 34, np.uint8)  # never touched: only its addresses count
+    with pytest.raises(DistNetworkError, match="cannot read the memory"):
+        process_vm.read(*process, address_of(far), far.nbytes, parallel=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]

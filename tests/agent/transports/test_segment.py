@@ -16,7 +16,7 @@ from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.transports.slots import NOTES, CallMismatchError
 
-I8, F4, U1 = np.dtype("int64"), np.dtype("float32"), np.dtype("uint8")
+I8, U1 = np.dtype("int64"), np.dtype("uint8")
 SLOT = 4096
 
 
@@ -50,13 +50,13 @@ def segments(shm, crowded):
     return make
 
 
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_everyone_reads_what_everyone_wrote(segments, size):
     group = segments(size)
 
     def take_part(rank: int) -> None:
         segment, dice = group[rank], random.Random(rank)
-        for seq in range(60):
+        for seq in range(40):
             segment.begin(seq, 100 + seq, give_up())
             for part in range(1 + seq % 3):  # calls of one, two and three steps: both turns come first
                 count = 1 + (seq * 7 + part) % 50
@@ -142,20 +142,6 @@ def test_a_slot_is_not_overwritten_while_others_read_it(segments):
     in_threads(2, take_part)
 
 
-def test_steps_without_slots_are_a_barrier(segments):
-    group = segments(4)
-    arrived = [0] * 4
-
-    def take_part(rank: int) -> None:
-        for seq in range(200):
-            arrived[rank] = seq
-            group[rank].begin(seq, 7, give_up())
-            group[rank].step()
-            assert min(arrived) >= seq
-
-    in_threads(4, take_part)
-
-
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_slots_are_apart_from_each_other_and_hold_what_they_should(segments, size):
     group = segments(size, slot_bytes=SLOT)
@@ -168,16 +154,6 @@ def test_slots_are_apart_from_each_other_and_hold_what_they_should(segments, siz
                     slot[:] = 1 + turn * size + owner
                 assert (slot == 1 + turn * size + owner).all()
     assert [segment.missing() for segment in group] == [[]] * size, "nor do they overlap with the flags"
-
-
-def test_an_alone_rank_waits_for_nobody(segments):
-    (segment,) = segments(1)
-    for seq in range(10):
-        segment.begin(seq, seq, lambda _: pytest.fail("it waits"))
-        (slot,) = segment.slots(F4, 3)
-        slot[:] = seq
-        segment.step()
-        assert (slot == seq).all()
 
 
 def test_views_of_many_kinds_are_the_same_memory(segments):
@@ -194,7 +170,7 @@ def test_views_of_many_kinds_are_the_same_memory(segments):
 # Disagreement
 
 
-@pytest.mark.parametrize("stray", [0, 2, 3])
+@pytest.mark.parametrize("stray", [0, 3])
 def test_one_who_strays_is_noticed_by_all_and_all_go_on(segments, stray):
     group = segments(4)
 
@@ -215,17 +191,6 @@ def test_one_who_strays_is_noticed_by_all_and_all_go_on(segments, stray):
         return disagreed
 
     assert in_threads(4, take_part) == [list(range(1, 30, 3))] * 4
-
-
-def test_all_different_is_noticed_by_all(segments):
-    group = segments(5)
-
-    def take_part(rank: int) -> None:
-        group[rank].begin(0, rank, give_up())
-        with pytest.raises(CallMismatchError):
-            group[rank].step()
-
-    in_threads(5, take_part)
 
 
 def test_only_the_first_step_of_a_call_compares(segments):
@@ -289,21 +254,6 @@ def test_a_check_is_told_who_is_missing_and_can_end_the_wait(segments):
     in_threads(3, take_part)
     assert told[0] == [1, 2]
     assert told[-1] == [2]
-
-
-def test_a_check_is_called_again_and_again(segments):
-    group = segments(2)
-    calls = []
-
-    def check(missing) -> None:
-        calls.append(missing())
-        if len(calls) == 3:
-            raise BoredError
-
-    group[1].begin(0, 1, check)
-    with pytest.raises(BoredError):
-        group[1].step()
-    assert calls == [[0]] * 3
 
 
 def test_the_late_one_finds_the_others_there(segments):

@@ -21,6 +21,9 @@ SIZE = 8192
 def test_memory_is_shared_by_name_until_it_is_unlinked(shm):
     made = Mapping.create(str(shm), "job", SIZE)
     opened = Mapping.open(str(shm), made.name, SIZE)
+    file = (shm / made.name).stat()
+    assert file.st_mode & 0o777 == 0o600, "no other user may read it"
+    assert file.st_blocks * 512 >= SIZE, "its space is reserved"
     assert made.bytes.size == opened.bytes.size == SIZE
     assert not made.bytes.any(), "it is zero at first"
     made.bytes[SIZE - 1] = 7
@@ -44,16 +47,6 @@ def test_private_memory_has_no_name_and_is_nobody_elses():
     assert not other.bytes.any()
 
 
-def test_only_the_owner_may_look(shm):
-    made = Mapping.create(str(shm), "job", SIZE)
-    assert (shm / made.name).stat().st_mode & 0o777 == 0o600
-
-
-def test_room_is_reserved(shm):
-    made = Mapping.create(str(shm), "job", 1 << 20)
-    assert (shm / made.name).stat().st_blocks * 512 >= 1 << 20
-
-
 def test_descriptors_go_with_the_memory(shm):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
@@ -70,10 +63,7 @@ def test_any_job_makes_a_name_peers_accept(shm, job):
     assert made.name.startswith("rankmesh-")
     assert [path.name for path in shm.iterdir()] == [made.name]
     Mapping.open(str(shm), made.name, SIZE)
-
-
-def test_names_do_not_repeat(shm):
-    assert Mapping.create(str(shm), "job", SIZE).name != Mapping.create(str(shm), "job", SIZE).name
+    assert Mapping.create(str(shm), job, SIZE).name != made.name
 
 
 @pytest.mark.parametrize(
@@ -131,13 +121,6 @@ def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, said):
 # Sleeping
 
 
-def test_sleep_ends_by_itself(shm):
-    memory = Mapping.create(str(shm), "job", SIZE)
-    began = time.monotonic()
-    futex_wait(memory.address, 0, timespec_of(0.05))
-    assert time.monotonic() - began >= 0.04
-
-
 def test_sleep_does_not_begin_when_the_word_has_changed(shm):
     memory = Mapping.create(str(shm), "job", SIZE)
     memory.bytes[0] = 1
@@ -146,12 +129,13 @@ def test_sleep_does_not_begin_when_the_word_has_changed(shm):
     assert time.monotonic() - began < 10
 
 
-def test_the_low_half_of_a_large_count_is_compared(shm):
+@pytest.mark.parametrize("count", [0, (5 << 32) + 70_000])
+def test_a_sleep_ends_after_its_timeout(shm, count):
+    """The low half of a large count is compared."""
     memory = Mapping.create(str(shm), "job", SIZE)
-    words = memory.bytes.view("u8")
-    words[0] = (5 << 32) + 70_000
+    memory.bytes.view("u8")[0] = count
     began = time.monotonic()
-    futex_wait(memory.address, int(words[0]), timespec_of(0.05))
+    futex_wait(memory.address, count, timespec_of(0.05))
     assert time.monotonic() - began >= 0.04
 
 
@@ -178,7 +162,8 @@ def test_sleep_and_wake_across_processes(shm):
     rounds = 500
     memory = Mapping.create(str(shm), "job", SIZE)
     program = f"""if True:
-        from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, timespec_of
+        from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, host_id, timespec_of
+        print(host_id({str(shm)!r}), flush=True)
         memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
@@ -186,10 +171,12 @@ def test_sleep_and_wake_across_processes(shm):
                 futex_wait(memory.address, turn - 1, timespec_of(30))
             words[8] = turn
             futex_wake(memory.address + 64)"""
-    child = subprocess.Popen([sys.executable, "-c", program])
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     words = memory.bytes.view("u8")
     began = time.monotonic()
     try:
+        assert child.stdout is not None
+        assert child.stdout.readline().strip() == host_id(str(shm))
         for turn in range(1, rounds + 1):
             words[0] = turn
             futex_wake(memory.address)
@@ -199,28 +186,18 @@ def test_sleep_and_wake_across_processes(shm):
         assert child.wait(20) == 0
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
     assert time.monotonic() - began < 29, "no wake-up was missed: a missed one costs a slice of 30 s"
 
 
 # The host
 
 
-def test_the_same_directory_is_the_same_host(shm):
-    assert host_id(str(shm)) == host_id(f"{shm}/.") == host_id(str(shm))
-    program = f"from rankmesh_agent.transports.shared_memory import host_id; print(host_id({str(shm)!r}))"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert said.stdout.strip() == host_id(str(shm))
-
-
-def test_another_directory_is_another_host(shm, tmp_path):
-    assert host_id(str(shm)) != host_id(str(tmp_path))
-
-
-def test_without_the_directory_a_process_is_alone(shm, monkeypatch):
+def test_the_host_is_that_of_the_shared_directory(shm, tmp_path, monkeypatch):
+    assert host_id(str(shm)) == host_id(f"{shm}/.") != host_id(str(tmp_path))
     here = host_id(f"{shm}/none")
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
-    assert host_id(f"{shm}/none") != here
+    assert host_id(f"{shm}/none") != here, "without the directory a process is alone"
 
 
 @pytest.mark.parametrize(

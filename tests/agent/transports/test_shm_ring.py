@@ -61,43 +61,22 @@ def test_processes_of_one_host_share_memory(transport, listener, shm):
         check_they_talk(one, other)
 
 
-def test_it_works_between_processes(listener, shm):
+def test_another_process_shares_memory_until_it_dies(listener, shm):
     program = f"""if True:
+        import os
         from support.connecting import dial, recv_exactly, send_all
         from rankmesh_agent.transports.shm_ring import RingTransport
         from rankmesh_agent.net.deadline import Deadline
         transport = RingTransport("secret", {str(shm)!r}, "job", ring_bytes=5000, strict=True)
         connection = dial(transport, {listener.address!r})
         send_all(connection, recv_exactly(connection, 1_000_000, Deadline(20))[::-1], Deadline(20))
-        connection.close()"""
+        os.kill(os.getpid(), 9)"""
     child = subprocess.Popen([sys.executable, "-c", program], env=WITH_SUPPORT)
     data = random.Random(0).randbytes(1_000_000)
     try:
         with contextlib.closing(accept(listener, 20)) as connection:
             send_all(connection, data, Deadline(20))
             assert recv_exactly(connection, len(data), Deadline(20)) == data[::-1]
-            with pytest.raises(DistNetworkError):
-                recv_exactly(connection, 1, Deadline(20))
-        assert child.wait(20) == 0
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_a_process_that_dies_is_noticed(listener, shm):
-    program = f"""if True:
-        import os
-        from support.connecting import dial, send_all
-        from rankmesh_agent.transports.shm_ring import RingTransport
-        from rankmesh_agent.net.deadline import Deadline
-        transport = RingTransport("secret", {str(shm)!r}, "job", strict=True)
-        connection = dial(transport, {listener.address!r})
-        send_all(connection, b"last words", Deadline(10))
-        os.kill(os.getpid(), 9)"""
-    child = subprocess.Popen([sys.executable, "-c", program], env=WITH_SUPPORT)
-    try:
-        with contextlib.closing(accept(listener, 20)) as connection:
-            assert recv_exactly(connection, 10, Deadline(10)) == b"last words"
             with pytest.raises(DistNetworkError, match="lost"):
                 recv_exactly(connection, 1, Deadline(20))
     finally:
@@ -129,49 +108,50 @@ def test_who_sees_another_directory_and_must_share_says_so(transport, listener, 
     assert list((shm / "elsewhere").iterdir()) == []
 
 
-def test_rings_and_plain_tcp_understand_each_other(transport, listener):
+def test_a_ring_transport_and_a_tcp_transport_connect_over_tcp(transport, listener):
     tcp = TcpTransport("secret")
-    with connected(tcp, listener) as (one, other):
-        assert (one.medium, other.medium) == ("tcp", "tcp")
-        check_they_talk(one, other)
-    with contextlib.closing(tcp.listen("127.0.0.1:0")) as plain, connected(transport, plain) as (one, other):
-        assert (one.medium, other.medium) == ("tcp", "tcp")
-        check_they_talk(one, other)
+    with contextlib.closing(tcp.listen("127.0.0.1:0")) as plain:
+        for dialing, listening in ((tcp, listener), (transport, plain)):
+            with connected(dialing, listening) as (one, other):
+                assert (one.medium, other.medium) == ("tcp", "tcp")
+                check_they_talk(one, other)
 
 
-def no_room(monkeypatch) -> None:
+def no_room(monkeypatch, shm) -> str:
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
+    return str(shm)
 
 
-def no_memory_order(monkeypatch) -> None:
+def no_memory_order(monkeypatch, shm) -> str:
     monkeypatch.setattr(
         shm_ring, "unsupported", lambda: "shared memory needs the memory order of x86-64, this is s390x"
     )
+    return str(shm)
+
+
+def no_directory(monkeypatch, shm) -> str:
+    return str(shm / "missing")
 
 
 @pytest.mark.parametrize(
-    ("hindrance", "said"), [(no_room, r"has no room for 0 MiB .*--shm-size"), (no_memory_order, "this is s390x")]
+    ("hindrance", "reason"),
+    [
+        (no_room, r"has no room for 0 MiB .*--shm-size"),
+        (no_memory_order, "this is s390x"),
+        (no_directory, r"cannot make shared memory in .*/missing: No such file or directory"),
+    ],
 )
-def test_without_memory_it_stays_on_tcp_or_says_why(transport, listener, shm, monkeypatch, hindrance, said):
-    hindrance(monkeypatch)
-    with connected(transport, listener) as (one, other):
+def test_without_memory_the_connection_stays_on_tcp_or_raises(listener, shm, monkeypatch, hindrance, reason):
+    directory = hindrance(monkeypatch, shm)
+    with connected(RingTransport("secret", directory, "job"), listener) as (one, other):
         assert (one.medium, other.medium) == ("tcp", "tcp")
         check_they_talk(one, other)
-    strict = RingTransport("secret", str(shm), "job", strict=True)
-    with pytest.raises(DistNetworkError, match=said):
-        dial(strict, listener.address, listener)
+    with pytest.raises(DistNetworkError, match=reason):
+        dial(RingTransport("secret", directory, "job", strict=True), listener.address, listener)
     assert list(shm.iterdir()) == []
-
-
-def test_without_the_directory_it_stays_on_tcp_or_says_why(listener, shm):
-    missing = str(shm / "missing")
-    with connected(RingTransport("secret", missing, "job"), listener) as (one, other):
-        assert (one.medium, other.medium) == ("tcp", "tcp")
-    with pytest.raises(DistNetworkError, match=f"cannot make shared memory in {missing}: No such file or directory"):
-        dial(RingTransport("secret", missing, "job", strict=True), listener.address, listener)
 
 
 # Proposals that are not what they say

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,55 +11,34 @@ import pytest
 from rankmesh_agent.collectives import float16
 from rankmesh_agent.wire import dtypes
 
-COMPLEX32 = [("real", "f2"), ("imag", "f2")]
-TYPES = {
-    "bool": (1, "bool", "bool"),
-    "int8": (2, "int8", "int"),
-    "int16": (3, "int16", "int"),
-    "int32": (4, "int32", "int"),
-    "int64": (5, "int64", "int"),
-    "uint8": (6, "uint8", "int"),
-    "uint16": (7, "uint16", "int"),
-    "uint32": (8, "uint32", "int"),
-    "uint64": (9, "uint64", "int"),
-    "float16": (10, "float16", "float"),
-    "float32": (11, "float32", "float"),
-    "float64": (12, "float64", "float"),
-    "longdouble": (13, "longdouble", "float"),
-    "complex64": (14, "complex64", "complex"),
-    "complex128": (15, "complex128", "complex"),
-    "clongdouble": (16, "clongdouble", "complex"),
-    "bfloat16": (17, ml_dtypes.bfloat16, "float"),
-    "float8_e4m3fn": (18, ml_dtypes.float8_e4m3fn, "float"),
-    "float8_e5m2": (19, ml_dtypes.float8_e5m2, "float"),
-    "float8_e4m3fnuz": (20, ml_dtypes.float8_e4m3fnuz, "float"),
-    "float8_e5m2fnuz": (21, ml_dtypes.float8_e5m2fnuz, "float"),
-    "float8_e8m0fnu": (22, ml_dtypes.float8_e8m0fnu, "float"),
-    "complex32": (23, COMPLEX32, "complex"),
-    "opaque8": (24, "V1", "opaque"),
-    "opaque16": (25, "V2", "opaque"),
-    "opaque32": (26, "V4", "opaque"),
-    "opaque64": (27, "V8", "opaque"),
-    "opaque128": (28, "V16", "opaque"),
-}
+# fmt: off
+NAMES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "longdouble", "complex64", "complex128", "clongdouble", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "complex32", "opaque8", "opaque16", "opaque32", "opaque64",
+    "opaque128",
+]
+# fmt: on
+"""In the order of their codes: 1, 2, …"""
+SPECIAL = {f"opaque{8 * size}": f"V{size}" for size in (1, 2, 4, 8, 16)}
+SPECIAL["complex32"] = [("real", "f2"), ("imag", "f2")]
+FAMILIES = {"bool": "bool", "u?int": "int", "b?float|longdouble": "float", "c": "complex", "opaque": "opaque"}
 ALL = pytest.mark.parametrize("dtype", dtypes.FROM_CODE.values(), ids=dtypes.FROM_NAME)
 NARROW = pytest.mark.parametrize("dtype", dtypes.WIDE, ids=dtypes.display)
 
 
-@pytest.mark.parametrize(("name", "what"), TYPES.items(), ids=TYPES)
-def test_codes_are_stable(name, what):
-    code, kind, family = what
-    dtype = np.dtype(kind)
+@pytest.mark.parametrize(("code", "name"), list(enumerate(NAMES, 1)), ids=NAMES)
+def test_codes_are_stable(code, name):
+    dtype = np.dtype(SPECIAL.get(name) or getattr(ml_dtypes, name, name))
     assert dtypes.code_of(dtype) == code
     assert dtypes.FROM_CODE[code] == dtypes.FROM_NAME[name] == dtype
     assert dtypes.name_of(code) == dtypes.display(dtype) == name
-    assert dtypes.family(dtype) == family
+    assert [dtypes.family(dtype)] == [family for start, family in FAMILIES.items() if re.match(start, name)]
 
 
 def test_there_are_no_others():
-    assert set(dtypes.FROM_CODE) == {code for code, _, _ in TYPES.values()}
-    assert len(set(dtypes.FROM_CODE.values())) == len(TYPES), "no two types are taken for each other"
-    assert dtypes.NONE not in dtypes.FROM_CODE
+    assert list(dtypes.FROM_CODE) == list(range(1, len(NAMES) + 1))
+    assert len(set(dtypes.FROM_CODE.values())) == len(NAMES), "no two types are taken for each other"
 
 
 @pytest.mark.parametrize("character", np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?")
@@ -111,7 +92,7 @@ def test_what_is_accumulated_in_a_wider_type():
     wide = {dtypes.display(dtype): dtypes.display(wide) for dtype, wide in dtypes.WIDE.items()}
     assert wide.pop("complex32") == "complex64"
     assert set(wide.values()) == {"float32"}
-    assert set(wide) == {"float16", "bfloat16", *(name for name in TYPES if name.startswith("float8"))}
+    assert set(wide) == {"float16", "bfloat16", *(name for name in NAMES if name.startswith("float8"))}
 
 
 @NARROW

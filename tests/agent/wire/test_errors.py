@@ -29,7 +29,7 @@ def drawn_tree() -> dict[str, str]:
 
 def test_the_docstring_draws_the_tree():
     drawn = drawn_tree()
-    assert drawn.pop("RuntimeError") == ""
+    assert drawn.pop("RuntimeError") == "", "DistError is torch's RuntimeError"
     assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in ALL}
 
 
@@ -39,19 +39,12 @@ def test_those_that_mean_a_timeout_are_timeout_errors(kind):
     assert issubclass(kind, TimeoutError) == ("also a TimeoutError" in line)
 
 
-def test_torch_catches_them_as_runtime_errors():
-    assert issubclass(DistError, RuntimeError)
-
-
 def test_every_class_has_a_code_of_its_own():
     assert {kind.code: kind for kind in ALL} == BY_CODE
     assert len(BY_CODE) == len(ALL)
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_codes_and_statuses_are_fit_for_http(kind):
-    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.code)
-    assert HTTPStatus(kind.status) >= 400
+    for kind in ALL:
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.code)
+        assert HTTPStatus(kind.status) >= 400
 
 
 DATA = {"ranks": [2, 5], "op": "all_reduce", "group": "world", "seq": 0, "address": "10.0.0.1:29500"}

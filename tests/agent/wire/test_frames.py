@@ -43,20 +43,7 @@ GOLDEN = [
     ),
 ]
 
-OPCODES = {
-    "ENTER": 1,
-    "PART": 2,
-    "EAGER": 3,
-    "RTS": 4,
-    "CTS": 5,
-    "BULK": 6,
-    "CREDIT": 7,
-    "REFUSE": 8,
-    "ABORT": 9,
-    "GOODBYE": 10,
-    "WITHDRAW": 11,
-    "DONE": 12,
-}
+OPCODES = "ENTER PART EAGER RTS CTS BULK CREDIT REFUSE ABORT GOODBYE WITHDRAW DONE"
 
 
 @pytest.mark.parametrize(("header", "golden"), GOLDEN)
@@ -71,15 +58,15 @@ def test_a_header_is_64_bytes():
 
 
 def test_opcodes_keep_their_numbers():
-    assert {opcode.name: opcode.value for opcode in Opcode} == OPCODES
+    assert [(opcode.value, opcode.name) for opcode in Opcode] == list(enumerate(OPCODES.split(), 1))
 
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
 
-@pytest.mark.parametrize("opcode", Opcode)
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
+    opcode=st.sampled_from(Opcode),
     dtype=st.sampled_from([dtypes.NONE, *dtypes.FROM_CODE]),
     group=u64,
     epoch=u32,
@@ -138,10 +125,6 @@ def test_eager_messages_have_their_own_limit(limit):
     assert decode(encode(Opcode.EAGER, length=limit), eager_limit=limit).length == limit
     with pytest.raises(ProtocolError, match="EAGER"):
         decode(encode(Opcode.EAGER, length=limit + 1), eager_limit=limit)
-
-
-@pytest.mark.parametrize("limit", [0, 2 * SMALL])
-def test_the_eager_limit_is_no_limit_for_others(limit):
     assert decode(encode(Opcode.ENTER, length=SMALL), eager_limit=limit).length == SMALL
     with pytest.raises(ProtocolError, match="ENTER"):
         decode(encode(Opcode.ENTER, length=SMALL + 1), eager_limit=limit)

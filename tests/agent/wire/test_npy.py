@@ -13,7 +13,7 @@ import pytest
 from rankmesh_agent.wire import npy
 from rankmesh_agent.wire.dtypes import FROM_NAME
 
-SHAPES = [(), (0,), (1,), (3,), (2, 3), (2, 0, 4), (1, 1, 1, 2)]
+SHAPES = [(), (3,), (2, 0, 4), (1, 1, 1, 2)]
 
 
 def octets(text: bytes) -> npy.Array:
@@ -141,7 +141,7 @@ def test_nothing_else_comes_of_a_damaged_header():
     whole = saved(np.arange(6.0).reshape(2, 3)).tobytes()
     dice = random.Random(5)
     read = 0
-    for _ in range(5000):
+    for _ in range(1500):
         body = bytearray(whole)
         for _ in range(dice.randint(1, 6)):
             body[dice.randrange(6, 100)] = dice.choice(b"'(){}[],0123456789:<>fiuOSUVTrue -\x00\xff")
@@ -150,4 +150,4 @@ def test_nothing_else_comes_of_a_damaged_header():
             read += 1
         except (ValueError, TypeError):
             pass
-    assert 0 < read < 500
+    assert 0 < read < 150

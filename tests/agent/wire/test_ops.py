@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -35,12 +33,6 @@ GOLDEN = [
 def test_words_and_fingerprint_are_stable(call, words, fingerprint):
     assert str(call) == words
     assert call.fingerprint == fingerprint
-
-
-def test_another_process_finds_the_same_fingerprint():
-    program = "from rankmesh_agent.wire.ops import *; print(Call(OpType.NEW_GROUP, subject='ranks 0, 2').fingerprint)"
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert int(said.stdout) == Call(OpType.NEW_GROUP, subject="ranks 0, 2").fingerprint
 
 
 def test_equal_calls_have_equal_fingerprints():
@@ -92,22 +84,10 @@ def test_bytes_of_the_largest_contribution(call, nbytes):
 
 
 def test_numbers_of_kinds_and_reduce_ops_are_stable():
-    assert {kind.name: kind.value for kind in OpType} == {
-        "BARRIER": 1,
-        "ALL_REDUCE": 2,
-        "BROADCAST": 3,
-        "ALL_GATHER": 4,
-        "NEW_GROUP": 5,
-        "REDUCE": 6,
-        "GATHER": 7,
-        "SCATTER": 8,
-        "REDUCE_SCATTER": 9,
-        "ALL_TO_ALL": 10,
-        "EMPTY": 11,
-    }
-    torchs = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
-    assert [op.name for op in sorted(ReduceOp)] == torchs
-    assert [op.value for op in sorted(ReduceOp)] == list(range(9))
+    kinds = "BARRIER ALL_REDUCE BROADCAST ALL_GATHER NEW_GROUP REDUCE GATHER SCATTER REDUCE_SCATTER ALL_TO_ALL EMPTY"
+    assert [(kind.value, kind.name) for kind in OpType] == list(enumerate(kinds.split(), 1))
+    ops = "SUM AVG PRODUCT MIN MAX BAND BOR BXOR PREMUL_SUM"
+    assert [(op.value, op.name) for op in ReduceOp] == list(enumerate(ops.split()))
 
 
 def test_only_premul_sum_takes_a_factor():

@@ -87,7 +87,10 @@ async def test_the_life_of_an_agent(pair, ask):
 async def test_refusals(pair, ask):
     await pair.ask("POST", "/v1/join", json=asdict(ask.join(0, wait=0.0)))
     taken = await pair.ask("POST", "/v1/join", json=asdict(ask.join(0, life=2)))
-    assert (taken.status_code, taken.json()["code"]) == (409, "rank-taken")
+    assert (taken.status_code, taken.headers["content-type"]) == (409, "application/problem+json")
+    problem = taken.json()
+    assert (problem["code"], problem["ranks"], problem["address"]) == ("rank-taken", [0], "http://10.0.0.1:9000")
+    assert "rank 0 (host0, pid 100)" in problem["detail"]
     nonsense = await pair.ask("POST", "/v1/join", json=asdict(ask.join(5, 2)))
     assert (nonsense.status_code, nonsense.json()["code"]) == (422, "invalid-request")
     for registry in pair.registries:

@@ -158,8 +158,10 @@ class TestNames:
         assert registry.find_group("world", "b")[0].job == "b"
 
     def test_an_earlier_epoch_that_is_over_does_not_count(self, registry, ask, clock):
-        registry.heartbeat(ask.heartbeat(0, 2, world(1)))
-        registry.heartbeat(ask.heartbeat(1, 2, world(1)))
+        for epoch in (1, 2):
+            registry.heartbeat(ask.heartbeat(0, 2, world(1), epoch=epoch))
+        with pytest.raises(GroupNotFoundError, match="2 groups are called 'world'"):
+            registry.find_group("world")
         clock.advance(FAILED_SECONDS)
         registry.heartbeat(ask.heartbeat(0, 2, world(1), epoch=2))
         assert registry.find_group("world")[0].epoch == 2

@@ -44,6 +44,8 @@ def test_the_reason_of_a_lost_rank_names_its_reporter_until_its_next_heartbeat(p
     clock.advance(IN_TRANSIT_SECONDS)
     pair.heartbeat(ask.heartbeat(1))
     assert (pair.ranks()[1].state, pair.ranks()[1].reason) == ("alive", "")
+    pair.heartbeat(report(ask, 1))
+    assert pair.ranks()[1].state == "alive", "that report is the same"
 
 
 def test_the_launcher_knows_a_better_reason_than_the_peers(pair, ask):

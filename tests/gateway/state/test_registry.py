@@ -58,6 +58,15 @@ class TestJoin:
         assert registry.counts() == (2, 4)
         assert [info.job for info in registry.ranks("a")] == ["a"]
 
+    def test_a_joiner_that_waits_on_another_connection_keeps_its_place(self, registry, ask):
+        first, second = registry.join(ask.join(0)), registry.join(ask.join(0))
+        first.cancel()
+        registry.withdraw_join(ask.join(0))
+        assert registry.counts().ranks == 1
+        second.cancel()
+        registry.withdraw_join(ask.join(0))
+        assert registry.counts().ranks == 0
+
     def test_cancelled_futures_are_dropped(self, registry, ask):
         for _ in range(3):
             registry.join(ask.join(0)).cancel()

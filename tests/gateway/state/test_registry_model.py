@@ -277,5 +277,5 @@ class RegistryMachine(RuleBasedStateMachine):
 
 TestRegistry = RegistryMachine.TestCase
 TestRegistry.settings = settings(
-    max_examples=150, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )

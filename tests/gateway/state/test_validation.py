@@ -27,6 +27,7 @@ def test_an_ordinary_request_passes(ask):
     check_join(ask.join(0))
     check_join(ask.join(MAX_WORLD_SIZE - 1, MAX_WORLD_SIZE))
     check_join(ask.join_unassigned(0))
+    check_join(ask.join(0, job="j" * MAX_NAME))
     check_heartbeat(ask.heartbeat(1))
     check_agent(ask.agent(0))
     check_agent(ask.agent(0, leased_to="pid 7"))

@@ -49,46 +49,39 @@ def test_what_makes_no_sense_is_left_out(proc):
     assert local_jobs(proc({**ONE, "RANKMESH_TIMEOUT": "soon"})) == []
 
 
-class TestWhichGateway:
-    @pytest.fixture(autouse=True)
-    def nothing_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in (*ONE, "MASTER_ADDR", "MASTER_PORT"):
-            monkeypatch.delenv(name, raising=False)
+HERE = [LocalJob("http://127.0.0.1:1", "t1", "one"), LocalJob("http://127.0.0.1:2", "t2", "two")]
+CHOICES: dict[str, tuple[str, dict[str, str], int, tuple[str, str]]] = {
+    # the address given, variables, how many jobs are here; the gateway, the token
+    "the only job here": ("", {}, 1, ("http://127.0.0.1:1", "t1")),
+    "one of two": ("127.0.0.1:2", {}, 2, ("http://127.0.0.1:2", "t2")),
+    "another": ("127.0.0.1:3", {}, 2, ("http://127.0.0.1:3", "")),
+    "a token in the environment": ("", {"RANKMESH_TOKEN": "mine"}, 1, ("http://127.0.0.1:1", "mine")),
+    "a master": ("", {"MASTER_ADDR": "::1", "MASTER_PORT": "2"}, 1, ("http://[::1]:2", "")),
+    "a gateway": ("", {"MASTER_PORT": "2", "RANKMESH_GATEWAY": "http://10.0.0.1:3/"}, 1, ("http://10.0.0.1:3", "")),
+    "nothing": ("", {}, 0, (options.DEFAULT_GATEWAY, "")),
+}
 
-    def there(self, monkeypatch: pytest.MonkeyPatch, *found: LocalJob) -> None:
-        monkeypatch.setattr(options, "local_jobs", lambda: list(found))
 
-    def test_the_only_job_here(self, monkeypatch):
-        self.there(monkeypatch, LocalJob("http://127.0.0.1:1", "t1", "one"))
-        found = options.gateway("", None)
-        assert (found.url, found.token) == ("http://127.0.0.1:1", "t1")
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch):
+    """Has so many jobs run here, and no variable set."""
+    for name in (*ONE, "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda count: monkeypatch.setattr(options, "local_jobs", lambda: HERE[:count])
 
-    def test_the_token_of_the_one_that_is_asked_for(self, monkeypatch):
-        self.there(
-            monkeypatch, LocalJob("http://127.0.0.1:1", "t1", "one"), LocalJob("http://127.0.0.1:2", "t2", "two")
-        )
-        assert options.gateway("127.0.0.1:2", None).token == "t2"
-        assert options.gateway("127.0.0.1:3", None).token == ""
 
-    def test_one_of_several_has_to_be_chosen(self, monkeypatch):
-        self.there(
-            monkeypatch, LocalJob("http://127.0.0.1:1", "t1", "one"), LocalJob("http://127.0.0.1:2", "t2", "two")
-        )
-        with pytest.raises(CommandError, match="several jobs of yours run here: give --gateway") as caught:
-            options.gateway("", None)
-        assert caught.value.code == 2
-        assert "http://127.0.0.1:2 (two)" in str(caught.value)
+@pytest.mark.parametrize(("given", "variables", "count", "chosen"), CHOICES.values(), ids=CHOICES)
+def test_the_choice_of_a_gateway(here, monkeypatch, given, variables, count, chosen):
+    here(count)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = options.gateway(given, None)
+    assert (found.url, found.token) == chosen
 
-    def test_the_environment_goes_first(self, monkeypatch):
-        self.there(monkeypatch, LocalJob("http://127.0.0.1:1", "t1", "one"))
-        monkeypatch.setenv("MASTER_ADDR", "::1")
-        monkeypatch.setenv("MASTER_PORT", "2")
-        monkeypatch.setenv("RANKMESH_TOKEN", "mine")
-        found = options.gateway("", None)
-        assert (found.url, found.token) == ("http://[::1]:2", "mine")
-        monkeypatch.setenv("RANKMESH_GATEWAY", "http://10.0.0.1:3/")
-        assert options.gateway("", None).url == "http://10.0.0.1:3"
 
-    def test_nothing_is_said_and_nothing_runs(self, monkeypatch):
-        self.there(monkeypatch)
-        assert options.gateway("", None).url == options.DEFAULT_GATEWAY
+def test_one_of_several_has_to_be_chosen(here):
+    here(2)
+    with pytest.raises(CommandError, match="several jobs of yours run here: give --gateway") as caught:
+        options.gateway("", None)
+    assert caught.value.code == 2
+    assert "http://127.0.0.1:2 (two)" in str(caught.value)

@@ -1,7 +1,8 @@
-"""What ``rankmesh doctor`` makes of what it found."""
+"""The findings of ``rankmesh doctor``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -13,13 +14,20 @@ from rankmesh_agent.wire.schemas import ProbeReply
 
 GOOD = ProbeReply("http://x", reached=True, connect=1e-4, round_trip=1e-3)
 DROPPED = ProbeReply("http://x", reached=False, stage="connect", error="no answer to a connection")
+BOTH = "rank 1 (host1) and rank 2 (host2)"
+UNREACHED = "rank 2 (host2, pid 102) cannot be asked from here"
+NO_ANSWER = ": no answer to a connection"
+MORE_TIME = "give more of it by --timeout"
+JOINING = "job train waits for more ranks to join; 0-2 are there: look at what the others say"
+VERSIONS = "RankMesh is not of one version everywhere: 1: this command, the gateway, rank 0; 2: rank 1; install one"
 
 
 def agent(rank: int, **changes: Any) -> AgentProbe:
     report = {"version": "1", "host_id": f"h{rank}", "shm_dir": "/dev/shm", "shm_total": 1 << 30, "shm_free": 1 << 30,
               "shm_trouble": "", "slot_bytes": 1 << 20, "transport": "auto"}  # fmt: skip
     found = {"way": GOOD, "clock": Clock(0.0, 0.001), "report": report | changes.pop("report", {}), **changes}
-    return AgentProbe(f"rank {rank}", "job", rank, f"host{rank}", 100 + rank, ["http://x"], "alive", "", **found)
+    found = {"state": "alive", "reason": "", **found}
+    return AgentProbe(f"rank {rank}", "job", rank, f"host{rank}", 100 + rank, ["http://x"], **found)
 
 
 def silent(rank: int) -> AgentProbe:
@@ -39,58 +47,61 @@ def findings(agents: list[AgentProbe], bad: set[tuple[int, int]] = frozenset(), 
     return evaluate(ProbeResults(**found))
 
 
+def trio() -> list[AgentProbe]:
+    return [agent(rank) for rank in range(3)]
+
+
 def test_all_is_well():
-    assert findings([agent(rank) for rank in range(3)]) == []
+    assert findings(trio()) == []
 
 
-def test_a_pair_that_is_cut():
-    (found,) = findings([agent(rank) for rank in range(3)], {(1, 2), (2, 1)})
-    assert (found.level, found.about, found.names) == ("problem", "pair", ("rank 1", "rank 2"))
-    assert found.text == "rank 1 (host1) and rank 2 (host2) do not reach each other: no answer to a connection"
+CASES: dict[str, tuple[Callable[[], list[Finding]], Finding]] = {
+    "a pair that is cut": (
+        lambda: findings(trio(), {(1, 2), (2, 1)}),
+        Finding("problem", "pair", ("rank 1", "rank 2"), f"{BOTH} do not reach each other{NO_ANSWER}"),
+    ),
+    "a pair that is cut in one direction": (
+        lambda: findings(trio(), {(2, 1)}),
+        Finding("problem", "pair", ("rank 2", "rank 1"), f"rank 2 (host2) does not reach rank 1 (host1){NO_ANSWER}"),
+    ),
+    "an agent that no other reaches": (
+        lambda: findings([agent(0), agent(1), silent(2)], {(0, 2), (1, 2)}),
+        Finding("problem", "agent", ("rank 2",), f"{UNREACHED}, nor does any of 2 others reach it{NO_ANSWER}"),
+    ),
+    "an agent that only others reach": (
+        lambda: findings([agent(0), agent(1), silent(2)], {(1, 2)})[1:],
+        Finding("warning", "agent", ("rank 2",), f"{UNREACHED}, though rank 0 reaches it{NO_ANSWER}"),
+    ),
+    "a rank that has failed": (
+        lambda: findings([agent(0), agent(1, state="failed", reason="killed")]),
+        Finding("problem", "agent", ("rank 1",), "rank 1 (host1, pid 101) is failed for the gateway: killed"),
+    ),
+    "a pair that could not be measured": (
+        lambda: findings([agent(0), agent(1)], pairs=[Pair(0, 1, None, "it is busy")]),
+        Finding("problem", "pair", ("rank 0",), "the way from rank 0 to rank 1 was not measured: it is busy"),
+    ),
+    "a pair that was not measured in time": (
+        lambda: findings([agent(0), agent(1)], pairs=[Pair(1, 0, None, "late", timed_out=True)]),
+        Finding("warning", "pair", ("rank 1",), f"the way from rank 1 to rank 0 was not measured: late; {MORE_TIME}"),
+    ),
+    "versions that differ": (
+        lambda: findings([agent(0), agent(1, report={"version": "2"})]),
+        Finding("problem", "version", ("this command", "the gateway", "rank 0", "rank 1"), VERSIONS),
+    ),
+    "ranks that wait for others": (
+        lambda: findings([], joining={"train": [0, 2, 1]}),
+        Finding("warning", "agent", (), JOINING),
+    ),
+}
 
 
-def test_a_way_that_is_cut_in_one_direction():
-    (found,) = findings([agent(rank) for rank in range(3)], {(2, 1)})
-    assert found.names == ("rank 2", "rank 1")
-    assert found.text.startswith("rank 2 (host2) does not reach rank 1 (host1): ")
-
-
-def test_an_agent_that_nobody_reaches_is_told_once():
-    (found,) = findings([agent(0), agent(1), silent(2)], {(0, 2), (1, 2)})
-    assert (found.level, found.about, found.names) == ("problem", "agent", ("rank 2",))
-    assert "cannot be asked from here, nor does any of 2 others reach it: no answer" in found.text
-
-
-def test_an_agent_that_only_others_reach():
-    (found,) = findings([agent(0), agent(1), silent(2)], {(1, 2)})[1:]
-    assert (found.level, found.names) == ("warning", ("rank 2",))
-    assert "cannot be asked from here, though rank 0 reaches it" in found.text
-
-
-def test_a_rank_that_has_failed():
-    gone = agent(1)
-    gone.state, gone.reason = "failed", "killed"
-    (found,) = findings([agent(0), gone])
-    assert (found.level, found.text) == ("problem", "rank 1 (host1, pid 101) is failed for the gateway: killed")
-
-
-def test_pairs_that_could_not_be_measured():
-    pairs = [Pair(0, 1, None, "it is busy"), Pair(1, 0, None, "the time was over", timed_out=True)]
-    found = findings([agent(0), agent(1)], pairs=pairs)
-    assert [(each.level, each.text) for each in found] == [
-        ("problem", "the way from rank 0 to rank 1 was not measured: it is busy"),
-        ("warning", "the way from rank 1 to rank 0 was not measured: the time was over; give more of it by --timeout"),
-    ]
-
-
-def test_versions_that_differ():
-    (found,) = findings([agent(0), agent(1, report={"version": "2"})])
-    assert (found.level, found.about) == ("problem", "version")
-    assert "1: this command, the gateway, rank 0; 2: rank 1" in found.text
+@pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
+def test_a_finding(found: Callable[[], list[Finding]], expected: Finding):
+    assert found() == [expected]
 
 
 @pytest.mark.parametrize(
-    ("clock", "told"),
+    ("clock", "text"),
     [
         (Clock(0.9, 0.0), ""),
         (Clock(5.0, 4.5), ""),
@@ -99,10 +110,10 @@ def test_versions_that_differ():
     ],
     ids=["little", "uncertain", "ahead", "behind"],
 )
-def test_clocks(clock: Clock, told: str):
+def test_clocks(clock: Clock, text: str):
     found = findings([agent(0), agent(1, clock=clock)])
-    assert bool(found) == bool(told)
-    assert all(each.level == "warning" and each.text.startswith(told) for each in found)
+    assert bool(found) == bool(text)
+    assert all(each.level == "warning" and each.text.startswith(text) for each in found)
 
 
 def test_no_room_for_shared_memory():
@@ -118,17 +129,12 @@ def test_a_pair_that_is_slow():
         return ProbeReply("http://x", reached=True, bytes=1000, seconds=1000 / rate)
 
     pairs = [Pair(i, j, at(1e6 if (i, j) == (0, 1) else 1e9)) for i, j in permutations(range(3), 2)]
-    (found,) = findings([agent(rank) for rank in range(3)], pairs=pairs)
+    (found,) = findings(trio(), pairs=pairs)
     assert (found.level, found.names) == ("warning", ("rank 0", "rank 1"))
     assert "rank 1 (host1) sends to rank 0 (host0) at 1 MB/s, others at 1 GB/s" in found.text
 
 
-def test_ranks_that_wait_for_others():
-    (found,) = findings([], joining={"train": [0, 2, 1]})
-    assert found.text == "job train waits for more ranks to join; 0-2 are there: look at what the others say"
-
-
-@pytest.mark.parametrize("count", range(10))
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 9])
 def test_turns_are_all_pairs_and_nobody_is_asked_twice_at_a_time(count: int):
     made = list(rounds(count))
     assert sorted(pair for turn in made for pair in turn) == sorted(permutations(range(count), 2))

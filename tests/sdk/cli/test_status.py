@@ -1,4 +1,4 @@
-"""``rankmesh status`` and ``rankmesh groups``, of gateways that say what they are told to say, and of a real job."""
+"""``rankmesh status`` and ``rankmesh groups`` of a gateway's double and of a real job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.command import COMMAND, Double, Job, environment, here, member
-from support.processes import free_port
+from support.command import COMMAND, Done, Double, Job, environment, here, member
+from support.processes import free_port, wait_until
 
 pytestmark = pytest.mark.processes
 
 Overview = Callable[..., dict[str, Any]]
+Gateway = Callable[..., Done]
 PATH = "/v1/overview"
 
 PLAIN = """\
@@ -47,88 +48,89 @@ def words(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_plain_where_there_is_no_terminal(double: Double, overview: Overview):
-    double.answers[PATH] = overview()
-    code, stdout, stderr = here("status", "--gateway", double.url)
+@pytest.fixture
+def gateway(double: Double, overview: Overview) -> Callable[..., Done]:
+    """Serves an overview with some changes, and runs a command about it in this process."""
+
+    def run(*arguments: str, **changes: Any) -> Done:
+        double.answers[PATH] = overview(**changes)
+        return here(*arguments, "--gateway", double.url)
+
+    return run
+
+
+def test_plain_text_without_a_terminal(double: Double, gateway: Gateway):
+    code, stdout, stderr = gateway("status")
     assert (code, stderr) == (0, "")
     assert words(stdout) == words(PLAIN.format(url=double.url))
     assert not any(line.endswith(" ") for line in stdout.splitlines())
     assert "\x1b" not in stdout
 
 
-def test_the_document_is_the_gateways(double: Double, overview: Overview):
-    double.answers[PATH] = overview()
-    done = here("status", "--gateway", double.url, "--json")
+def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview: Overview):
+    done = gateway("status", "--json")
     assert (done.code, done.stderr) == (0, "")
     assert done.document == {"ok": True, "complaints": [], "url": double.url, **overview()}
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("part", "change", "complaint"),
     [
-        ({"state": "failed", "reason": "killed by SIGKILL"}, "is failed: killed by SIGKILL"),
-        ({"state": "suspect", "heartbeat_age": 4.2}, "is suspect: last heard 4.2 s ago"),
+        ("ranks", {"state": "failed", "reason": "killed"}, "rank 1 of job train-1 (host1, pid 101) is failed: killed"),
+        (
+            "ranks",
+            {"state": "suspect", "heartbeat_age": 4.2},
+            "rank 1 of job train-1 (host1, pid 101) is suspect: last heard 4.2 s ago",
+        ),
+        ("agents", {"state": "failed"}, "agent agent-7 on host7 is failed"),
+        ("groups", {"failure": "rank 1 failed"}, "group world of job train-1: rank 1 failed"),
     ],
-    ids=["failed", "suspect"],
+    ids=["failed", "suspect", "agent", "group"],
 )
-def test_a_rank_that_is_not_well(double: Double, overview: Overview, changes: dict[str, Any], complaint: str):
-    said = overview()
-    said["ranks"][1].update(changes)
-    double.answers[PATH] = said
-    who = "rank 1 of job train-1 (host1, pid 101)"
-    code, stdout, _ = here("status", "--gateway", double.url)
+def test_problems(gateway: Gateway, overview: Overview, part: str, change: dict[str, Any], complaint: str):
+    changed = overview()[part]
+    changed[-1].update(change)
+    code, stdout, _ = gateway("status", **{part: changed})
     assert code == 1
-    assert f"{who} {complaint}" in stdout
-    done = here("status", "--gateway", double.url, "--json")
-    assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [f"{who} {complaint}"])
-    assert here("status", "--gateway", double.url, "--job", "another").code == 0
+    assert complaint in stdout
+    done = gateway("status", "--json", **{part: changed})
+    assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [complaint])
+    assert gateway("status", "--job", "another", **{part: changed}).code == (1 if part == "agents" else 0)
 
 
-def test_an_agent_and_a_group_that_are_not_well(double: Double, overview: Overview):
-    said = overview()
-    said["agents"][0]["state"] = "failed"
-    said["groups"][0]["failure"] = "rank 1 failed"
-    double.answers[PATH] = said
-    code, stdout, _ = here("status", "--gateway", double.url)
-    assert code == 1
-    assert "agent agent-7 on host7 is failed" in stdout
-    assert "group world of job train-1: rank 1 failed" in stdout
-
-
-def test_nothing_is_there(double: Double, overview: Overview):
-    double.answers[PATH] = overview(ranks=[], agents=[], groups=[], inflight=[])
-    code, stdout, _ = here("status", "--gateway", double.url)
+def test_nothing_is_there(gateway: Gateway):
+    code, stdout, _ = gateway("status", ranks=[], agents=[], groups=[], inflight=[])
     assert code == 0
     assert "none; 'rankmesh run' starts some" in stdout
 
 
-def test_names_cannot_drive_the_terminal(double: Double, overview: Overview):
-    said = overview()
-    said["ranks"][0]["member"] = member(0, host="\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n")
-    double.answers[PATH] = said
-    stdout = here("status", "--gateway", double.url).stdout
-    assert "\ufffd]0;title\ufffd\ufffd2J[bold]evil[/bold]\ufffd" in stdout
+def test_names_cannot_drive_the_terminal(double: Double, gateway: Gateway, overview: Overview):
+    ranks = overview()["ranks"]
+    ranks[0]["member"] = member(0, host="\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n")
+    assert "\ufffd]0;title\ufffd\ufffd2J[bold]evil[/bold]\ufffd" in gateway("status", ranks=ranks).stdout
     _, screen = on_a_terminal(["status", "--gateway", double.url, "--once"])
     assert b"]0;title" in screen
     assert b"\x1b]0" not in screen
     assert b"[bold]evil" in screen
 
 
-def test_an_older_gateway(double: Double):
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({}, "does not know GET /v1/overview: it is of an older version than this command; upgrade"),
+        ({PATH: {"ranks": 5}}, "their versions differ"),
+    ],
+    ids=["older", "another form"],
+)
+def test_a_gateway_of_another_version(double: Double, answers: dict[str, Any], message: str):
+    double.answers = answers
     code, stdout, stderr = here("status", "--gateway", double.url)
     assert (code, stdout) == (5, "")
-    assert "does not know GET /v1/overview: it is of an older version than this command; upgrade" in stderr
-
-
-def test_a_gateway_that_says_something_else(double: Double):
-    double.answers[PATH] = {"ranks": 5}
-    code, stdout, stderr = here("status", "--gateway", double.url)
-    assert (code, stdout) == (5, "")
-    assert "their versions differ" in stderr
+    assert message in stderr
 
 
 @pytest.mark.parametrize("command", ["status", "groups", "doctor"])
-def test_nobody_is_there(command: str):
+def test_no_gateway_answers(command: str):
     code, _, stderr = here(command, "--gateway", f"127.0.0.1:{free_port()}", "--json")
     assert code == 3
     assert stderr.startswith("rankmesh: no gateway answers at")
@@ -173,69 +175,50 @@ def on_a_terminal(
 
 
 def test_live_on_a_terminal(double: Double, overview: Overview):
+    """It goes on while the gateway does not answer."""
     double.answers[PATH] = overview()
-    code, screen = on_a_terminal(
-        ["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", lambda: wait_for_asks(double, 3)
-    )
+
+    def then() -> None:
+        for double.gone in (False, True):
+            count = len(double.asked) + 3
+            wait_until(lambda: len(double.asked) >= count, "three requests")  # noqa: B023
+
+    code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", then)
     assert code == 0, screen
     assert b"Traceback" not in screen
-    assert len(double.asked) >= 3
-
-
-def wait_for_asks(double: Double, count: int) -> None:
-    end = time.monotonic() + 30
-    while len(double.asked) < count:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_live_goes_on_while_the_gateway_is_away(double: Double, overview: Overview):
-    double.answers[PATH] = overview()
-
-    def go_away() -> None:
-        double.gone = True
-        wait_for_asks(double, len(double.asked) + 3)
-
-    code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", go_away)
-    assert code == 0, screen
     assert b"NO ANSWER since" in screen
 
 
-def test_groups(double: Double, overview: Overview):
-    double.answers[PATH] = overview()
-    code, stdout, _ = here("groups", "--gateway", double.url)
+def test_groups(gateway: Gateway, overview: Overview):
+    code, stdout, _ = gateway("groups")
     assert code == 0
     assert words(stdout)[1:] == [
         ["group", "ranks", "medium", "calls", "calls/s", "bytes/s"],
         ["world", "0-1", "shm", "41-42", "12.3", "2.5", "MB/s"],
     ]
-    assert here("groups", "--gateway", double.url, "--json").document == overview()["groups"]
+    assert gateway("groups", "--json").document == overview()["groups"]
 
 
 @pytest.mark.parametrize("name", ["world", "00000000000000aa"])
-def test_one_group(double: Double, overview: Overview, name: str):
-    double.answers[PATH] = overview()
-    code, stdout, _ = here("groups", name, "--gateway", double.url)
+def test_one_group(gateway: Gateway, overview: Overview, name: str):
+    code, stdout, _ = gateway("groups", name)
     assert code == 0
     assert ["1", "host1", "alive", "41"] in words(stdout)
     assert any("missing" in line for line in words(stdout))
-    said = here("groups", name, "--gateway", double.url, "--json").document
-    assert said == {**overview()["groups"][0], "inflight": overview()["inflight"]}
+    group = {**overview()["groups"][0], "inflight": overview()["inflight"]}
+    assert gateway("groups", name, "--json").document == group
+    assert gateway("groups", "pair") == (1, "", "rankmesh: there is no group 'pair'; there are: world\n")
+    failed = gateway("groups", name, groups=[{**overview()["groups"][0], "failure": "rank 1 failed"}])
+    assert failed.code == 1
 
 
-def test_a_group_that_is_not_there(double: Double, overview: Overview):
-    double.answers[PATH] = overview()
-    done = here("groups", "pair", "--gateway", double.url)
-    assert done == (1, "", "rankmesh: there is no group 'pair'; there are: world\n")
-
-
-def test_a_name_that_several_groups_have(double: Double, overview: Overview):
+def test_a_name_that_several_groups_have(gateway: Gateway, overview: Overview):
     groups = overview()["groups"]
-    double.answers[PATH] = overview(groups=[*groups, {**groups[0], "id": "00000000000000bb", "job": "train-2"}])
-    code, stdout, stderr = here("groups", "world", "--gateway", double.url)
+    groups.append({**groups[0], "id": "00000000000000bb", "job": "train-2"})
+    code, stdout, stderr = gateway("groups", "world", groups=groups)
     assert (code, stdout) == (2, "")
     assert "00000000000000bb (train-2, epoch 1)" in stderr
-    assert here("groups", "world", "--gateway", double.url, "--job", "train-2").code == 0
+    assert gateway("groups", "world", "--job", "train-2", groups=groups).code == 0
 
 
 def test_a_real_job(job: Job):

@@ -1,16 +1,9 @@
-"""What is run on torch.distributed with gloo and on rankmesh alike, by subject; tests/torch compares."""
+"""What is run on torch.distributed with gloo and on rankmesh alike, by subject; tests/torch/test_gloo.py compares."""
 
-RESULTS = [
-    f"support.cells.{subject}"
-    for subject in ("reductions", "moves", "messages", "objects", "groups", "works", "tensors")
-]  # fmt: skip
-"""The modules of calls that are to succeed."""
+_IN_TORCH = ("calls", "functional", "groups", "sparse", "works")
+_ANYWHERE = ("reductions", "moves", "messages", "objects", "groups", "works", "tensors")
+RESULTS = [f"support.cells.{each}" for each in (*(f"in_torch.{each}" for each in _IN_TORCH), *_ANYWHERE)]
+"""The modules of calls that are to succeed; the first ones get groups, and are made by ranks in as many."""
 
-MISTAKES = ["support.cells.absences", "support.cells.mistakes"]
-"""Those of calls that are not; last the ones after which gloo's world is not always usable."""
-
-STARTS = ["support.cells.starts"]
-"""Those of calls of a process that is in no job."""
-
-IN_TORCH = [f"support.cells.in_torch.{subject}" for subject in ("calls", "functional", "groups", "sparse", "works")]
-"""Those of calls that only torch.distributed has, in two groups of one job: over the mesh, and gloo's."""
+MISTAKES = ["support.cells.starts", "support.cells.absences", "support.cells.mistakes"]
+"""The modules of calls that are not; last the ones after which gloo's world is not always usable."""

@@ -110,7 +110,13 @@ def every_collective_in_a_group(dist: Any, rank: int, size: int) -> Any:
     at_root = torch.tensor([rank])
     dist.reduce(at_root, dst=size - 2, group=group)
     dist.barrier(group=group)
-    return reduced, sent, gathered, lists, at_root if rank == size - 2 else None
+    everyone: list[Any] = [None, None]
+    dist.all_gather_object(everyone, {"rank": rank}, group=group)
+    listed: list[Any] | None = [None, None] if rank == size - 1 else None
+    dist.gather_object(rank, listed, dst=size - 1, group=group)
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, ["first", "second"] if rank == size - 1 else None, src=size - 1, group=group)
+    return reduced, sent, gathered, lists, at_root if rank == size - 2 else None, everyone, listed, mine
 
 
 @cell(sizes=SEVERAL)
@@ -133,6 +139,7 @@ def roots_by_group_rank(dist: Any, rank: int, size: int) -> Any:
 
 @cell(sizes=SEVERAL)
 def messages_in_a_group(dist: Any, rank: int, size: int) -> Any:
+    """By global and by group rank, and from any rank."""
     ranks = [size - 2, size - 1]
     group = dist.new_group(ranks)
     if rank not in ranks:
@@ -140,35 +147,11 @@ def messages_in_a_group(dist: Any, rank: int, size: int) -> Any:
     got = torch.zeros(2)
     if rank == size - 2:
         dist.send(torch.tensor([1.0, 2.0]), dst=size - 1, group=group)
-        return dist.recv(got, group_src=1, group=group), got
+        return dist.recv(got, group_src=1, group=group), got.clone(), dist.recv(got, group=group), got
     results = [dist.recv(got, src=size - 2, group=group), got.clone()]
     dist.send(got * 3, group_dst=0, group=group)
+    dist.send(got * 5, dst=size - 2, group=group)
     return results
-
-
-@cell(sizes=SEVERAL)
-def a_message_from_any_rank_of_a_group(dist: Any, rank: int, size: int) -> Any:
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks)
-    if rank == size - 1:
-        return dist.send(torch.tensor([rank]), dst=size - 2, group=group)
-    got = torch.zeros(1, dtype=torch.int64)
-    return (dist.recv(got, group=group), got) if rank == size - 2 else None
-
-
-@cell(sizes=SEVERAL)
-def objects_in_a_group(dist: Any, rank: int, size: int) -> Any:
-    ranks = [size - 2, size - 1]
-    group = dist.new_group(ranks)
-    if rank not in ranks:
-        return None
-    everyone: list[Any] = [None, None]
-    dist.all_gather_object(everyone, {"rank": rank}, group=group)
-    gathered: list[Any] | None = [None, None] if rank == size - 1 else None
-    dist.gather_object(rank, gathered, dst=size - 1, group=group)
-    mine: list[Any] = [None]
-    dist.scatter_object_list(mine, ["first", "second"] if rank == size - 1 else None, src=size - 1, group=group)
-    return everyone, gathered, mine
 
 
 @cell(sizes=(3,))

@@ -26,58 +26,34 @@ def all_gather_object(dist: Any, rank: int, size: int) -> Any:
 
 @cell()
 def gather_object(dist: Any, rank: int, size: int) -> Any:
+    """At every rank, by group rank, and at the default one."""
     results = []
-    for dst in range(size):
-        output: list[Any] | None = [None] * size if rank == dst else None
-        results.append((dist.gather_object(item(rank), output, dst=dst), output))
+    for root in [{"dst": each} for each in range(size)] + [{"group_dst": size - 1}, {}]:
+        here = rank == root.get("dst", root.get("group_dst", 0))
+        output: list[Any] | None = [None] * size if here else None
+        results.append((dist.gather_object(item(rank), output, **root), output))
     return results
-
-
-@cell()
-def gather_object_at_the_default_rank(dist: Any, rank: int, size: int) -> Any:
-    output: list[Any] | None = [None] * size if rank == 0 else None
-    dist.gather_object(item(rank), output)
-    return output
-
-
-@cell()
-def gather_object_at_a_group_rank(dist: Any, rank: int, size: int) -> Any:
-    output: list[Any] | None = [None] * size if rank == size - 1 else None
-    dist.gather_object(item(rank), output, group_dst=size - 1)
-    return output
 
 
 @cell()
 def broadcast_object_list(dist: Any, rank: int, size: int) -> Any:
     results = []
-    for src in range(size):
-        objects = [item(0), item(1), item(2)] if rank == src else [None] * 3
-        results.append((dist.broadcast_object_list(objects, src=src, device=torch.device("cpu")), objects))
+    for root in [{"src": each} for each in range(size)] + [{"group_src": size - 1}, {}]:
+        here = rank == root.get("src", root.get("group_src", 0))
+        objects = [item(0), item(1), item(2)] if here else [None] * 3
+        results.append((dist.broadcast_object_list(objects, device=torch.device("cpu"), **root), objects))
     return results
-
-
-@cell()
-def broadcast_object_list_from_a_group_rank(dist: Any, rank: int, size: int) -> Any:
-    objects: list[Any] = [rank, "of", rank]
-    dist.broadcast_object_list(objects, group_src=size - 1)
-    return objects
 
 
 @cell()
 def scatter_object_list(dist: Any, rank: int, size: int) -> Any:
+    """Into the first element of a list."""
     results = []
-    for src in range(size):
-        output: list[Any] = [None]
-        inputs = [item(each + src) for each in range(size)] if rank == src else None
-        results.append((dist.scatter_object_list(output, inputs, src=src), output))
+    for root in [{"src": each} for each in range(size)] + [{"group_src": size - 1}, {}]:
+        here = rank == root.get("src", root.get("group_src", 0))
+        output, inputs = [None, "stays"], [item(each + size) for each in range(size)] if here else None
+        results.append((dist.scatter_object_list(output, inputs, **root), output))
     return results
-
-
-@cell()
-def scatter_object_list_into_the_first_of_several(dist: Any, rank: int, size: int) -> Any:
-    output: list[Any] = [None, "stays"]
-    dist.scatter_object_list(output, list(range(size)) if rank == size - 1 else [], group_src=size - 1)
-    return output
 
 
 @cell()

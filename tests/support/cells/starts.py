@@ -112,17 +112,17 @@ def environment(variables: dict[str, str]) -> Any:
         os.environ.update(before)
 
 
-@cell(sizes=(1,))
+@cell(sizes=(0,))
 def questions_before_the_beginning(dist: Any, rank: int, size: int) -> Any:
     return dist.is_initialized(), dist.is_available(), dist.group.WORLD, dist.GroupMember.WORLD
 
 
-@cell(sizes=(1,), call=UNINITIALIZED)
+@cell(sizes=(0,), call=UNINITIALIZED)
 def before_the_beginning(dist: Any, rank: int, size: int, call: str) -> Any:
     return UNINITIALIZED[call](dist)
 
 
-@cell(sizes=(1,), call=WRONG_STARTS)
+@cell(sizes=(0,), call=WRONG_STARTS)
 def a_wrong_start(dist: Any, rank: int, size: int, call: str) -> Any:
     try:
         WRONG_STARTS[call](dist)
@@ -133,7 +133,7 @@ def a_wrong_start(dist: Any, rank: int, size: int, call: str) -> Any:
     return "it began"
 
 
-@cell(sizes=(1,))
+@cell(sizes=(0,))
 def the_end(dist: Any, rank: int, size: int) -> Any:
     start(dist)
     during = dist.is_initialized()
@@ -141,12 +141,12 @@ def the_end(dist: Any, rank: int, size: int) -> Any:
     return during, dist.is_initialized(), dist.group.WORLD
 
 
-@cell(sizes=(1,), call=UNINITIALIZED)
+@cell(sizes=(0,), call=UNINITIALIZED)
 def after_the_end(dist: Any, rank: int, size: int, call: str) -> Any:
     return UNINITIALIZED[call](dist)
 
 
-@cell(sizes=(1,), calls=["init_process_group", "a collective of a destroyed group", "destroying a group twice"])
+@cell(sizes=(0,), calls=["init_process_group", "a collective of a destroyed group", "destroying a group twice"])
 def in_a_job_of_one(dist: Any, rank: int, size: int, calls: str) -> Any:
     """That a job can begin again after its end is shown on the way."""
     start(dist)

@@ -1,110 +1,63 @@
-"""Every kind of tensor: views, empty ones, numbers, and those that autograd follows."""
+"""Kinds of tensors: views, scalars, empty ones, and those that autograd follows; test_containers_torch.py has more."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from support.sides import Cells
 
 cell = Cells()
+VIEWS = {
+    "transposed": lambda square: square.t(),
+    "a column": lambda square: square[:, 1],
+    "channels last": lambda square: square.reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+}
+"""Tensors whose elements do not lie in order in memory."""
 
 
-def sources(rank: int) -> dict[str, torch.Tensor]:
-    """Return tensors whose elements do not lie in order in memory."""
-    square = torch.arange(16.0).reshape(4, 4) + rank
-    return {
-        "transposed": square.t(),
-        "every other": square[:, ::2],
-        "a column": square[:, 1],
-        "a slice": square[1:3, 1:3],
-        "permuted": torch.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1) + rank,
-        "channels last": (torch.arange(24.0).reshape(1, 2, 3, 4) + rank).to(memory_format=torch.channels_last),
-    }
-
-
-KINDS = list(sources(0))
-
-
-def base_of(kind: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return such a tensor, and the whole memory it lies in, to see what else was written to."""
-    view = sources(rank)[kind]
-    count = view.untyped_storage().nbytes() // view.element_size()
-    return view, torch.as_strided(view, (count,), (1,), 0)
-
-
-@cell(kind=KINDS)
-def all_reduce(dist: Any, rank: int, size: int, kind: str) -> Any:
-    view, base = base_of(kind, rank)
+@cell(kind=["transposed", "channels last"])
+def collectives_of_views(dist: Any, rank: int, size: int, kind: str) -> Any:
+    """gloo takes views of all elements alone: of others, the elements from the first on in memory."""
+    view = VIEWS[kind](torch.arange(16.0).reshape(4, 4) + rank)
+    gathered = [torch.zeros(view.shape) for _ in range(size)]
+    into = [VIEWS[kind](torch.zeros(4, 4)) for _ in range(size)]
+    dist.all_gather(gathered, view)
+    dist.all_gather(into, torch.full(view.shape, float(rank)))
     dist.all_reduce(view)
-    return view, base, view.stride()
-
-
-@cell(kind=KINDS)
-def broadcast(dist: Any, rank: int, size: int, kind: str) -> Any:
-    view, base = base_of(kind, rank)
+    reduced = view.clone()
     dist.broadcast(view, size - 1)
-    return view, base
+    return gathered, into, reduced, view, view.stride()
 
 
-@cell(kind=KINDS)
-def all_gather(dist: Any, rank: int, size: int, kind: str) -> Any:
-    view, _ = base_of(kind, rank)
-    tensor_list = [torch.zeros(view.shape) for _ in range(size)]
-    dist.all_gather(tensor_list, view)
-    return tensor_list
-
-
-@cell(kind=KINDS)
-def all_gather_into_such(dist: Any, rank: int, size: int, kind: str) -> Any:
-    outputs = [base_of(kind, rank + each)[0] for each in range(size)]
-    dist.all_gather(outputs, torch.full(outputs[0].shape, float(rank)))
-    return outputs
-
-
-@cell(kind=KINDS, sizes=(2, 3))
-def isend(dist: Any, rank: int, size: int, kind: str) -> Any:
-    view, _ = base_of(kind, rank)
-    got = torch.zeros(view.shape)
-    work = dist.isend(view, (rank + 1) % size)
-    dist.recv(got, (rank - 1) % size)
-    return work.wait(), got
-
-
-@cell(kind=KINDS, sizes=(2, 3))
-def irecv_into_such(dist: Any, rank: int, size: int, kind: str) -> Any:
-    view, base = base_of(kind, rank)
-    work = dist.irecv(view, (rank - 1) % size)
-    dist.send(torch.full(view.shape, -1.0 * rank), (rank + 1) % size)
-    return work.wait(), view, base
+@cell(kind=VIEWS, sizes=(2, 3), sides=("rankmesh", "over"))
+def messages_of_views(dist: Any, rank: int, size: int, kind: str) -> Any:
+    """gloo refuses them."""
+    square, before = torch.arange(16.0).reshape(4, 4), (rank - 1) % size
+    got, around = torch.zeros(VIEWS[kind](square).shape), torch.zeros(4, 4)
+    into = VIEWS[kind](around)
+    for sent, received in ((VIEWS[kind](square + rank), got), (torch.full(into.shape, rank + 1.0), into)):
+        work = dist.irecv(received, before)
+        dist.isend(sent, (rank + 1) % size).wait()
+        work.wait()
+    assert got.equal(VIEWS[kind](square + before))
+    assert into.eq(before + 1.0).all()
+    assert kind == "channels last" or around.sum() == into.sum(), "the elements between stay as they were"
 
 
 @cell()
-def numbers(dist: Any, rank: int, size: int) -> Any:
-    """Tensors of no dimension."""
-    total, root = torch.tensor(rank + 1.0), torch.tensor(rank)
+def scalars(dist: Any, rank: int, size: int) -> Any:
+    total, root, mine = torch.tensor(rank + 1.0), torch.tensor(rank), torch.tensor(0.0)
     dist.all_reduce(total)
     dist.broadcast(root, size - 1)
     tensor_list = [torch.tensor(0.0) for _ in range(size)]
     dist.all_gather(tensor_list, torch.tensor(rank + 0.5))
-    return total, root, tensor_list
-
-
-@cell()
-def all_gather_of_numbers_into_one(dist: Any, rank: int, size: int) -> Any:
-    output = torch.zeros(size)
-    dist.all_gather_into_tensor(output, torch.tensor(rank + 0.25))
-    return output
-
-
-@cell()
-def scatter_and_gather_of_numbers(dist: Any, rank: int, size: int) -> Any:
-    mine = torch.tensor(0.0)
     dist.scatter(mine, [torch.tensor(each + 0.5) for each in range(size)] if rank == 0 else None)
     listed = [torch.tensor(0.0) for _ in range(size)] if rank == 0 else None
     dist.gather(mine * 2, listed)
-    return mine, listed
+    return total, root, tensor_list, mine, listed
 
 
 @cell(collective=["all_reduce", "broadcast", "all_gather", "all_to_all_single", "reduce_scatter", "gather", "scatter"])
@@ -133,17 +86,10 @@ def parameters(dist: Any, rank: int, size: int) -> Any:
     return weight, weight.requires_grad, weight.grad
 
 
-@cell()
-def a_leaf_that_requires_a_gradient(dist: Any, rank: int, size: int) -> Any:
+@cell(no_grad=[False, True])
+def a_leaf_that_requires_a_gradient(dist: Any, rank: int, size: int, no_grad: bool) -> Any:
     weight = torch.full((2,), float(rank + 1), requires_grad=True)
-    dist.all_reduce(weight)
-    return weight, weight.requires_grad, weight.is_leaf
-
-
-@cell()
-def a_leaf_under_no_grad(dist: Any, rank: int, size: int) -> Any:
-    weight = torch.full((2,), float(rank + 1), requires_grad=True)
-    with torch.no_grad():
+    with torch.set_grad_enabled(not no_grad):
         dist.all_reduce(weight)
         dist.broadcast(weight, 0)
     return weight, weight.requires_grad, weight.is_leaf
@@ -157,34 +103,13 @@ def buffers_of_a_module(dist: Any, rank: int, size: int) -> Any:
         if name.endswith("num_batches_tracked"):
             tensor += rank
         dist.broadcast(tensor, size - 1)
-    return [(name, tensor) for name, tensor in module.state_dict().items()]
+    return list(module.state_dict().items())
 
 
 @cell()
-def conjugated_views(dist: Any, rank: int, size: int) -> Any:
-    tensor = (torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * (rank + 1)).conj()
-    dist.all_reduce(tensor)
-    return tensor.resolve_conj()
-
-
-@cell()
-def negated_views(dist: Any, rank: int, size: int) -> Any:
-    tensor = (torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * (rank + 1)).conj().imag
-    dist.all_reduce(tensor)
-    return tensor.resolve_neg()
-
-
-@cell()
-def tensors_over_numpys_memory(dist: Any, rank: int, size: int) -> Any:
-    import numpy as np
-
-    array = np.arange(4.0) + rank
+def memory_of_others(dist: Any, rank: int, size: int) -> Any:
+    """NumPy's memory, and memory shared between processes."""
+    array, shared = np.arange(4.0) + rank, (torch.arange(4) + rank).share_memory_()
     dist.all_reduce(torch.from_numpy(array))
-    return array.tolist()
-
-
-@cell()
-def tensors_in_shared_memory(dist: Any, rank: int, size: int) -> Any:
-    tensor = (torch.arange(4) + rank).share_memory_()
-    dist.all_reduce(tensor)
-    return tensor
+    dist.all_reduce(shared)
+    return array.tolist(), shared

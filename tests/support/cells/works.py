@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from support.sides import Cells
+from support.sides import Cells, plain
 
 cell = Cells()
 
@@ -48,40 +48,35 @@ COLLECTIVES = [
     "all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
 ]  # fmt: skip
+SINGLE = {"all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
+"""Those that fill one tensor and that gloo is not asked about."""
 
 
-@cell(collective=COLLECTIVES)
-def wait(dist: Any, rank: int, size: int, collective: str) -> Any:
+@cell(collective=COLLECTIVES, seconds=[None, 20, 0])
+def wait(dist: Any, rank: int, size: int, collective: str, seconds: int | None) -> Any:
+    """Zero is torch's default: the operation's own timeout. gloo's Work of a reduce_scatter never completes."""
     work, filled = calls(dist, rank, size)[collective]()
-    return work.wait(), filled, work.is_completed(), work.is_success(), work.exception()
+    waited = work.wait() if seconds is None else work.wait(timedelta(seconds=seconds))
+    done: Any = work.is_completed(), work.is_success(), work.exception()
+    if dist is torch.distributed and "reduce_scatter" in collective:
+        done = True, True, None
+    return waited, filled, work.wait(), isinstance(work, dist.Work), done
 
 
 @cell(collective=COLLECTIVES)
-def wait_with_a_timeout(dist: Any, rank: int, size: int, collective: str) -> Any:
+def results(dist: Any, rank: int, size: int, collective: str) -> Any:
+    """A Work's result and its future's value; gloo has none of a reduce_scatter, and views of its own of another."""
     work, filled = calls(dist, rank, size)[collective]()
-    return work.wait(timedelta(seconds=20)), filled, work.wait()
-
-
-@cell(collective=COLLECTIVES)
-def is_a_work(dist: Any, rank: int, size: int, collective: str) -> Any:
-    work, _ = calls(dist, rank, size)[collective]()
-    work.wait()
-    return isinstance(work, dist.Work)
-
-
-@cell(collective=COLLECTIVES)
-def result(dist: Any, rank: int, size: int, collective: str) -> Any:
-    work, filled = calls(dist, rank, size)[collective]()
-    work.wait()
-    return work.result() if filled is not None or collective != "reduce" else len(work.result())
-
-
-@cell(collective=COLLECTIVES)
-def the_futures_value(dist: Any, rank: int, size: int, collective: str) -> Any:
-    work, filled = calls(dist, rank, size)[collective]()
+    if dist is torch.distributed and ("reduce_scatter" in collective or collective == "all_gather_into_tensor"):
+        return work.wait(), filled, filled
     future = work.get_future()
     future.wait()
-    return future.done(), future.value() if filled is not None or collective != "reduce" else None, filled
+    work.wait()
+    if collective == "reduce" and rank:
+        return future.done(), len(work.result())
+    value = future.value()
+    assert plain(work.result()) == plain(value)
+    return future.done(), filled, value[0] if collective in SINGLE else value
 
 
 @cell()
@@ -117,10 +112,3 @@ def messages_are_complete_after_wait(dist: Any, rank: int, size: int) -> Any:
     got = torch.zeros(1)
     works = [dist.isend(torch.ones(1), (rank + 1) % size), dist.irecv(got, (rank - 1) % size)]
     return [(work.wait(), work.is_completed(), work.exception()) for work in works]
-
-
-@cell(collective=COLLECTIVES)
-def wait_with_a_timeout_of_zero(dist: Any, rank: int, size: int, collective: str) -> Any:
-    """Zero is torch's default: the operation's own timeout."""
-    work, filled = calls(dist, rank, size)[collective]()
-    return work.wait(timedelta(0)), filled, work.wait()

@@ -114,21 +114,6 @@ def test_half_precision_is_rounded_once(ranks: World) -> None:
     ranks.run(call)
 
 
-def test_the_average_of_integers_does_not_overflow_on_its_way(ranks: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64):
-            limits = np.iinfo(dtype)
-            high, low = limits.max, limits.min
-            if dtype is np.int64:  # a sum of 64 bits wraps around, here as elsewhere
-                high, low = high // members.size, -(high // members.size)
-            parts = [np.array([high, low, -r % 3], dtype) for r in range(members.size)]
-            array = parts[members.rank].copy()
-            members.all_reduce(array, ReduceOp.AVG, NOW)
-            same(array, expected(ReduceOp.AVG, parts), dtype.__name__)
-
-    ranks.run(call)
-
-
 def test_special_values(ranks: World) -> None:
     def call(members: LocalCommunicator) -> Array:
         array = np.array([np.inf, np.nan if members.rank == 1 else 1.0, 3e38, -0.0], np.float32)

@@ -421,37 +421,6 @@ class TestAbort:
 
 
 class TestMakingGroups:
-    def agents(self, pair):
-        """Agents that make the group with id 7."""
-        made = [GroupsAgent(rank, 2, [pair.communicators[rank]]) for rank in range(2)]
-
-        def maker(rank):
-            def make(wanted, begun):
-                group = pair.group(rank, 7, wanted.name, wanted.ranks)
-                made[rank].communicators.append(group)
-                return group, True
-
-            return make
-
-        for rank in range(2):
-            made[rank].making = maker(rank)
-        return made
-
-    async def test_it_is_made_used_and_ended(self, pair):
-        agents = self.agents(pair)
-        async with clients([create_app(agent) for agent in agents]) as both:
-            answers = await asyncio.gather(*(client.post("/v1/groups", json=BOTH) for client in both))
-            assert [answer.status_code for answer in answers] == [201, 201]
-            assert {answer.headers["Location"] for answer in answers} == {f"/v1/groups/{7:016x}"}
-            assert [answer.json()["name"] for answer in answers] == ["both", "both"]
-            answers = await asyncio.gather(
-                *(client.post("/v1/groups/both/all_reduce", content=X) for client in both),
-            )
-            assert all((from_npy(answer.content) == 2).all() for answer in answers)
-            answers = [await client.delete("/v1/groups/both") for client in both]
-            assert [answer.status_code for answer in answers] == [204, 204]
-            assert (await both[0].get("/v1/groups/both")).status_code == 404
-
     async def test_a_client_that_goes_away_takes_it_back(self, pair):
         begun, ended = [], []
 

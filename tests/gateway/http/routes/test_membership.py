@@ -27,14 +27,9 @@ async def test_a_slice_that_ran_out_says_who_is_missing(client, ask, registry):
     assert (answer.json()["complete"], answer.json()["missing"]) == (False, [0, 2])
     assert len(registry.ranks()) == 1
     again = asyncio.create_task(client.post("/v1/join", json=asdict(ask.join(1, 3))))
-    for rank in (0, 2):
-        await client.post("/v1/join", json=asdict(ask.join(rank, 3, wait=0)))
+    for rank, wait in ((0, -1), (2, 0)):
+        await client.post("/v1/join", json=asdict(ask.join(rank, 3, wait=wait)))
     assert (await again).json()["complete"]
-
-
-@pytest.mark.parametrize("wait", [-1, 0])
-async def test_no_wait_at_all(client, ask, wait):
-    assert not (await client.post("/v1/join", json=asdict(ask.join(0, wait=wait)))).json()["complete"]
 
 
 async def test_a_joiner_whose_connection_breaks_frees_its_rank(raw_post, ask, registry, eventually):
@@ -52,17 +47,6 @@ async def test_a_closed_registry_sends_everyone_away(client, ask, registry, even
     for answer in (await waiting, await late, await beat):
         assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
         assert answer.headers["connection"] == "close", "the next request is to find the next gateway"
-
-
-async def test_errors_tell_what_the_registry_said(client, ask):
-    for rank in range(2):
-        await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
-    answer = await client.post("/v1/join", json=asdict(ask.join(1, life=2)))
-    assert answer.status_code == 409
-    assert answer.headers["content-type"] == "application/problem+json"
-    problem = answer.json()
-    assert (problem["code"], problem["ranks"], problem["address"]) == ("rank-taken", [1], "http://10.0.0.1:9001")
-    assert "rank 1 (host1, pid 101)" in problem["detail"]
 
 
 async def test_a_life(client, ask, clock):

@@ -11,7 +11,7 @@ import torch.distributed.nn.functional as autograd
 
 from support.sides import Cells
 
-cell = Cells()
+cell = Cells(in_groups=True)
 
 PAIR = (2,)
 """The first call loads much of torch, seconds of it."""

@@ -12,7 +12,7 @@ import torch.distributed as c10d
 import rankmesh.torch
 from support.sides import Cells
 
-cell = Cells()
+cell = Cells(in_groups=True)
 
 OVER = ("over",)
 SEVERAL = (2, 3)

@@ -11,7 +11,7 @@ import torch.distributed as c10d
 
 from support.sides import Cells
 
-cell = Cells()
+cell = Cells(in_groups=True)
 
 OVER = ("over",)
 

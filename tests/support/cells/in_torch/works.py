@@ -16,7 +16,7 @@ import torch.distributed as c10d
 from support.processes import wait_until
 from support.sides import Cells
 
-cell = Cells()
+cell = Cells(in_groups=True)
 
 OVER = ("over",)
 SEVERAL = (2, 3)

@@ -1,0 +1,72 @@
+"""The driver of handshakes, blocking and not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.handshake import HELLO_BYTES, Challenge, client_script, server_script
+
+REFUSAL = AuthenticationError("refused")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    client, server = socket.socketpair()
+    with client, server:
+        yield client, server
+
+
+def test_a_blocking_client_and_a_server_that_does_not_block(ends):
+    client, server = ends
+    server.setblocking(False)
+    serving = Handshake(server, server_script("secret"))
+    assert (serving.advance(), serving.started) == (None, False)
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(Handshake(client, client_script("secret", REFUSAL)).run, 10.0)
+        while (name := serving.advance()) is None:
+            pass
+        assert connecting.result() == name
+    assert client.gettimeout() is None
+    client.sendall(b"next")
+    assert server.recv(10) == b"next", "no byte after the handshake has been read"
+
+
+def test_messages_that_arrive_byte_by_byte(ends):
+    client, server = ends
+    server.setblocking(False)
+    serving = Handshake(server, server_script("secret"))
+    challenge = Challenge("secret", client=True)
+
+    def send(data: bytes) -> bytes | None:
+        for byte in data:
+            assert name is None
+            client.send(bytes([byte]))
+            found = serving.advance()
+        return found
+
+    name = None
+    name = send(challenge.hello())
+    challenge.receive_hello(client.recv(HELLO_BYTES))
+    assert send(challenge.proof()) == challenge.name
+
+
+@pytest.mark.parametrize("received", [0, HELLO_BYTES])
+def test_the_end_of_the_connection(ends, received):
+    """Before the server's HELLO it is a lost connection; after it, a refusal."""
+    client, server = ends
+    server.send(Challenge("secret", client=False).hello()[:received])
+    server.shutdown(socket.SHUT_WR)
+    with pytest.raises(AuthenticationError if received else ConnectionResetError) as caught:
+        Handshake(client, client_script("secret", REFUSAL)).run(10.0)
+    assert caught.value is REFUSAL or not received
+
+
+def test_a_time_limit_of_the_whole_handshake(ends):
+    with pytest.raises(TimeoutError, match=r"not complete after 0\.05 s"):
+        Handshake(ends[0], client_script("secret", REFUSAL)).run(0.05)
