@@ -201,18 +201,9 @@ def test_an_honest_proposal_is_taken(listener, file):
 @pytest.mark.parametrize(
     "name",
     [
-        b"../../etc/passwd",
-        b"/etc/passwd",
-        b"rankmesh-../../../etc/passwd",
-        b"rankmesh-a/../rankmesh-b",
-        b"rankmesh-" + b"a" * 151,
-        b"rankmesh-\xff",
-        b"rankmesh-a\0b",
-        b"rankmesh-a\n",
-        b"rankmesh-",
-        b"rankmesh-nobody-made-this",
-        b".",
-        b"",
+        *(b"../../etc/passwd", b"/etc/passwd", b"rankmesh-../../../etc/passwd", b"rankmesh-a/../rankmesh-b"),
+        *(b"rankmesh-" + b"a" * 151, b"rankmesh-\xff", b"rankmesh-a\0b", b"rankmesh-a\n"),
+        *(b"rankmesh-", b"rankmesh-nobody-made-this", b".", b""),
     ],
 )
 def test_a_name_that_is_none_of_ours_is_refused(listener, name):
