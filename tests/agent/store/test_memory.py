@@ -65,15 +65,6 @@ class TestWaits:
             await task
         assert [await owned.execute(QueuePop("q")) for _ in range(2)] == [b"1", b"2"]
 
-    async def test_several_event_loops_share_one_table(self, owned):
-        def elsewhere() -> bytes:
-            return asyncio.run(owned.execute(Get("k", 30.0)))
-
-        waiting = [asyncio.create_task(asyncio.to_thread(elsewhere)) for _ in range(4)]
-        await until(lambda: len(owned.table._watches.get("k", ())) == 4)
-        await owned.execute(Set("k", b"v"))
-        assert await asyncio.gather(*waiting) == [b"v"] * 4
-
     @pytest.mark.parametrize("blocking", [False, True])
     async def test_closing_the_table_ends_all_waits(self, owned, blocking):
         def start(command):
