@@ -15,7 +15,7 @@ import pytest
 from support.processes import free_port
 
 from rankmesh_agent.net.sockets import url_of
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.http_client import HttpStore
+from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.wire.errors import IdempotencyKeyReusedError, KeyNotFoundError, NotANumberError, QueueEmptyError
 
 pytestmark = pytest.mark.anyio
