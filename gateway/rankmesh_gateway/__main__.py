@@ -7,15 +7,16 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankmesh_agent.config.settings import Settings, create_token, read_token, require_token_beyond_loopback
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.http.app import create_app
-from rankmesh_gateway.http.server import GatewayServer
 from rankmesh_gateway.state.registry import Registry
 
 USAGE_ERROR = 2
@@ -43,11 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     registry = Registry()
     names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
-    server = GatewayServer(create_app(registry, token=token, names=names), registry)
-    # Uvicorn raises the signal that ended it once more when it is done, which would kill a process without handlers.
+    server = HttpServer(listener, "rankmesh-gateway")
+    ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
-    server.run([listener])
+        signal.signal(number, lambda *_: ending.set())
+    server.start(lambda: create_app(registry, token=token, names=names))
+    print(f"RankMesh gateway is ready at {server.url()}", flush=True)
+    ending.wait()
+    registry.close()  # answers the waiting requests
+    server.close()
     return 0
 
 

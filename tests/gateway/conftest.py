@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
@@ -16,9 +15,9 @@ import httpx
 import pytest
 from support.gateway_requests import Clock, Requests
 
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.http import app as app_module
-from rankmesh_gateway.http.server import GatewayServer
 from rankmesh_gateway.state.registry import Registry
 
 create_framework_app: Callable[..., Any] = app_module.create_framework_app
@@ -72,7 +71,8 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
 class Served:
     """ASGI application of the server that the tests share: that of the registry of the test that runs."""
 
-    app: Any
+    def __init__(self) -> None:
+        self.app: Any = app_module.create_app(Registry())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self.app(scope, receive, send)
@@ -83,13 +83,10 @@ def server() -> Iterator[tuple[str, Served]]:
     """The URL of a server, and its application."""
     listener = bind("127.0.0.1", 0, purpose="a test listens")
     address, served = url_of(listener), Served()
-    server = GatewayServer(served, Registry())
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
+    server = HttpServer(listener, "gateway")
+    server.start(lambda: served)
     yield address, served
-    server.should_exit = True
-    thread.join(10.0)
-    assert not thread.is_alive()
+    server.close()
 
 
 @pytest.fixture

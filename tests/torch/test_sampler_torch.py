@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -14,13 +15,12 @@ Torchs = torch.utils.data.DistributedSampler
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("replicas", range(1, 8))
-def test_the_indices_are_torchs(replicas: int, drop_last: bool, shuffle: bool) -> None:
-    for samples in range(25):
+def test_the_indices_are_torchs(drop_last: bool, shuffle: bool) -> None:
+    for replicas, samples in itertools.product((1, 2, 3, 7), (0, 1, 2, 3, 7, 20)):
         for rank in range(replicas):
             arguments: Any = (range(samples), replicas, rank, shuffle, 11, drop_last)
             ours, torchs = DistributedSampler(*arguments), Torchs(*arguments)
-            for epoch in range(3):
+            for epoch in range(2):
                 for sampler in (ours, torchs):
                     sampler.set_epoch(epoch)
                 assert list(ours) == list(torchs)

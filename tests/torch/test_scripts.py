@@ -14,8 +14,6 @@ IMPORTS = {
     "import torch.distributed as dist": "import rankmesh as dist",
     "import torch.multiprocessing as mp": "import rankmesh.multiprocessing as mp",
 }
-
-
 Command = Callable[[Path, str, int], list[str]]
 
 
@@ -60,9 +58,6 @@ def printed(rank: Rank, folder: Path) -> list[str]:
     ("name", "command", "size", "lines"),
     [
         ("tutorial.py", by_spawn, 2, 4 * 2),
-        ("regression.py", by_launcher, 2, 4 + 2),
-        ("pipeline.py", by_launcher, 3, 6 + 2 * 3),
-        ("parameter_server.py", by_launcher, 3, 1 + 5 * 2 + 3),
         ("everything.py", by_launcher, 3, 20 * 3),
     ],
 )

@@ -112,7 +112,8 @@ class GatewayClient:
                     if reply.complete:
                         self._last_response = time.monotonic()
                         return reply
-                    seen |= {_key(joined): joined for joined in reply.members}
+                    # A member is known by its rank, or by its instance while it has none.
+                    seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
             if until_warning.expired():
@@ -220,11 +221,6 @@ def gateway_id(url: str, timeout: float = 2.0) -> str | None:
         return None
     finally:
         http.close()
-
-
-def _key(member: Member) -> int | str:
-    """Return the identity of a joining member: its rank, or its instance while it has none."""
-    return member.instance if member.rank == UNASSIGNED else member.rank
 
 
 def _describe(member: Member) -> str:

@@ -14,8 +14,7 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
@@ -143,8 +142,6 @@ class StoreClient(BlockingStore):
 
     def close_in_child(self) -> None:
         self._pool.close_in_child()
-        if self._http is not None:
-            self._http.close_in_child()
 
     def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
         """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""

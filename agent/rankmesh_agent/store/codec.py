@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command
@@ -151,42 +151,39 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
         ProtocolError: the frame is malformed.
     """
     kind, _, count, _, number = header
+    found: Any
     try:
-        found = _decode(kind, number, decode_parts(data, count) if count else [])
-        if kind in _LISTS and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
+        parts = decode_parts(data, count) if count else []
+        if kind == Kind.NUMBER:
+            found = number
+        elif kind == Kind.VALUE:
+            found = parts[0]
+        elif kind == Kind.NONE:
+            found = None
+        elif kind == Kind.BOOLEAN:
+            found = number != 0
+        elif kind == Kind.EQUAL:
+            found = _split(parts[0], number)
+        elif kind == Kind.JOINED:
+            found = parts[0].split(b"\0")
+        elif kind == Kind.VALUES:
+            found = parts
+        elif kind == Kind.TEXTS:
+            found = [part.decode() for part in parts]
+        elif kind == Kind.ERROR:
+            error = BY_CODE.get(parts[0].decode(), DistStoreError)
+            found = (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
+        else:
+            raise ProtocolError(f"the store's binary protocol has no response of kind {kind}")
+        if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
             values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
     except (IndexError, ValueError):
         raise ProtocolError("a response of the store's binary protocol lacks parts, or is not text") from None
     if kind == Kind.ERROR:
         raise found
-    return cast(T, found)
-
-
-_LISTS = frozenset({Kind.EQUAL, Kind.JOINED, Kind.VALUES})
-
-
-def _decode(kind: int, number: int, parts: Parts) -> Any:
-    if kind == Kind.NUMBER:
-        return number
-    if kind == Kind.VALUE:
-        return parts[0]
-    if kind == Kind.NONE:
-        return None
-    if kind == Kind.BOOLEAN:
-        return number != 0
-    if kind == Kind.EQUAL:
-        return _split(parts[0], number)
-    if kind == Kind.JOINED:
-        return parts[0].split(b"\0")
-    if kind == Kind.VALUES:
-        return parts
-    if kind == Kind.TEXTS:
-        return [part.decode() for part in parts]
-    if kind == Kind.ERROR:
-        error = BY_CODE.get(parts[0].decode(), DistStoreError)
-        return (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
-    raise ProtocolError(f"the store's binary protocol has no response of kind {kind}")
+    result: T = found
+    return result
 
 
 def _split(joined: bytes, size: int) -> list[bytes]:

@@ -44,6 +44,14 @@ class _KeyAndValue:
 
 
 @dataclass(frozen=True)
+class _SeveralKeys:
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", check_keys(self.keys))
+
+
+@dataclass(frozen=True)
 class _Prefix:
     prefix: str = ""
 
@@ -206,18 +214,14 @@ class MultiSet(Write[None]):
 
 
 @dataclass(frozen=True)
-class Wait(Waiting[None]):
+class Wait(_SeveralKeys, Waiting[None]):
     """Return when all of some keys have values at the same time.
 
     Raises:
         StoreTimeoutError: some had none within ``seconds``; the message names them.
     """
 
-    keys: tuple[str, ...]
     seconds: float = field(default=0.0, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", check_keys(self.keys))
 
     def try_execute(self, table: Table) -> tuple[None] | None:
         return None if table.values(self.keys) is None else (None,)
@@ -230,13 +234,8 @@ class Wait(Waiting[None]):
 
 
 @dataclass(frozen=True)
-class Check(Immediate[bool]):
+class Check(_SeveralKeys, Immediate[bool]):
     """Return whether each of some keys has a value, or a queue that is not empty."""
-
-    keys: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", check_keys(self.keys))
 
     def apply(self, table: Table) -> bool:
         return table.has(self.keys)

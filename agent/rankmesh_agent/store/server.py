@@ -127,7 +127,7 @@ class StoreServer:
         connections, listener, spin = self._connections, unix_listener.fileno(), AdaptiveSpin(poll.poll, 0)
         try:
             while not self._closed:
-                events = spin.poll() or poll.poll(self._poll_timeout())
+                events = spin.poll() or poll.poll(min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS))
                 for descriptor, _ in events:
                     connection = connections.get(descriptor)
                     if connection is not None:
@@ -366,12 +366,6 @@ class StoreServer:
         heapq.heappush(timers, (at, next(self._sequence), connection, subject))
         self._due = min(self._due, at)
 
-    def _poll_timeout(self) -> float | None:
-        """Return the time until the next timer; None for none."""
-        if self._due == math.inf:
-            return None
-        return min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS)
-
     def _run_timers(self) -> None:
         """Handle the timers that are due, and find the next one."""
         now = time.monotonic()
@@ -382,13 +376,12 @@ class StoreServer:
                 assert self._poll is not None
                 assert self._unix_listener is not None
                 self._poll.modify(self._unix_listener, select.EPOLLIN)
+            elif not _in_progress(connection, subject):
+                continue
             elif subject == _HANDSHAKE:
-                if connection.handshake is not None:
-                    self._close_connection(connection)
-            else:
-                request = connection.pending
-                if request is not None and request.number == subject and connection.take_pending(request) is not None:
-                    self._time_out(connection, request)
+                self._close_connection(connection)
+            elif (request := connection.take_pending()) is not None:
+                self._time_out(connection, request)
         self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())
 
     def _time_out(self, connection: Connection, request: PendingRequest) -> None:

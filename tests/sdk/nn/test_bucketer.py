@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 
 import rankmesh as dist
 from rankmesh.nn import GradientBucketer, _bucketer
@@ -197,77 +199,69 @@ class TestWrongUse:
 # Over several ranks
 
 
-def reduce_steps(me: Me, average: bool) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(3)
+def test_all_ranks_get_the_average_or_sum_whatever_order_they_come_in(me: Me) -> None:
     me.init()
     shapes = [(3, 4), (), (0,), (1000,), (7, 11)]
     for name, tolerance in (("float16", 1e-3), ("bfloat16", 1e-2), ("float32", 1e-6), ("complex64", 1e-6)):
-        dtype = np.dtype(name)
-        wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-        random = np.random.default_rng(1)  # the same numbers on all ranks: each knows what the others have
-        bucketer = GradientBucketer([np.empty(shape, dtype) for shape in shapes], bucket_bytes=256, average=average)
-        for _ in range(3):
-            everyones = [
-                [np.asarray(random.normal(size=shape)).astype(dtype) for shape in shapes] for _ in range(me.size)
-            ]
-            order = np.random.default_rng(me.rank).permutation(len(shapes))  # another one on each rank
-            for number in order.tolist():
-                bucketer.ready(number, everyones[me.rank][number])
-            bucketer.wait()
-            for number, grad in bucketer.grads.items():
-                total = np.sum([grads[number].astype(wide) for grads in everyones], axis=0)
-                wanted = total / me.size if average else total
-                np.testing.assert_allclose(grad.astype(wide), wanted, rtol=tolerance, atol=tolerance)
+        for average in (True, False):
+            dtype = np.dtype(name)
+            wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+            random = np.random.default_rng(1)  # the same numbers on all ranks: each knows what the others have
+            bucketer = GradientBucketer([np.empty(shape, dtype) for shape in shapes], bucket_bytes=256, average=average)
+            for _ in range(3):
+                everyones = [
+                    [np.asarray(random.normal(size=shape)).astype(dtype) for shape in shapes] for _ in range(me.size)
+                ]
+                order = np.random.default_rng(me.rank).permutation(len(shapes))  # another one on each rank
+                for number in order.tolist():
+                    bucketer.ready(number, everyones[me.rank][number])
+                bucketer.wait()
+                for number, grad in bucketer.grads.items():
+                    total = np.sum([grads[number].astype(wide) for grads in everyones], axis=0)
+                    wanted = total / me.size if average else total
+                    np.testing.assert_allclose(grad.astype(wide), wanted, rtol=tolerance, atol=tolerance)
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(("size", "average"), [(1, True), (2, True), (3, True), (3, False)])
-def test_all_ranks_get_the_average_or_sum_whatever_order_they_come_in(ranks: Ranks, size: int, average: bool) -> None:
-    ranks.run(reduce_steps, size, average=average)
-
-
-def make_different_ones(me: Me) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(3)
+def test_different_parameters_are_refused_on_all_ranks(me: Me) -> None:
     me.init()
     last = me.rank == me.size - 1
-    kinds = {
-        "shape": {"parameters": {"w": np.zeros(3), "b": np.zeros(2 + last)}},
-        "dtype": {"parameters": {"w": np.zeros(3, "f4" if last else "f8")}},
-        "name": {"parameters": {"v" if last else "w": np.zeros(3)}},
-        "count": {"parameters": [np.zeros(3)] * (1 + last)},
-        "options": {"parameters": [np.zeros(3)], "average": last},
-    }
-    for kind, arguments in kinds.items():
-        me.say(**{kind: me.attempt(GradientBucketer, **arguments)})
+    kinds: list[tuple[dict[str, Any], str]] = [
+        (
+            {"parameters": {"w": np.zeros(3), "b": np.zeros(2 + last)}},
+            "parameter 1 differ: rank 0: 'b' float64 (2,); rank 1: 'b' float64 (2,); rank 2: 'b' float64 (3,)",
+        ),
+        (
+            {"parameters": {"w": np.zeros(3, "f4" if last else "f8")}},
+            "parameter 0 differ: rank 0: 'w' float64 (3,); rank 1: 'w' float64 (3,); rank 2: 'w' float32 (3,)",
+        ),
+        (
+            {"parameters": {"v" if last else "w": np.zeros(3)}},
+            "parameter 0 differ: rank 0: 'w' float64 (3,); rank 1: 'w' float64 (3,); rank 2: 'v' float64 (3,)",
+        ),
+        (
+            {"parameters": [np.zeros(3)] * (1 + last)},
+            "parameter 1 differ: rank 0: nothing; rank 1: nothing; rank 2: 1 float64 (3,)",
+        ),
+        (
+            {"parameters": [np.zeros(3)], "average": last},
+            "average=False; rank 2: bucket_bytes=4194304, average=True",
+        ),
+    ]
+    for arguments, difference in kinds:
+        with pytest.raises(dist.CollectiveMismatchError, match=re.escape(difference) + "$"):
+            GradientBucketer(**arguments)
     bucketer = GradientBucketer([np.zeros(1)])
     bucketer.ready(0, np.full(1, float(me.rank)))
     bucketer.wait()
-    me.say(afterwards=bucketer.grads[0].tolist())
+    assert bucketer.grads[0].tolist() == [1.0]
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-def test_different_parameters_are_refused_on_all_ranks(ranks: Ranks) -> None:
-    for rank in ranks.run(make_different_ones, 3):
-        said = rank.said
-        for kind, difference in {
-            "shape": "parameter 1 differ: rank 0: 'b' float64 (2,); rank 1: 'b' float64 (2,); rank 2: 'b' float64 (3,)",
-            "dtype": "parameter 0 differ: rank 0: 'w' float64 (3,); rank 1: 'w' float64 (3,); rank 2: 'w' float32 (3,)",
-            "name": "parameter 0 differ: rank 0: 'w' float64 (3,); rank 1: 'w' float64 (3,); rank 2: 'v' float64 (3,)",
-            "count": "parameter 1 differ: rank 0: nothing; rank 1: nothing; rank 2: 1 float64 (3,)",
-            "options": "average=False; rank 2: bucket_bytes=4194304, average=True",
-        }.items():
-            assert said[kind]["error"] == "CollectiveMismatchError"
-            assert said[kind]["text"].endswith(difference)
-        assert said["afterwards"] == [1.0]
-
-
-def wait_too_short(me: Me) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(2)
+def test_a_rank_whose_wait_was_too_short_waits_again(me: Me) -> None:
     me.init()
     bucketer = GradientBucketer([np.zeros(4), np.zeros(4)], bucket_bytes=1)
     grad = np.full(4, me.rank + 1.0)
@@ -276,53 +270,38 @@ def wait_too_short(me: Me) -> None:
         me.wait_for("gave up")
     bucketer.ready(0, grad)
     if me.rank == 0:
-        me.say(wait=me.attempt(bucketer.wait, timeout=0.1), again=me.attempt(bucketer.ready, 0))
+        began = time.monotonic()
+        with pytest.raises(dist.CollectiveTimeoutError):
+            bucketer.wait(timeout=0.1)
+        assert 0.1 <= time.monotonic() - began < 30
+        with pytest.raises(RuntimeError, match="twice"):  # the step is not over
+            bucketer.ready(0)
         me.mark("gave up")
     bucketer.wait()
-    me.say(grads=[grad.tolist() for grad in bucketer.grads.values()])
+    assert [grad.tolist() for grad in bucketer.grads.values()] == [[1.5] * 4] * 2
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-def test_who_waited_too_short_waits_again(ranks: Ranks) -> None:
-    started = ranks.run(wait_too_short, 2)
-    said = started[0].said
-    assert said["wait"]["error"] == "CollectiveTimeoutError"
-    assert 0.1 <= said["wait"]["seconds"] < 30
-    assert said["again"]["error"] == "RuntimeError", "the step is not over"
-    for rank in started:
-        assert rank.said["grads"] == [[1.5] * 4] * 2
-
-
-def call_something_else(me: Me) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(2)
+def test_after_a_failed_step_the_next_one_begins_anew(me: Me) -> None:
     me.init()
     bucketer = GradientBucketer([np.zeros(4), np.zeros(4)], bucket_bytes=1)
     if me.rank == 0:
         bucketer.ready(1)
         bucketer.ready(0)
-        me.say(stray=me.attempt(bucketer.wait))
-    else:
-        me.say(stray=me.attempt(dist.barrier))
+    with pytest.raises(dist.CollectiveMismatchError):
+        bucketer.wait() if me.rank == 0 else dist.barrier()
+    if me.rank == 1:
         dist.all_reduce(np.zeros(4), dist.ReduceOp.AVG)  # what the other's second bucket waits for
     for number in (1, 0):
         bucketer.ready(number, np.full(4, me.rank + 1.0))
     bucketer.wait()
-    me.say(grads=[grad.tolist() for grad in bucketer.grads.values()])
+    assert [grad.tolist() for grad in bucketer.grads.values()] == [[1.5] * 4] * 2
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-def test_after_a_failed_step_the_next_one_begins_anew(ranks: Ranks) -> None:
-    for rank in ranks.run(call_something_else, 2):
-        assert rank.said["stray"]["error"] == "CollectiveMismatchError"
-        assert rank.said["grads"] == [[1.5] * 4] * 2
-
-
-def lose_a_rank(me: Me) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(2)
+def test_a_rank_that_dies_is_named(me: Me) -> None:
     me.init()
     bucketer = GradientBucketer([np.zeros(4), np.zeros(4)], bucket_bytes=1)
     if me.rank == 1:
@@ -333,20 +312,14 @@ def lose_a_rank(me: Me) -> None:
             bucketer.ready(number)
         bucketer.wait()
 
-    me.say(step=me.attempt(step))
+    with pytest.raises(dist.RankFailedError) as caught:
+        step()
+    assert list(caught.value.ranks) == [1]
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-def test_a_rank_that_dies_is_named(ranks: Ranks) -> None:
-    said = ranks.run(lose_a_rank, 2)[0].said
-    assert said["step"]["error"] == "RankFailedError"
-    assert said["step"]["ranks"] == [1]
-
-
-def use_a_group(me: Me) -> None:
-    from rankmesh.nn import GradientBucketer
-
+@on_ranks(3)
+def test_in_a_group_its_members_average(me: Me) -> None:
     me.init()
     group = dist.new_group([0, 2])
     if me.rank != 1:
@@ -354,14 +327,8 @@ def use_a_group(me: Me) -> None:
         bucketer.grads[0][:] = me.rank
         bucketer.ready(0)
         bucketer.wait()
-        me.say(grad=bucketer.grads[0].tolist())
+        assert bucketer.grads[0].tolist() == [1.0, 1.0]
     else:
-        me.say(refused=me.attempt(GradientBucketer, [np.zeros(2)], group=group))
+        with pytest.raises(ValueError, match="not a member"):
+            GradientBucketer([np.zeros(2)], group=group)
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-def test_in_a_group_its_members_average(ranks: Ranks) -> None:
-    first, outside, last = (rank.said for rank in ranks.run(use_a_group, 3))
-    assert first["grad"] == last["grad"] == [1.0, 1.0]
-    assert outside["refused"]["error"] == "ValueError"
