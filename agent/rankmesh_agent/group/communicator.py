@@ -18,7 +18,7 @@ from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.coalescing import coalesce
-from rankmesh_agent.group.flight_recorder import Record, in_flight
+from rankmesh_agent.group.flight_recorder import Record, RecordedCalls, in_flight
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
@@ -164,13 +164,21 @@ class Communicator(ABC):
         ranks = list(self.ranks)
         return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, failure, nbytes, active)
 
+    def recorded(self) -> Sequence[RecordedCalls]:
+        """Return what has records of the group's calls and messages."""
+        return [self.queue]
+
     def active_records(self) -> list[Record]:
         """Return the group's calls and messages that have not ended."""
-        return self.queue.active_records()
+        return [record for each in self.recorded() for record in each.active_records()]
 
     def op_stats(self) -> Mapping[str, OpStats]:
         """Return the group's statistics, by operation."""
-        return self.queue.op_stats()
+        found: dict[str, OpStats] = {}
+        for each in self.recorded():
+            for op, stats in each.op_stats().items():
+                found.setdefault(op, OpStats()).add(stats)
+        return found
 
     # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
 

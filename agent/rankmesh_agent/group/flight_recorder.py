@@ -54,19 +54,22 @@ Record = tuple[RecordOwner, Call | MessageInfo, int, float, float | None, str, i
 is None while it is under way. A bare tuple, because making a named one takes five times as long."""
 
 
-class RecordedGroup(Protocol):
-    """A group at one rank, as the flight recorder reads it."""
-
-    name: str
-
-    def matches(self, name: str) -> bool:
-        """Return whether ``name`` is the group's name or id."""
+class RecordedCalls(Protocol):
+    """Calls or messages of a group at one rank: their statistics, and those under way."""
 
     def op_stats(self) -> Mapping[str, OpStats]:
-        """Return the group's statistics, by operation."""
+        """Return the statistics, by operation. For any thread."""
 
     def active_records(self) -> list[Record]:
-        """Return the group's calls and messages that have not ended."""
+        """Return the calls and messages that have not ended. For any thread."""
+
+
+class RecordedGroup(RecordedCalls, Protocol):
+    """A group at one rank, as the flight recorder reads it."""
+
+    @property
+    def state(self) -> RecordOwner:
+        """The group, as its records name it."""
 
 
 class FlightRecorder:
@@ -120,8 +123,8 @@ class FlightRecorder:
             names: set[str] = set()
             for group in self._groups:
                 if len(names) < MAX_GROUPS:
-                    names.add(group.name)
-                name = group.name if group.name in names else OTHER_GROUPS
+                    names.add(group.state.name)
+                name = group.state.name if group.state.name in names else OTHER_GROUPS
                 for op, stats in sorted(group.op_stats().items()):
                     at(name, op).add(stats)
                 for record in group.active_records():
@@ -143,7 +146,7 @@ class FlightRecorder:
         """
         now = time.monotonic()
         with self._lock:
-            groups = [each for each in self._groups if each.matches(group)]
+            groups = [each for each in self._groups if each.state.matches(group)]
             return [in_flight(record, now) for each in groups for record in each.active_records()] if groups else None
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from rankmesh_agent.backends.selection import first_backend, select_backend
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.delegation import DelegatedCalls
-from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
+from rankmesh_agent.group.flight_recorder import FlightRecorder, RecordedCalls
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
@@ -26,7 +26,6 @@ from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.schemas import Member
-from rankmesh_agent.wire.stats import OpStats
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
@@ -135,26 +134,9 @@ class LocalCommunicator(Communicator, FrameSink):
         state = self.state
         return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
-    # Introspection
-
-    def active_records(self) -> list[Record]:
+    def recorded(self) -> Sequence[RecordedCalls]:
         """See Communicator."""
-        return super().active_records() + self.delegated_calls.active_records() + self.messages.active_records()
-
-    def matches(self, name: str) -> bool:
-        """See RecordedGroup."""
-        return self.state.matches(name)
-
-    def op_stats(self) -> Mapping[str, OpStats]:
-        """See Communicator."""
-        found = {**super().op_stats(), **self.messages.op_stats()}
-        for op, stats in self.delegated_calls.op_stats().items():
-            total = OpStats()
-            total.add(stats)
-            if op in found:
-                total.add(found[op])
-            found[op] = total
-        return found
+        return [self.queue, self.delegated_calls, self.messages]
 
     def close(self) -> None:
         """See Communicator."""

@@ -186,7 +186,10 @@ class PendingMessage:
         return self._state.global_rank(self.transfer.source)
 
     def complete(self, deadline: Deadline | None) -> bool:
-        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise."""
+        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise.
+
+        Not to be called again once the message is done.
+        """
         try:
             done = self.transfer.done or self._await(deadline)
         except BaseException as error:
@@ -199,9 +202,8 @@ class PendingMessage:
             self._messages.end(self, self.transfer.error)
             if self.transfer.error is not None:
                 raise self.transfer.error
-        if done and self._on_complete is not None:
-            self._on_complete()
-            self._on_complete = None
+            if self._on_complete is not None:
+                self._on_complete()
         return done
 
     def _await(self, deadline: Deadline | None) -> bool:

@@ -58,7 +58,7 @@ def connect_all(
     dials = [_Dial(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
     connector = _Connector(me, members, epoch, listener, dials)
     try:
-        while not connector.complete:
+        while len(connector.connections) < len(members) - 1:
             if deadline.expired():
                 raise connector.timeout_error(deadline)
             connector.advance(deadline)
@@ -110,14 +110,9 @@ class _Connector:
         self.connections: dict[int, Connection] = {}
         self._me = me
         self._higher = {member.rank: member for member in members if member.rank > me.rank}
-        self._size = len(self._higher) + len(dials)
         self._epoch = epoch
         self._listener = listener
         self._dials = list(dials)
-
-    @property
-    def complete(self) -> bool:
-        return len(self.connections) == self._size
 
     def advance(self, deadline: Deadline) -> None:
         """Sleep until a connection can continue, then continue it."""

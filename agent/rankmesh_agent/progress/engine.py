@@ -1,10 +1,7 @@
 """The progress engine: all connections of this process, driven by the threads that wait for messages.
 
-No thread is dedicated to receiving. A thread that waits *drives* the engine: it polls all connections, moves bytes both
-ways and delivers every frame, whatever group it belongs to. Other threads that wait at the same time block until the
-driver has moved something; one of them drives when the driver has finished. So a synchronous call needs no hand-off
-between threads. Only while asynchronous point-to-point messages are outstanding and the foreground has not called for
-a while does a background thread drive.
+No thread is dedicated to receiving: ``driver`` has the threads that move the bytes. Only while asynchronous
+point-to-point messages are outstanding and the foreground has not called for a while does a background thread drive.
 
 A frame whose buffer has not been posted stays in the connection: the transport's flow control holds up its sender.
 """
@@ -20,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.background import SLICE_SECONDS, BackgroundProgress
+from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
-from rankmesh_agent.progress.poller import POLL_INTERVAL, Poller
+from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.ports import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
@@ -46,7 +43,7 @@ class Disconnect(NamedTuple):
     clean: bool
 
 
-class ProgressEngine:
+class ProgressEngine(Driver):
     """This process's connections to all peers of an epoch.
 
     Args:
@@ -59,10 +56,6 @@ class ProgressEngine:
     Attributes:
         lost_peers: the peers whose connections have ended.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
-        calls: number of calls of the foreground so far.
-        polls: number of polls so far.
-        driven: whether a thread drives the engine.
-        closed: whether the engine is closed.
     """
 
     def __init__(
@@ -78,22 +71,13 @@ class ProgressEngine:
         self.epoch = epoch
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
-        # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
-        self.lock = threading.RLock()
-        self.calls = 0
-        self.polls = 0
-        self.driven = False
         self.on_peer_failure: Callable[[], None] | None = None
-        self._changed = threading.Condition(self.lock)
-        self._followers = 0
-        self.closed = False
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
         for connection in connections.values():
             connection.parallel_reads = not oversubscribed
-        self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
-        self._background = BackgroundProgress(self)
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer."""
@@ -189,34 +173,6 @@ class ProgressEngine:
 
     # Without the lock
 
-    def foreground(self) -> threading.RLock:
-        """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
-        self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
-        return self.lock
-
-    def wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
-        """Wait until ``ready()``, which is called with the lock held, moving bytes meanwhile.
-
-        Returns:
-            Whether it became true before the deadline.
-        """
-        self.calls += 1  # see foreground
-        with self.lock:
-            while not ready():
-                if time.monotonic() >= deadline.at or self.closed:
-                    return False
-                if self.driven:
-                    self._wait_for_driver(deadline)
-                else:
-                    self.drive(ready, deadline)
-            return True
-
-    def progress(self) -> None:
-        """Move the bytes that can be moved now, without waiting."""
-        with self.foreground():
-            if not self.driven and not self.closed:
-                self.poll_once(0)
-
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
         self.wait(self._all_flushed, Deadline(timeout))
@@ -243,37 +199,6 @@ class ProgressEngine:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
                     self._drop_peer(peer, Disconnect(why, clean=False))
                     self._poller.wake_sleeper()
-
-    # Driving
-
-    def drive(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Move bytes until ``done()``, or until the deadline. With the lock held, by one thread at a time."""
-        self.driven = True
-        end = deadline.at
-        try:
-            while not done() and not self.closed:
-                remaining = end - time.monotonic()
-                if remaining <= 0:
-                    return
-                self.poll_once(remaining if remaining < SLICE_SECONDS else SLICE_SECONDS)
-        finally:
-            self.driven = False
-            if not self._background.driving:
-                self.calls += 1  # a thread that has waited often calls again at once
-            if self._followers or self.closed:
-                self._changed.notify_all()
-            if self._background.resting:
-                self._background.on_driver_left()
-
-    def _wait_for_driver(self, deadline: Deadline) -> None:
-        """Wait until the driver has moved something, or stops."""
-        self._followers += 1
-        try:
-            if self._background.driving:
-                self._poller.wake()
-            self._changed.wait(min(SLICE_SECONDS, deadline.remaining()))
-        finally:
-            self._followers -= 1
 
     def poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""

@@ -19,7 +19,7 @@ lock held.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,7 +95,7 @@ class MessageMatcher:
     unexpected: deque[_Message] = field(default_factory=deque)
     announced: dict[int, _AnnouncedSend] = field(default_factory=dict)
     cleared: dict[tuple[int, int], _Receive] = field(default_factory=dict)
-    credits: dict[int, _Credit] = field(default_factory=dict)
+    credits: defaultdict[int, _Credit] = field(default_factory=lambda: defaultdict(_Credit))
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     refusals: dict[int, DistBackendError] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class MessageMatcher:
         """
         self.raise_refusal(rank)
         transfer = Transfer()
-        credit = self._credit(rank)
+        credit = self.credits[rank]
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
             credit.available -= cost
@@ -163,7 +163,7 @@ class MessageMatcher:
             return False
         rank, header = queued
         if header.opcode is Opcode.EAGER:
-            self._credit(rank).available += max(header.length, _MIN_COST)
+            self.credits[rank].available += max(header.length, _MIN_COST)
         else:
             self.engine.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
         return True
@@ -231,7 +231,7 @@ class MessageMatcher:
                 if announced is not None:
                     announced.transfer.done = True
             case Opcode.CREDIT:
-                credit = self._credit(rank)
+                credit = self.credits[rank]
                 credit.available = min(WINDOW, credit.available + header.total)
             case Opcode.REFUSE:
                 self._on_refuse(rank, header.seq, bytes(payload).decode(errors="replace"))
@@ -316,17 +316,11 @@ class MessageMatcher:
             self.receives.insert(0, waiting)
 
     def _return_credit(self, rank: int, nbytes: int) -> None:
-        credit = self._credit(rank)
+        credit = self.credits[rank]
         credit.unreturned += max(nbytes, _MIN_COST)
         if credit.unreturned >= WINDOW // 4:
             self.engine.send(rank, [self._frame(Opcode.CREDIT, total=credit.unreturned)])
             credit.unreturned = 0
-
-    def _credit(self, rank: int) -> _Credit:
-        credit = self.credits.get(rank)
-        if credit is None:
-            credit = self.credits[rank] = _Credit()
-        return credit
 
     def _frame(self, opcode: Opcode, **fields: int) -> bytes:
         return frames.encode(opcode, group=self.group, epoch=self.engine.epoch, **fields)

@@ -151,18 +151,16 @@ class MessageLink(VerifiedLink, Link):
         arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, part))}
         self._compare(arrived)
         response = decide([arrived[member][1] for member in range(self.size)])
-        pending_sends: list[tuple[int, Transfer]] = []
         with self._engine.lock:
-            self._send_arrival(self._others, _RESPONSE - part, response, pending_sends)
+            pending_sends = self._send_arrival(self._others, _RESPONSE - part, response)
         self.finish(pending_sends)
         return response
 
     def _query_root(self, part: int, payload: Payload) -> Payload:
         """Send ``payload`` to rank 0 and return its response."""
-        pending_sends: list[tuple[int, Transfer]] = []
         arrivals, responses = self._arrivals_at(part), self._arrivals_at(_RESPONSE - part)
         with self._engine.lock:
-            self._send_arrival((0,), part, payload, pending_sends)
+            pending_sends = self._send_arrival((0,), part, payload)
 
         def responded() -> bool:
             return (
@@ -195,7 +193,7 @@ class MessageLink(VerifiedLink, Link):
                 return True
             if time.monotonic() > until:
                 until = math.inf
-                self._send_arrival(members, part, b"", [])
+                self._send_arrival(members, part, b"")
             return False
 
         return ready_or_announce
@@ -209,16 +207,16 @@ class MessageLink(VerifiedLink, Link):
         self, part: int, payload: Payload, each: Sequence[Payload] | None = None
     ) -> dict[int, tuple[int, Payload]]:
         """Send to all ranks and wait for all; return the payloads by rank. Some are missing only after a mismatch."""
-        pending_sends: list[tuple[int, Transfer]] = []
         expected = len(self._others)
         describing = part == _DESCRIPTIONS
         with self._engine.lock:
             arrivals = self._arrived.setdefault((self._seq, part), {})
             if each is None:
-                self._send_arrival(self._others, part, payload, pending_sends)
+                pending_sends = self._send_arrival(self._others, part, payload)
             else:
+                pending_sends = []
                 for member in self._others:
-                    self._send_arrival((member,), part, each[member], pending_sends)
+                    pending_sends += self._send_arrival((member,), part, each[member])
         self._wait(
             lambda: (
                 (
@@ -245,10 +243,9 @@ class MessageLink(VerifiedLink, Link):
             if other != fingerprint:
                 raise CallMismatchError
 
-    def _send_arrival(
-        self, members: Sequence[int], part: int, payload: Payload, pending_sends: list[tuple[int, Transfer]]
-    ) -> None:
-        """Send an ENTER; append unfinished transfers to ``pending_sends``. With the engine's lock held."""
+    def _send_arrival(self, members: Sequence[int], part: int, payload: Payload) -> list[tuple[int, Transfer]]:
+        """Send an ENTER; return the unfinished transfers. With the engine's lock held."""
+        pending_sends = []
         header = frames.encode(
             Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), self._fingerprint
         )
@@ -258,6 +255,7 @@ class MessageLink(VerifiedLink, Link):
             self._engine.send(self._ranks[member], buffers, transfer)
             if not transfer.done:
                 pending_sends.append((member, transfer))
+        return pending_sends
 
     def start(
         self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]
@@ -273,7 +271,10 @@ class MessageLink(VerifiedLink, Link):
             for member, view in sends:
                 if len(view):
                     pending_sends.append((member, transfer := Transfer()))
-                    self._engine.send(self._ranks[member], [self._part(len(view)), view], transfer)
+                    header = frames.encode(
+                        Opcode.PART, 0, self._group, self._engine.epoch, 0, self._seq, 0, len(view), self._fingerprint
+                    )
+                    self._engine.send(self._ranks[member], [header, view], transfer)
             for member, _ in pending_receives:
                 self._engine.resume(self._ranks[member])
         return pending_receives + pending_sends
@@ -298,13 +299,7 @@ class MessageLink(VerifiedLink, Link):
         """Report this rank's latest call to the other ranks, without waiting; see CallProgress."""
         payload = description.encode()[: frames.SMALL]
         header = frames.encode(
-            Opcode.ENTER,
-            group=self._group,
-            epoch=self._engine.epoch,
-            part=_PROGRESS,
-            seq=seq,
-            length=len(payload),
-            fingerprint=fingerprint,
+            Opcode.ENTER, 0, self._group, self._engine.epoch, _PROGRESS, seq, 0, len(payload), fingerprint
         )
         with self._engine.lock:
             for member in self._others:
@@ -339,16 +334,6 @@ class MessageLink(VerifiedLink, Link):
             arrived[self._group_rank[rank]] = header.fingerprint, payload
         else:
             self._posted[rank].popleft()[2].done = True
-
-    def _part(self, length: int) -> bytes:
-        return frames.encode(
-            Opcode.PART,
-            group=self._group,
-            epoch=self._engine.epoch,
-            seq=self._seq,
-            length=length,
-            fingerprint=self._fingerprint,
-        )
 
 
 def _outside_call(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:

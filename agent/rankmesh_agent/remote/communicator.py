@@ -172,7 +172,6 @@ class _Message:
         self._client = client
         self._down = [as_bytes(each) for each in received]
         self._options = options
-        self._on_complete = options.on_complete
         self._deadline = Deadline(options.timeout)
         self._number = next(_message_numbers)
         self._done = False
@@ -213,9 +212,8 @@ class _Message:
         if frame.document:
             (self.source,) = _SOURCE.unpack(frame.document)
         self._done = True
-        if self._on_complete is not None:
-            self._on_complete()
-            self._on_complete = None
+        if self._options.on_complete is not None:
+            self._options.on_complete()
         return True
 
     def work(self) -> Work | None:

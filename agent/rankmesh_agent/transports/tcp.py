@@ -52,7 +52,6 @@ IDENTITY_BYTES = 80
 
 Admit = Callable[[bytes], bool]
 """Returns whether a client with this identity may connect. The client is authenticated by then."""
-AcceptProposal = Callable[["TcpConnection", bytes], tuple[Connection, bool]]
 _Admitted = tuple[bytes, Connection]
 """Identity of a client, and the connection to it."""
 
@@ -224,17 +223,20 @@ class TcpListener:
 
     It authenticates all clients concurrently: a client that sends nothing delays no other.
 
+    Args:
+        listening: the listening socket.
+        script: returns the server's side of the handshake on a connection.
+
     Attributes:
         address: the address that peers pass to TcpTransport.dial.
     """
 
-    def __init__(self, listening: socket.socket, token: str, accept_proposal: AcceptProposal) -> None:
+    def __init__(self, listening: socket.socket, script: Callable[[TcpConnection, Admit], Script[_Admitted]]) -> None:
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         listening.setblocking(False)
         self._socket = listening
-        self._token = token
-        self._accept_proposal = accept_proposal
+        self._script = script
         self._fileno = listening.fileno()
         self._handshakes: dict[int, tuple[TcpConnection, Handshake[_Admitted], Deadline]] = {}
 
@@ -294,7 +296,7 @@ class TcpListener:
         except OSError:  # the client has closed the connection already
             sock.close()
             return
-        incoming = Handshake(sock, self._server_script(connection, admits))
+        incoming = Handshake(sock, self._script(connection, admits))
         self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
         self._advance(connection.fileno(), incoming, [])  # its first message has usually arrived
 
@@ -313,16 +315,6 @@ class TcpListener:
         connection, incoming, _ = self._handshakes.pop(fd)
         incoming.close()
         connection.close()
-
-    def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        challenge, attachment = yield from handshake.verify_client(self._token, PROPOSAL.size + IDENTITY_BYTES)
-        proposal, identity = attachment[: PROPOSAL.size], attachment[PROPOSAL.size :]
-        if not admits(identity):
-            yield challenge.proof() + REJECTED, 0
-            raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        agreed, accepted = self._accept_proposal(connection, proposal)
-        yield challenge.proof() + (ACCEPTED if accepted else DECLINED), 0
-        return identity, agreed
 
 
 class TcpTransport:
@@ -343,7 +335,7 @@ class TcpTransport:
             DistNetworkError: the address cannot be used.
         """
         host, port = split_address(address)
-        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._token, self._accept_proposal)
+        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._server_script)
 
     def dial(self, address: str, identity: bytes = b"") -> PendingTcpConnection:
         """Begin to connect to a listener.
@@ -358,6 +350,16 @@ class TcpTransport:
         """
         identity = identity.ljust(IDENTITY_BYTES, b"\0")
         return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity))
+
+    def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
+        challenge, attachment = yield from handshake.verify_client(self._token, PROPOSAL.size + IDENTITY_BYTES)
+        proposal, identity = attachment[: PROPOSAL.size], attachment[PROPOSAL.size :]
+        if not admits(identity):
+            yield challenge.proof() + REJECTED, 0
+            raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
+        agreed, accepted = self._accept_proposal(connection, proposal)
+        yield challenge.proof() + (ACCEPTED if accepted else DECLINED), 0
+        return identity, agreed
 
     def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
         challenge = yield from handshake.client_hello(self._token)

@@ -506,13 +506,6 @@ def test_a_callback_may_wait_for_completed_work(alone: Alone, held: threading.Ev
     assert following.wait(SECONDS) is True
 
 
-def test_a_callback_may_not_wait_for_the_future_of_a_later_call(alone: Alone, held: threading.Event) -> None:
-    following = alone.submit(None, LATER).get_future().then(lambda _: alone.submit(None, LATER).get_future().wait())
-    held.set()
-    with pytest.raises(RuntimeError, match="would wait for itself"):
-        following.wait(SECONDS)
-
-
 @pytest.mark.parametrize("calls", [True, False], ids=["replaced", "idle"])
 def test_one_thread_is_left_after_a_release(alone: Alone, held: threading.Event, calls: bool) -> None:
     """If the callback makes another call, its thread ends and the new worker goes on; else either of them does."""

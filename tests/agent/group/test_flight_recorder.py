@@ -171,60 +171,51 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
             made.group(1, 5, "pair", (0, 1)).close()
 
 
+@pytest.fixture
+def alone() -> Iterator[Callable[..., LocalCommunicator]]:
+    """Makes groups of one rank."""
+    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    yield lambda recorder, number=9: LocalCommunicator(engine, number, f"group {number}", (0,), {}, SECONDS, recorder)
+    engine.close()
+
+
 @pytest.mark.parametrize("kept", [0, 3])
-def test_it_remembers_only_so_many(kept: int) -> None:
+def test_only_the_latest_records_are_kept(alone: Callable[..., LocalCommunicator], kept: int) -> None:
     recorder = FlightRecorder(kept)
-    mesh = ProgressEngine(0, 1, {}, eager_limit=1024)
-    members = LocalCommunicator(mesh, 9, "alone", (0,), {}, SECONDS, recorder)
+    members = alone(recorder)
     for _ in range(5):
         members.barrier(NOW)
     assert [record.seq for record in recorder.records()] == [1, 2, 3, 4, 5][5 - kept :]
-    assert sum(members.op_stats()["barrier"].buckets) == 5, "tallies go on whatever is remembered"
-    members.close()
-    mesh.close()
-
-
-def test_tallies_of_ended_groups_are_kept_together() -> None:
-    with world(1, "tcp") as made:
-        mesh = made.meshes[0]
-        recorder = made.recorders[0]
-        for number in (5, 6):
-            members = LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder)
-            members.barrier(NOW)
-            assert (recorder.operations()[0].group, recorder.operations()[0].op) == (f"group {number}", "barrier")
-            members.close()
-            members.close()
-        (ended,) = recorder.operations()
-        assert (ended.group, ended.op, sum(ended.buckets)) == (ENDED_GROUPS, "barrier", 2)
-        assert [record.name for record in recorder.records()][-2:] == ["group 5", "group 6"], "they are remembered"
+    assert sum(members.op_stats()["barrier"].buckets) == 5, "statistics count all calls"
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (1e-5, 0), (1.1e-5, 1), (0.2, 9), (1000.0, len(BOUNDS))])
 def test_a_duration_counts_in_the_bucket_whose_bound_it_does_not_exceed(
-    seconds: float, bucket: int, monkeypatch: pytest.MonkeyPatch
+    alone: Callable[..., LocalCommunicator], seconds: float, bucket: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    members = alone(FlightRecorder())
     monkeypatch.setattr(call_queue, "monotonic", iter([0.0, seconds]).__next__)
-    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
-    alone = LocalCommunicator(engine, 1, "alone", (0,), {}, SECONDS, FlightRecorder())
-    alone.all_reduce(np.ones(1), ReduceOp.SUM, NOW)
-    stats = alone.op_stats()["all_reduce"]
+    members.all_reduce(np.ones(1), ReduceOp.SUM, NOW)
+    stats = members.op_stats()["all_reduce"]
     assert stats.buckets.index(1) == bucket
     assert (stats.seconds, stats.nbytes, stats.failures) == (seconds, 8, 0)
 
 
-def test_many_groups_are_counted_together() -> None:
-    mesh, recorder = ProgressEngine(0, 1, {}, eager_limit=1024), FlightRecorder()
-    numbers = range(MAX_GROUPS + 3)
-    groups = [LocalCommunicator(mesh, number, f"group {number}", (0,), {}, SECONDS, recorder) for number in numbers]
+def test_statistics_of_many_groups_and_of_ended_ones_are_summed(alone: Callable[..., LocalCommunicator]) -> None:
+    recorder = FlightRecorder()
+    groups = [alone(recorder, number) for number in range(MAX_GROUPS + 3)]
     for members in groups:
         members.barrier(NOW)
-    found = recorder.operations()
-    assert len(found) == MAX_GROUPS + 1
-    assert (found[-1].group, sum(found[-1].buckets)) == (OTHER_GROUPS, 3)
+    first, *others, last = recorder.operations()
+    assert (first.group, first.op, sum(first.buckets)) == ("group 0", "barrier", 1)
+    assert len(others) == MAX_GROUPS - 1
+    assert (last.group, sum(last.buckets)) == (OTHER_GROUPS, 3)
     for members in groups:
         members.close()
-    assert [sum(each.buckets) for each in recorder.operations()] == [MAX_GROUPS + 3]
-    mesh.close()
+        members.close()
+    (ended,) = recorder.operations()
+    assert (ended.group, ended.op, sum(ended.buckets)) == (ENDED_GROUPS, "barrier", MAX_GROUPS + 3)
+    assert recorder.records()[-1].name == f"group {MAX_GROUPS + 2}", "their records stay"
 
 
 def test_what_is_in_flight_is_counted_with_the_age_of_the_oldest(pair: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from support.sweep.media import OverCommunicator
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
@@ -66,6 +67,15 @@ def world(request, standalones, gateway_url) -> Iterator[list[Any]]:
         agent.close()
 
 
+def in_each_rank(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a thread for each rank of the world."""
+
+    def run(self: Any, world: list[Any]) -> None:
+        everywhere(lambda rank: test(self, world, rank), 3)
+
+    return run
+
+
 class TestCalls:
     def test_the_sweep(self, world):
         (cells,) = cells_of("communicator", (3,))
@@ -73,28 +83,22 @@ class TestCalls:
         assert not [text for each in found for text in each["wrong"]]
         assert len({each["digest"] for each in found}) == 1
 
-    def test_asynchronous_ones_keep_their_order(self, world):
-        def run(rank: int) -> None:
-            arrays = [np.full(10 + 20_000 * number, float(rank + number)) for number in range(20)]
-            works = [
-                world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays
-            ]
-            for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
-                assert work.wait()
-                assert work.result()[0] is array
-                assert (array == 3 + 3 * number).all()
+    @in_each_rank
+    def test_asynchronous_ones_keep_their_order(self, world, rank):
+        arrays = [np.full(10 + 20_000 * number, float(rank + number)) for number in range(20)]
+        works = [world[rank].world.all_reduce(array, ReduceOp.SUM, LATER._replace(result=[array])) for array in arrays]
+        for number, (work, array) in enumerate(zip(works, arrays, strict=True)):
+            assert work.wait()
+            assert work.result()[0] is array
+            assert (array == 3 + 3 * number).all()
 
-        everywhere(run, 3)
-
-    def test_registered_arrays(self, world):
-        def run(rank: int) -> None:
-            group = world[rank].world
-            array = group.empty(np.dtype(np.float64), 5000, NOW)
-            array[:] = rank
-            group.all_reduce(array, ReduceOp.SUM, NOW)
-            assert (array == 3).all()
-
-        everywhere(run, 3)
+    @in_each_rank
+    def test_registered_arrays(self, world, rank):
+        group = world[rank].world
+        array = group.empty(np.dtype(np.float64), 5000, NOW)
+        array[:] = rank
+        group.all_reduce(array, ReduceOp.SUM, NOW)
+        assert (array == 3).all()
 
     def test_an_engine_from_outside(self, world):
         class Engine:
@@ -131,31 +135,27 @@ class TestCalls:
         for agent in world:
             agent.world.set_timeout(SECONDS)
 
-    def test_calls_that_do_not_fit_together(self, world):
-        def run(rank: int) -> None:
-            array = np.ones(3 + (rank == 1))
-            with pytest.raises(CollectiveMismatchError, match="here and there") as caught:
-                world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(details=lambda: "here and there"))
-            assert caught.value.ranks
-            assert (array == 1).all()
-            world[rank].world.all_reduce(array[:3], ReduceOp.SUM, NOW)
-            assert (array[:3] == 3).all()
+    @in_each_rank
+    def test_calls_that_do_not_fit_together(self, world, rank):
+        array = np.ones(3 + (rank == 1))
+        with pytest.raises(CollectiveMismatchError, match="here and there") as caught:
+            world[rank].world.all_reduce(array, ReduceOp.SUM, NOW._replace(details=lambda: "here and there"))
+        assert caught.value.ranks
+        assert (array == 1).all()
+        world[rank].world.all_reduce(array[:3], ReduceOp.SUM, NOW)
+        assert (array[:3] == 3).all()
 
-        everywhere(run, 3)
-
-    def test_groups(self, world):
-        def run(rank: int) -> None:
-            if rank:
-                group = world[rank].new_group([2, 1], SECONDS)
-                assert (group.rank, group.size, group.ranks) == (2 - rank, 2, (2, 1))
-                array = np.ones(4)
-                group.all_reduce(array, ReduceOp.SUM, NOW)
-                assert (array == 2).all()
-                world[rank].drop_group(group)
-                with pytest.raises(GroupAbortedError, match="destroyed"):
-                    group.barrier(NOW)
-
-        everywhere(run, 3)
+    @in_each_rank
+    def test_groups(self, world, rank):
+        if rank:
+            group = world[rank].new_group([2, 1], SECONDS)
+            assert (group.rank, group.size, group.ranks) == (2 - rank, 2, (2, 1))
+            array = np.ones(4)
+            group.all_reduce(array, ReduceOp.SUM, NOW)
+            assert (array == 2).all()
+            world[rank].drop_group(group)
+            with pytest.raises(GroupAbortedError, match="destroyed"):
+                group.barrier(NOW)
 
     def test_long_messages_arrive(self, world):
         count = 500_000
@@ -182,19 +182,17 @@ class TestCalls:
             world[0].world.receive(np.empty(3), 1, 5, Options(0.1))
         everywhere(lambda rank: world[rank].world.barrier(NOW), 3)
 
-    def test_store_commands(self, world):
-        def run(rank: int) -> None:
-            place = world[rank].blocking_store()
-            place.execute(commands.Set(f"key/{rank}", b"value"))
-            assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
-            place.execute(commands.Add("sum", 2))
-            with pytest.raises(KeyNotFoundError):
-                place.execute(commands.Get("nobody", 0.1))
-            world[rank].world.barrier(NOW)
-            assert place.execute(commands.Get("sum", SECONDS)) == b"6"
-            place.close()
-
-        everywhere(run, 3)
+    @in_each_rank
+    def test_store_commands(self, world, rank):
+        place = world[rank].blocking_store()
+        place.execute(commands.Set(f"key/{rank}", b"value"))
+        assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
+        place.execute(commands.Add("sum", 2))
+        with pytest.raises(KeyNotFoundError):
+            place.execute(commands.Get("nobody", 0.1))
+        world[rank].world.barrier(NOW)
+        assert place.execute(commands.Get("sum", SECONDS)) == b"6"
+        place.close()
 
 
 @pytest.mark.parametrize("world", ["embedded", "lent", "unix", "tcp"], indirect=True)
@@ -302,18 +300,15 @@ class TestErrors:
 
         everywhere(run, 3)
 
-    def test_a_process_that_dies_is_a_rank_that_failed(self, world):
+    @in_each_rank
+    def test_a_process_that_dies_is_a_rank_that_failed(self, world, rank):
         """The last test of the class: it breaks the world."""
-
-        def run(rank: int) -> None:
-            if rank == 1:
-                wait_until(lambda: world[0].world.state.started_at, "rank 0 to wait")
-                world[rank]._client._control.close()  # as the kernel does
-                return
-            with pytest.raises(RankFailedError, match=r"rank 1 .* failed \(its process \(pid .* without a goodbye"):
-                world[rank].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW)
-
-        everywhere(run, 3)
+        if rank == 1:
+            wait_until(lambda: world[0].world.state.started_at, "rank 0 to wait")
+            world[rank]._client._control.close()  # as the kernel does
+            return
+        with pytest.raises(RankFailedError, match=r"rank 1 .* failed \(its process \(pid .* without a goodbye"):
+            world[rank].world.all_reduce(np.ones(3), ReduceOp.SUM, NOW)
 
 
 class TestLeases:
@@ -351,9 +346,24 @@ class TestLeases:
     def test_the_agent_may_end_it(self, standalones):
         agent = standalones[0]
         attached = attach(agent, 0, 1, job=next(_jobs))
-        assert agent.leases.release(agent.leases.lease.id, "somebody said so")
+        assert agent.leases.release(agent.leases.lease.id, "a request over HTTP")
+        wait_until(attached._client._control.peer_closed, "the process to learn of it", SECONDS)
         with pytest.raises((LeaseEndedError, GroupAbortedError, RankFailedError)):
             attached.new_group([0], SECONDS)
+        attached.close()
+
+    def test_a_group_that_could_not_be_made_leaves_its_id_to_the_next(self, standalones, monkeypatch):
+        attached, failed = attach(standalones[0], 0, 1, job=next(_jobs)), []
+
+        def start(self: LocalCommunicator, *_: Any) -> None:
+            failed.append(self.id)
+            raise DistNetworkError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalCommunicator, "start", start)
+            with pytest.raises(DistNetworkError, match="no room"):
+                attached.new_group([0], SECONDS)
+        assert [attached.new_group([0], SECONDS).id] == failed
         attached.close()
 
     @pytest.mark.parametrize("nearby", [True, False])

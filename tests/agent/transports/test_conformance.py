@@ -182,26 +182,9 @@ def test_connections_at_one_listener_do_not_mix(transport, listener):
 # Waiting
 
 
-def test_no_wake_up_is_missed(ends):
-    rounds = 1000
-
-    def play(side: int) -> int:
-        ball = side.to_bytes(8, "big")
-        for _ in range(rounds):
-            if side == 0:
-                send_all(ends[0], ball, Deadline(20))
-            ball = recv_exactly(ends[side], 8, Deadline(20))
-            ball = (int.from_bytes(ball, "big") + 1).to_bytes(8, "big")
-            if side == 1:
-                send_all(ends[1], ball, Deadline(20))
-        return int.from_bytes(ball, "big")
-
-    assert in_threads(2, play) == [2 * rounds, 2 * rounds - 1]
-
-
-def test_no_wake_up_is_missed_in_bursts(one_and_other):
+def test_no_wakeup_is_missed(one_and_other):
     one, other = one_and_other
-    sizes = [int(2 ** random.Random(burst).uniform(0, 17)) for burst in range(300)]
+    sizes = [int(2 ** random.Random(burst).uniform(0, 17)) for burst in range(500)]
 
     def burst(side: int) -> None:
         for size in sizes:
