@@ -33,10 +33,11 @@ def mismatched_ones(me: Me) -> None:
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Said]:
     """What the ranks said of a body over a transport."""
-    return once(
-        tmp_path_factory,
-        lambda ranks, body, transport: ranks.run(body, SIZE, env={"RANKMESH_TRANSPORT": transport}),
-    )
+
+    def start(ranks: Ranks, body: Callable[..., None], transport: str) -> Said:
+        return [rank.said for rank in ranks.run(body, SIZE, env={"RANKMESH_TRANSPORT": transport})]
+
+    return once(tmp_path_factory, start)
 
 
 @pytest.mark.parametrize("name", WRONG)
