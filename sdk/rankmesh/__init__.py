@@ -50,17 +50,18 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
     from rankmesh._face import *  # noqa: F403
-    from rankmesh._face import __all__ as __all__
+    from rankmesh._face import __version__ as __version__
 else:
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
 
-        face = import_module("rankmesh._face")
-        if name not in face.__dict__ or (name.startswith("__") and name not in ("__all__", "__version__")):
+        face = vars(import_module("rankmesh._face"))
+        offered = {each: value for each, value in face.items() if each == "__version__" or not each.startswith("__")}
+        public = [each for each in offered if each == "__version__" or not each.startswith("_")]
+        if name not in offered and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        offered = {each: value for each, value in vars(face).items() if not each.startswith("__")}
-        globals().update(offered, __all__=face.__all__, __version__=face.__version__)
+        globals().update(offered, __all__=public)
         return globals()[name]
 
     def __dir__() -> list[str]:

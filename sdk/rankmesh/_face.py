@@ -1,261 +1,132 @@
-"""The public names of ``import rankmesh as dist``."""
-
-from __future__ import annotations
+"""The public names of ``import rankmesh as dist``: those imported as themselves."""
 
 from types import FunctionType as _FunctionType
 
-from rankmesh._collectives.all_to_all import all_to_all, all_to_all_single
-from rankmesh._collectives.barrier import barrier, monitored_barrier
-from rankmesh._collectives.broadcast import broadcast, scatter
-from rankmesh._collectives.coalescing import Batch, all_gather_coalesced, all_reduce_coalesced, batch
+from rankmesh._collectives.all_to_all import all_to_all as all_to_all
+from rankmesh._collectives.all_to_all import all_to_all_single as all_to_all_single
+from rankmesh._collectives.barrier import barrier as barrier
+from rankmesh._collectives.barrier import monitored_barrier as monitored_barrier
+from rankmesh._collectives.broadcast import broadcast as broadcast
+from rankmesh._collectives.broadcast import scatter as scatter
+from rankmesh._collectives.coalescing import Batch as Batch
 from rankmesh._collectives.coalescing import _coalescing_manager as _coalescing_manager
-from rankmesh._collectives.gather import all_gather, all_gather_into_tensor, all_gather_single, all_gather_v, gather
-from rankmesh._collectives.multigpu import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-    reduce_scatter_multigpu,
-)
-from rankmesh._collectives.objects import (
-    all_gather_object,
-    all_to_all_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from rankmesh._collectives.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from rankmesh._collectives.reduce import (
-    all_reduce,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    reduce_scatter_v,
-)
+from rankmesh._collectives.coalescing import all_gather_coalesced as all_gather_coalesced
+from rankmesh._collectives.coalescing import all_reduce_coalesced as all_reduce_coalesced
+from rankmesh._collectives.coalescing import batch as batch
+from rankmesh._collectives.gather import all_gather as all_gather
+from rankmesh._collectives.gather import all_gather_into_tensor as all_gather_into_tensor
+from rankmesh._collectives.gather import all_gather_single as all_gather_single
+from rankmesh._collectives.gather import all_gather_v as all_gather_v
+from rankmesh._collectives.gather import gather as gather
+from rankmesh._collectives.multigpu import all_gather_multigpu as all_gather_multigpu
+from rankmesh._collectives.multigpu import all_reduce_multigpu as all_reduce_multigpu
+from rankmesh._collectives.multigpu import broadcast_multigpu as broadcast_multigpu
+from rankmesh._collectives.multigpu import reduce_multigpu as reduce_multigpu
+from rankmesh._collectives.multigpu import reduce_scatter_multigpu as reduce_scatter_multigpu
+from rankmesh._collectives.objects import all_gather_object as all_gather_object
+from rankmesh._collectives.objects import all_to_all_object as all_to_all_object
+from rankmesh._collectives.objects import broadcast_object_list as broadcast_object_list
+from rankmesh._collectives.objects import gather_object as gather_object
+from rankmesh._collectives.objects import recv_object_list as recv_object_list
+from rankmesh._collectives.objects import scatter_object_list as scatter_object_list
+from rankmesh._collectives.objects import send_object_list as send_object_list
+from rankmesh._collectives.p2p import P2POp as P2POp
+from rankmesh._collectives.p2p import batch_isend_irecv as batch_isend_irecv
+from rankmesh._collectives.p2p import irecv as irecv
+from rankmesh._collectives.p2p import isend as isend
+from rankmesh._collectives.p2p import recv as recv
+from rankmesh._collectives.p2p import send as send
+from rankmesh._collectives.reduce import all_reduce as all_reduce
+from rankmesh._collectives.reduce import reduce as reduce
+from rankmesh._collectives.reduce import reduce_scatter as reduce_scatter
+from rankmesh._collectives.reduce import reduce_scatter_single as reduce_scatter_single
+from rankmesh._collectives.reduce import reduce_scatter_tensor as reduce_scatter_tensor
+from rankmesh._collectives.reduce import reduce_scatter_v as reduce_scatter_v
 from rankmesh._collectives.reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
-from rankmesh._collectives.reduce_op import reduce_op, supports_complex
-from rankmesh._collectives.shared_memory import empty
-from rankmesh._rendezvous.handlers import register_rendezvous_handler, rendezvous
-from rankmesh._session.backend import (
-    Backend,
-    get_default_backend_for_device,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-    is_ucc_available,
-    is_xccl_available,
-)
-from rankmesh._session.debug import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
-from rankmesh._session.groups import (
-    SHRINK_ABORT,
-    SHRINK_DEFAULT,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    shrink_group,
-    split_group,
-)
-from rankmesh._session.init import (
-    GroupMember,
-    default_pg_timeout,
-    destroy_process_group,
-    get_default_store,
-    group,
-    init_process_group,
-    is_initialized,
-)
+from rankmesh._collectives.reduce_op import reduce_op as reduce_op
+from rankmesh._collectives.reduce_op import supports_complex as supports_complex
+from rankmesh._collectives.shared_memory import empty as empty
+from rankmesh._rendezvous.handlers import register_rendezvous_handler as register_rendezvous_handler
+from rankmesh._rendezvous.handlers import rendezvous as rendezvous
+from rankmesh._session.backend import Backend as Backend
+from rankmesh._session.backend import get_default_backend_for_device as get_default_backend_for_device
+from rankmesh._session.backend import is_available as is_available
+from rankmesh._session.backend import is_backend_available as is_backend_available
+from rankmesh._session.backend import is_gloo_available as is_gloo_available
+from rankmesh._session.backend import is_mpi_available as is_mpi_available
+from rankmesh._session.backend import is_nccl_available as is_nccl_available
+from rankmesh._session.backend import is_torchelastic_launched as is_torchelastic_launched
+from rankmesh._session.backend import is_ucc_available as is_ucc_available
+from rankmesh._session.backend import is_xccl_available as is_xccl_available
+from rankmesh._session.debug import DebugLevel as DebugLevel
+from rankmesh._session.debug import get_debug_level as get_debug_level
+from rankmesh._session.debug import set_debug_level as set_debug_level
+from rankmesh._session.debug import set_debug_level_from_env as set_debug_level_from_env
+from rankmesh._session.groups import SHRINK_ABORT as SHRINK_ABORT
+from rankmesh._session.groups import SHRINK_DEFAULT as SHRINK_DEFAULT
+from rankmesh._session.groups import new_group as new_group
+from rankmesh._session.groups import new_subgroups as new_subgroups
+from rankmesh._session.groups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+from rankmesh._session.groups import shrink_group as shrink_group
+from rankmesh._session.groups import split_group as split_group
+from rankmesh._session.init import GroupMember as GroupMember
 from rankmesh._session.init import _get_default_store as _get_default_store
-from rankmesh._session.process_group import ProcessGroup
-from rankmesh._session.ranks import (
-    get_backend,
-    get_backend_config,
-    get_global_rank,
-    get_group_rank,
-    get_node_local_rank,
-    get_pg_count,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-)
-from rankmesh._stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from rankmesh_agent.group.work import Future, Work
-from rankmesh_agent.wire.errors import (
-    AddressInUseError,
-    AgentTakenError,
-    AuthenticationError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    GatewayUnreachableError,
-    GroupAbortedError,
-    IdempotencyKeyReusedError,
-    InvalidKeyError,
-    InvalidValueError,
-    JoinTimeoutError,
-    KeyNotFoundError,
-    LeaseEndedError,
-    NoAgentsError,
-    NoFreeAgentError,
-    NotANumberError,
-    NotLeasedError,
-    PreconditionFailedError,
-    ProtocolError,
-    QueueEmptyError,
-    RankFailedError,
-    RankTakenError,
-    StoreTimeoutError,
-    UnsupportedStoreError,
-    WorldSizeMismatchError,
-)
-from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.wire.version import __version__
+from rankmesh._session.init import default_pg_timeout as default_pg_timeout
+from rankmesh._session.init import destroy_process_group as destroy_process_group
+from rankmesh._session.init import get_default_store as get_default_store
+from rankmesh._session.init import group as group
+from rankmesh._session.init import init_process_group as init_process_group
+from rankmesh._session.init import is_initialized as is_initialized
+from rankmesh._session.process_group import ProcessGroup as ProcessGroup
+from rankmesh._session.ranks import get_backend as get_backend
+from rankmesh._session.ranks import get_backend_config as get_backend_config
+from rankmesh._session.ranks import get_global_rank as get_global_rank
+from rankmesh._session.ranks import get_group_rank as get_group_rank
+from rankmesh._session.ranks import get_node_local_rank as get_node_local_rank
+from rankmesh._session.ranks import get_pg_count as get_pg_count
+from rankmesh._session.ranks import get_process_group_ranks as get_process_group_ranks
+from rankmesh._session.ranks import get_rank as get_rank
+from rankmesh._session.ranks import get_world_size as get_world_size
+from rankmesh._stores import FileStore as FileStore
+from rankmesh._stores import HashStore as HashStore
+from rankmesh._stores import PrefixStore as PrefixStore
+from rankmesh._stores import Store as Store
+from rankmesh._stores import TCPStore as TCPStore
+from rankmesh_agent.group.work import Future as Future
+from rankmesh_agent.group.work import Work as Work
+from rankmesh_agent.wire.errors import AddressInUseError as AddressInUseError
+from rankmesh_agent.wire.errors import AgentTakenError as AgentTakenError
+from rankmesh_agent.wire.errors import AuthenticationError as AuthenticationError
+from rankmesh_agent.wire.errors import CollectiveMismatchError as CollectiveMismatchError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError as CollectiveTimeoutError
+from rankmesh_agent.wire.errors import DistBackendError as DistBackendError
+from rankmesh_agent.wire.errors import DistError as DistError
+from rankmesh_agent.wire.errors import DistNetworkError as DistNetworkError
+from rankmesh_agent.wire.errors import DistStoreError as DistStoreError
+from rankmesh_agent.wire.errors import GatewayUnreachableError as GatewayUnreachableError
+from rankmesh_agent.wire.errors import GroupAbortedError as GroupAbortedError
+from rankmesh_agent.wire.errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError
+from rankmesh_agent.wire.errors import InvalidKeyError as InvalidKeyError
+from rankmesh_agent.wire.errors import InvalidValueError as InvalidValueError
+from rankmesh_agent.wire.errors import JoinTimeoutError as JoinTimeoutError
+from rankmesh_agent.wire.errors import KeyNotFoundError as KeyNotFoundError
+from rankmesh_agent.wire.errors import LeaseEndedError as LeaseEndedError
+from rankmesh_agent.wire.errors import NoAgentsError as NoAgentsError
+from rankmesh_agent.wire.errors import NoFreeAgentError as NoFreeAgentError
+from rankmesh_agent.wire.errors import NotANumberError as NotANumberError
+from rankmesh_agent.wire.errors import NotLeasedError as NotLeasedError
+from rankmesh_agent.wire.errors import PreconditionFailedError as PreconditionFailedError
+from rankmesh_agent.wire.errors import ProtocolError as ProtocolError
+from rankmesh_agent.wire.errors import QueueEmptyError as QueueEmptyError
+from rankmesh_agent.wire.errors import RankFailedError as RankFailedError
+from rankmesh_agent.wire.errors import RankTakenError as RankTakenError
+from rankmesh_agent.wire.errors import StoreTimeoutError as StoreTimeoutError
+from rankmesh_agent.wire.errors import UnsupportedStoreError as UnsupportedStoreError
+from rankmesh_agent.wire.errors import WorldSizeMismatchError as WorldSizeMismatchError
+from rankmesh_agent.wire.ops import ReduceOp as ReduceOp
+from rankmesh_agent.wire.version import __version__ as __version__
 
-__all__ = [
-    # Start and end
-    "init_process_group",
-    "destroy_process_group",
-    "is_initialized",
-    "rendezvous",
-    "register_rendezvous_handler",
-    "default_pg_timeout",
-    # Backends
-    "Backend",
-    "get_default_backend_for_device",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_torchelastic_launched",
-    "is_ucc_available",
-    "is_xccl_available",
-    # Groups
-    "ProcessGroup",
-    "GroupMember",
-    "group",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "split_group",
-    "shrink_group",
-    "SHRINK_DEFAULT",
-    "SHRINK_ABORT",
-    "get_rank",
-    "get_world_size",
-    "get_backend",
-    "get_backend_config",
-    "get_group_rank",
-    "get_global_rank",
-    "get_process_group_ranks",
-    "get_pg_count",
-    "get_node_local_rank",
-    # Collectives
-    "ReduceOp",
-    "reduce_op",
-    "supports_complex",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather",
-    "all_gather_v",
-    "all_gather_single",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_v",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "monitored_barrier",
-    # Arrays in shared memory
-    "empty",
-    # Collectives over lists of arrays, one a device
-    "broadcast_multigpu",
-    "all_reduce_multigpu",
-    "reduce_multigpu",
-    "all_gather_multigpu",
-    "reduce_scatter_multigpu",
-    # Batches of collectives
-    "Batch",
-    "batch",
-    "all_reduce_coalesced",
-    "all_gather_coalesced",
-    # Point-to-point
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-    "P2POp",
-    "batch_isend_irecv",
-    # Objects
-    "broadcast_object_list",
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-    "all_to_all_object",
-    "send_object_list",
-    "recv_object_list",
-    # Debugging
-    "DebugLevel",
-    "get_debug_level",
-    "set_debug_level",
-    "set_debug_level_from_env",
-    # Asynchronous operations
-    "Work",
-    "Future",
-    # Stores
-    "Store",
-    "TCPStore",
-    "FileStore",
-    "HashStore",
-    "PrefixStore",
-    "get_default_store",
-    # Errors; the tree is in rankmesh_agent.wire.errors
-    "DistError",
-    "DistBackendError",
-    "CollectiveMismatchError",
-    "RankFailedError",
-    "CollectiveTimeoutError",
-    "GroupAbortedError",
-    "DistNetworkError",
-    "AddressInUseError",
-    "AuthenticationError",
-    "ProtocolError",
-    "GatewayUnreachableError",
-    "JoinTimeoutError",
-    "RankTakenError",
-    "AgentTakenError",
-    "NotLeasedError",
-    "LeaseEndedError",
-    "NoAgentsError",
-    "NoFreeAgentError",
-    "WorldSizeMismatchError",
-    "DistStoreError",
-    "InvalidKeyError",
-    "InvalidValueError",
-    "KeyNotFoundError",
-    "NotANumberError",
-    "PreconditionFailedError",
-    "IdempotencyKeyReusedError",
-    "QueueEmptyError",
-    "UnsupportedStoreError",
-    "StoreTimeoutError",
-    "__version__",
-]
-
-for _name in __all__:  # tracebacks and help() show ``rankmesh.RankFailedError``, not the module of the definition
-    _value = globals()[_name]
-    if isinstance(_value, type | _FunctionType):
+# Tracebacks and help() show ``rankmesh.RankFailedError``, not the module of the definition.
+for _value in list(globals().values()):
+    if isinstance(_value, type | _FunctionType) and _value.__module__.startswith("rankmesh"):
         _value.__module__ = "rankmesh"

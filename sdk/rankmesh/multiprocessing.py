@@ -267,7 +267,10 @@ class ProcessContext:
         if code >= 0:
             text = f"process {index} (pid {pid}) terminated with exit code {code}"
             return ProcessExitedException(text, index, pid, code)
-        name = _signal_name(-code)
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:  # most real-time signals have no name
+            name = f"<Unknown signal {-code}>"
         text = f"process {index} (pid {pid}) terminated with signal {name}"
         return ProcessExitedException(text, index, pid, code, name)
 
@@ -311,10 +314,3 @@ def _ending(error: BaseException) -> signal.Signals:
 def _pid(process: BaseProcess) -> int:
     assert process.pid is not None, "the process has been started"
     return process.pid
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have no name
-        return f"<Unknown signal {number}>"

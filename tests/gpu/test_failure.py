@@ -157,9 +157,6 @@ def ending(me: Me) -> dict[str, Any]:
     return {"sums": sums, "twice": me.attempt(dist.destroy_process_group, group)}
 
 
-PARTS = (absent, astray, mixed, interrupted, ending)
-
-
 def everything(me: Me, backend: str | None) -> None:
     import cupy
 

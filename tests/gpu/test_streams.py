@@ -126,25 +126,6 @@ def freed(me: Me) -> list[Any]:
     return wrong
 
 
-def strided(me: Me) -> list[Any]:
-    """Arrays that are not contiguous are copied on the streams, there and back."""
-    import cupy
-
-    found = []
-    for number in range(10):
-        with cupy.cuda.Stream(non_blocking=True):
-            whole = cupy.zeros((64, 64), np.int32)
-            whole[:, ::2] = me.rank + 1
-            if number % 2:
-                dist.all_reduce(whole[:, ::2])
-            else:
-                dist.all_reduce(whole[:, ::2], async_op=True).wait()
-            whole += 1
-            host = whole.get()
-            found.append([sorted(set(host[:, ::2].ravel().tolist())), sorted(set(host[:, 1::2].ravel().tolist()))])
-    return found
-
-
 def two_groups_and_two_threads(me: Me) -> dict[str, Any]:
     import cupy
 
@@ -172,15 +153,12 @@ def two_groups_and_two_threads(me: Me) -> dict[str, Any]:
     return {"found": found, "errors": errors}
 
 
-PARTS = (on_the_current_stream, asynchronously, works, freed, strided, two_groups_and_two_threads)
-
-
 def everything(me: Me, backend: str | None) -> None:
     import cupy
 
     me.init(timeout=60, backend=backend)
     dist.all_reduce(cupy.ones(1))  # the first one looks which GPUs there are, and waits for all
-    for part in (on_the_current_stream, asynchronously, works, freed, strided, two_groups_and_two_threads):
+    for part in (on_the_current_stream, asynchronously, works, freed, two_groups_and_two_threads):
         me.say(**{part.__name__: part(me)})
     dist.destroy_process_group()
 
@@ -195,7 +173,6 @@ SAID: dict[str, Any] = {
     "on_the_current_stream": [[12.0]] * ROUNDS,
     "asynchronously": [[(0 + 1) + (1 + 2) + (2 + 3) + (0 + 1)]] * ROUNDS,
     "freed": [],
-    "strided": [[[4], [1]]] * 10,
     "two_groups_and_two_threads": {
         "found": [[[1.0 + 2 * turn * (number + 1)] for turn in range(15)] for number in range(2)],
         "errors": [],

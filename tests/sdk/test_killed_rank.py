@@ -57,8 +57,7 @@ def run_ahead_until_told(me: Me) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("body", [compute_until_told, run_ahead_until_told])
+@pytest.mark.parametrize(("body", "transport"), [(compute_until_told, "shm"), (run_ahead_until_told, "tcp")])
 def test_it_shows_as_failed_and_in_the_events(ranks: Ranks, gateway: str, transport: str, body: Any) -> None:
     started = ranks.start(body, 3, env={"RANKMESH_GATEWAY": gateway, "RANKMESH_TRANSPORT": transport})
     ranks.wait_for(*(f"computing-{rank}" for rank in range(3)))

@@ -9,38 +9,40 @@ import numpy as np
 import pytest
 from support.once import Said, once
 from support.processes import Me, Ranks
-from support.wrong import MISMATCHED, SIZE, WRONG
+from support.wrong import MISMATCHED, SIZE, WRONG, try_mismatched, try_wrong
 
 import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-Tried = Callable[[str], Said]
-
 each_transport = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
-def all_of_them(me: Me) -> None:
-    from support.wrong import try_all
-
+def wrong_ones(me: Me) -> None:
     me.init(timeout=60)
-    try_all(me)
+    try_wrong(me)
+    dist.destroy_process_group()
+
+
+def mismatched_ones(me: Me) -> None:
+    me.init(timeout=60)
+    try_mismatched(me)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Tried:
-    """What the ranks said over a transport."""
-    return once(
-        tmp_path_factory,
-        lambda ranks, transport: ranks.run(all_of_them, SIZE, env={"RANKMESH_TRANSPORT": transport}),
-    )
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Said]:
+    """What the ranks said of a body over a transport."""
+
+    def start(ranks: Ranks, body: Callable[..., None], transport: str) -> Said:
+        return [rank.said for rank in ranks.run(body, SIZE, env={"RANKMESH_TRANSPORT": transport})]
+
+    return once(tmp_path_factory, start)
 
 
-@each_transport
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_raises_before_anything_is_sent(tried: Tried, transport: str, name: str) -> None:
-    said = tried(transport)
+def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Said], name: str) -> None:
+    said = tried(wrong_ones, "tcp")
     assert len(said[1][name]) == 2, "rank 1 made it alone, then with the others"
     for attempt in (attempt for of_rank in said for attempt in of_rank[name]):
         assert attempt["error"] == WRONG[name].error.__name__, attempt["text"]
@@ -52,8 +54,8 @@ def test_a_wrong_call_raises_before_anything_is_sent(tried: Tried, transport: st
 
 @each_transport
 @pytest.mark.parametrize("name", [*MISMATCHED, *(f"{name}, later" for name in MISMATCHED)])
-def test_a_mismatch_raises_on_every_rank(tried: Tried, transport: str, name: str) -> None:
-    for of_rank in tried(transport):
+def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Said], transport: str, name: str) -> None:
+    for of_rank in tried(mismatched_ones, transport):
         (attempt,) = of_rank[name]
         assert attempt["error"] == "CollectiveMismatchError", attempt["text"]
         assert "the ranks did not make the same call" in attempt["text"]
@@ -131,27 +133,6 @@ def test_a_message_that_does_not_fit_is_refused_at_both_ends(ranks: Ranks, trans
             assert f"rank 0 sent float32[50000] with tag 0, but the receive expects {expected}" in of_rank[what]["text"]
     assert said[1]["unchanged"]
     assert [of_rank["later"] for of_rank in said] == [[3, 3]] * 2
-
-
-def half_wrong_messages(me: Me) -> None:
-    me.init(timeout=60)
-    other = 1 - me.rank
-    first, second, got = np.array([1]), np.array([2]), np.array([0])
-    frozen = np.zeros(1)
-    frozen.flags.writeable = False
-    messages = [dist.P2POp(dist.isend, first, other), dist.P2POp(dist.irecv, frozen, other)]
-    me.say(wrong=me.attempt(dist.batch_isend_irecv, messages))
-    work = dist.isend(second, other)
-    dist.recv(got, other)
-    work.wait()
-    me.say(got=got.tolist())
-    dist.destroy_process_group()
-
-
-def test_no_message_of_a_batch_is_sent_if_one_is_wrong(ranks: Ranks) -> None:
-    for rank in ranks.run(half_wrong_messages, 2):
-        assert "read-only" in rank.said["wrong"]["text"]
-        assert rank.said["got"] == [2]
 
 
 @pytest.mark.usefixtures("alone")

@@ -171,22 +171,18 @@ class CudaIpcBackend(GpuBackend):
             if self._staging_used:  # behind the copies to and from it, and the peers' shares
                 runtime.record_event(self._staging_free, launch.stream)
 
-    def all_reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
+    def reduce(
+        self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int | None = None
+    ) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
         share = self._share(array)
         parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
-        arithmetic.combine(op, parts, parts, launch.stream, self._device)
+        arithmetic.combine(op, parts, parts if root is None else [parts[root]], launch.stream, self._device)
         self._finish_step(segment, launch)
-        self._copy(launch, array, peers.array(self.rank, 0, array))
+        if root in (None, self.rank):
+            self._copy(launch, array, peers.array(self.rank, 0, array))
 
-    def reduce(self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        peers = self._exchange_arrays(segment, launch, [array])
-        share = self._share(array)
-        parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
-        arithmetic.combine(op, parts, [parts[root]], launch.stream, self._device)
-        self._finish_step(segment, launch)
-        if self.rank == root:
-            self._copy(launch, array, peers.array(root, 0, array))
+    all_reduce = reduce
 
     def broadcast(self, segment: Segment, launch: Launch, array: DeviceArray, root: int) -> None:
         peers = self._exchange_arrays(segment, launch, [array] if self.rank == root else [])

@@ -1,31 +1,30 @@
-"""Backend that passes a group's calls to MPI without a layer in between."""
+"""MPI backend of a group: its collectives, its point-to-point messages, and the watchdog of both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import MONITORED, Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch, verify
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.mpi.collectives import MAX_COUNT, Collectives
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.mpi.collectives import Collectives
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.mpi.messages import MpiMessages
+from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call, OpType
 
 
 class MpiBackend(Backend):
-    """Runs calls in MPI. The ranks compare their calls first only where they have agreed to.
+    """Runs a group's collectives in MPI without a layer in between, transports its messages, and watches both.
 
     Args:
+        group: the group.
         comm: mpi4py's communicator of the group; ``close`` frees it.
-        link: messages among the members.
-        lost: lost ranks of the mesh, for which MPI would wait without end.
-        ranks: the members' ranks in the mesh.
-        compare_calls: whether the ranks compare their calls over the link before each.
-        max_count: see Collectives.
+        compare_calls: whether the members compare their calls over the link before each.
 
     Attributes:
         comm: see above.
@@ -35,24 +34,22 @@ class MpiBackend(Backend):
     name: ClassVar[str] = "mpi"
     medium = "mpi"
     monitored_subject = MONITORED
+    messages: MpiMessages
 
-    def __init__(
-        self,
-        comm: Any,
-        link: MessageLink,
-        lost: Mapping[int, object],
-        ranks: Sequence[int],
-        compare_calls: bool = False,
-        max_count: int = MAX_COUNT,
-    ) -> None:
+    def __init__(self, group: LocalCommunicator, comm: Any, compare_calls: bool) -> None:
         self.in_call = False
         self.comm = comm
-        self._collectives = Collectives(comm, max_count)
-        self._link = link
-        self._lost = lost
-        self._ranks = ranks
+        self.messages = MpiMessages(comm, group)
+        self._collectives = Collectives(comm)
+        self._group = group
+        self._link = group.link
+        self._lost = group.engine.lost_peers  # for which MPI would wait without end
         self._compare_calls = compare_calls
         self._error: type[Exception] = mpi().Exception
+        self._watchdog = CallWatchdog(group, self.messages, lambda: self.in_call)
+        self._check = self._watchdog.check
+        if group.size > 1:
+            WATCHDOG.add(self._check)
 
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is OpType.BARRIER and call.subject == MONITORED:
@@ -82,9 +79,20 @@ class MpiBackend(Backend):
         finally:
             self.in_call = False
 
+    def on_peer_lost(self) -> None:
+        """See Backend."""
+        WATCHDOG.wake()
+
+    def leave(self) -> None:
+        """See Backend."""
+        WATCHDOG.remove(self._check)
+        self._watchdog.report_progress()  # ranks in a later call learn that this rank does not make it
+        with self._group.engine.lock:
+            self.messages.close()
+
     def close(self) -> None:
         comm, self.comm = self.comm, None
         # With a lost member or an active call, Free could wait without end.
-        missing = any(rank in self._lost for rank in self._ranks)
+        missing = any(rank in self._lost for rank in self._group.ranks)
         if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():
             comm.Free()

@@ -1,4 +1,4 @@
-"""MPI backend of a group: its collectives, its point-to-point messages, and the watchdog of both."""
+"""Set-up of a group's MPI backend; all members get one, or all raise."""
 
 from __future__ import annotations
 
@@ -10,44 +10,10 @@ from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.mpi.messages import MpiMessages
-from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
 from rankmesh_agent.wire.errors import DistBackendError
 
 _TAGS = 1 << 15
 """Number of tags that every MPI library supports."""
-
-
-class MpiGroup(MpiBackend):
-    """Runs the collectives of a group in MPI, transports its messages, and watches both.
-
-    Args:
-        group: the group.
-        comm: mpi4py's communicator of the group.
-        compare_calls: whether the members compare their calls.
-    """
-
-    messages: MpiMessages
-
-    def __init__(self, group: LocalCommunicator, comm: Any, compare_calls: bool) -> None:
-        self._engine = engine = group.engine
-        super().__init__(comm, group.link, engine.lost_peers, group.ranks, compare_calls)
-        self.messages = MpiMessages(comm, group.ranks, engine, group.matcher, group.state.global_rank)
-        self._watchdog = CallWatchdog(group.state, group.link, self, self.messages.progress)
-        self._check = self._watchdog.check
-        if group.size > 1:
-            WATCHDOG.add(self._check)
-
-    def on_peer_lost(self) -> None:
-        """See Backend."""
-        WATCHDOG.wake()
-
-    def leave(self) -> None:
-        """See Backend."""
-        WATCHDOG.remove(self._check)
-        self._watchdog.report_progress()  # ranks in a later call learn that this rank does not make it
-        with self._engine.lock:
-            self.messages.close()
 
 
 def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
@@ -66,7 +32,7 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
     group.set_up(
         lambda link: made.append(_create_communicator(link, group.id, compare_calls)), group.timeout, " over MPI", None
     )
-    group.use_backend(MpiGroup(group, *made[0]))
+    group.use_backend(MpiBackend(group, *made[0]))
 
 
 def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[Any, bool]:

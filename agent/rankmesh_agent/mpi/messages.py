@@ -22,19 +22,19 @@ import ctypes
 import os
 import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankmesh_agent.collectives.link import chunks
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.collectives import MAX_COUNT
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY, MessageMatcher, mismatch_reason
+from rankmesh_agent.progress.matching import ANY, mismatch_reason
 from rankmesh_agent.wire.errors import DistBackendError
 
 _HEADER = struct.Struct("!qq")
@@ -86,31 +86,28 @@ class _Receive:
         self.header_arrived, self.source = True, self.status.Get_source()
 
 
-@dataclass(eq=False)
 class MpiMessages:
     """One rank's side of a group's messages; a MessageTransport.
 
     Args:
         comm: mpi4py's communicator of the group.
-        ranks: the members' ranks in the mesh, by group rank.
-        mesh: the process's connections.
-        matching: the group's messages outside of MPI; has the messages that peers have refused.
-        global_rank: returns the global rank of a rank in the mesh.
+        group: the group, whose matcher has the messages that peers have refused.
+
+    Attributes:
         max_count: largest count of an MPI call, in bytes; smaller in tests.
     """
 
-    comm: Any
-    ranks: Sequence[int]
-    mesh: ProgressEngine
-    matching: MessageMatcher
-    global_rank: Callable[[int], int]
-    max_count: int = MAX_COUNT
-    _sends: list[_Send] = field(default_factory=list)
-    _receives: list[_Receive] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, comm: Any, group: LocalCommunicator) -> None:
+        self.max_count = MAX_COUNT
+        self._comm = comm
+        self._ranks = group.ranks
+        self._engine = group.engine
+        self._matcher = group.matcher
+        self._global_rank = group.state.global_rank
+        self._sends: list[_Send] = []
+        self._receives: list[_Receive] = []
         self._mpi = mpi()
-        bound = self.comm.Get_attr(self._mpi.TAG_UB) or (1 << 15) - 1
+        bound = comm.Get_attr(self._mpi.TAG_UB) or (1 << 15) - 1
         self._max_tag = (bound - 3) // 4
         self._error: type[Exception] = self._mpi.Exception
 
@@ -121,8 +118,8 @@ class MpiMessages:
             ValueError: the tag is out of range.
             DistBackendError: the rank refused an earlier message.
         """
-        self.matching.raise_refusal(rank)
-        mpi_tag, to = self._mpi_tag(tag), self.ranks.index(rank)
+        self._matcher.raise_refusal(rank)
+        mpi_tag, to = self._mpi_tag(tag), self._ranks.index(rank)
         transfer = Transfer()
         header = _HEADER.pack(dtype, len(view))
         if len(view) <= INLINE:
@@ -143,11 +140,11 @@ class MpiMessages:
             ValueError: the tag is out of range.
             DistBackendError: the rank refused an earlier message.
         """
-        self.matching.raise_refusal(source)
+        self._matcher.raise_refusal(source)
         mpi_tag = self._mpi_tag(tag)
         header = np.empty(_HEADER.size + INLINE, np.uint8)
-        source_rank = self._mpi.ANY_SOURCE if source == ANY else self.ranks.index(source)
-        request = self.comm.Irecv((header, header.size, self._mpi.BYTE), source_rank, mpi_tag)
+        source_rank = self._mpi.ANY_SOURCE if source == ANY else self._ranks.index(source)
+        request = self._comm.Irecv((header, header.size, self._mpi.BYTE), source_rank, mpi_tag)
         begun = _Receive(mpi_tag, dtype, view, Transfer(), header, self._mpi.Status(), [request], source_rank)
         self._receives.append(begun)
         self._progress()
@@ -187,11 +184,11 @@ class MpiMessages:
         """Wait until ``ready()``, which is called with the lock held; return whether it was in time."""
         polls, pause = 0, _MIN_PAUSE
         while True:
-            with self.mesh.lock:
+            with self._engine.lock:
                 self._progress()
                 if ready():
                     return True
-            if deadline.expired() or self.mesh.closed:
+            if deadline.expired() or self._engine.closed:
                 return False
             polls += 1
             if polls < _YIELDS:
@@ -202,7 +199,7 @@ class MpiMessages:
 
     def progress(self) -> None:
         """Progress the messages without a wait."""
-        with self.mesh.lock:
+        with self._engine.lock:
             self._progress()
 
     # With it
@@ -257,25 +254,25 @@ class MpiMessages:
         """Match a message whose header has arrived: copy inline bytes, or post receives for the body."""
         posted.body_posted, posted.requests = True, []
         source_rank = posted.source
-        source = posted.transfer.source = self.ranks[source_rank]
+        source = posted.transfer.source = self._ranks[source_rank]
         dtype, nbytes = _HEADER.unpack_from(posted.header)
         fits = dtype == posted.dtype and nbytes == len(posted.view)
         if not fits:
-            rank = self.global_rank(source)
+            rank = self._global_rank(source)
             why = mismatch_reason(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
-            self.matching.refuse(source, why)
+            self._matcher.refuse(source, why)
             posted.transfer.error = DistBackendError(why, ranks=[rank])
         if nbytes > INLINE:
             view = posted.view if fits else memoryview(bytearray(nbytes))
             posted.requests = [
-                self.comm.Irecv((view[piece], self._mpi.BYTE), source_rank, posted.tag + 1)
+                self._comm.Irecv((view[piece], self._mpi.BYTE), source_rank, posted.tag + 1)
                 for piece in chunks(nbytes, self.max_count)
             ]
         elif fits:
             posted.view[:] = posted.header[_HEADER.size : _HEADER.size + nbytes].data
 
     def _isend(self, view: Any, to: int, tag: int) -> Any:
-        return self.comm.Isend((view, self._mpi.BYTE), to, tag)
+        return self._comm.Isend((view, self._mpi.BYTE), to, tag)
 
     def _mpi_tag(self, tag: int) -> int:
         """Return MPI's tag of a header; the body's is one more."""

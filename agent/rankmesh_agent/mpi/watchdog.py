@@ -16,13 +16,11 @@ import time
 from collections.abc import Callable
 
 from rankmesh_agent.backends.fingerprint import call_table
-from rankmesh_agent.group.local_state import LocalGroupState
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.state import START_UP
 from rankmesh_agent.group.watchdog import Watchdog
-from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
-from rankmesh_agent.mpi.messages import poll_orphaned
-from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.mpi.messages import MpiMessages, poll_orphaned
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import Call
 
@@ -44,23 +42,16 @@ class CallWatchdog:
     """Watches one group's calls inside MPI.
 
     Args:
-        state: of the group.
-        link: messages among the members.
-        backend: runs the calls.
-        progress: progresses the group's point-to-point messages.
+        group: the group.
+        messages: the group's point-to-point messages, which the watchdog progresses.
+        in_call: returns whether a call is inside MPI.
     """
 
-    def __init__(
-        self,
-        state: LocalGroupState,
-        link: MessageLink,
-        backend: MpiBackend,
-        progress: Callable[[], None],
-    ) -> None:
-        self._state = state
-        self._link = link
-        self._backend = backend
-        self._progress = progress
+    def __init__(self, group: LocalCommunicator, messages: MpiMessages, in_call: Callable[[], bool]) -> None:
+        self._state = group.state
+        self._link = group.link
+        self._messages = messages
+        self._in_call = in_call
         self._reported = 0
         self._reported_at = 0.0
 
@@ -70,7 +61,7 @@ class CallWatchdog:
         state, link = self._state, self._link
         if state.failure is None:
             try:
-                self._progress()
+                self._messages.progress()
             except DistError as failure:
                 state.abort(failure)
         state.engine.progress()
@@ -78,7 +69,7 @@ class CallWatchdog:
         if call is START_UP or state.engine.closed:
             return POLL_SECONDS
         now = time.monotonic()
-        active = started_at is not None and self._backend.in_call and state.seq == seq
+        active = started_at is not None and self._in_call() and state.seq == seq
         late = active and now > deadline
         peers_at = max((report.seq for report in link.progress.values() if report.seq <= seq), default=0)
         if self._reported < (seq if late or (active and now - (started_at or now) > _REPORT_SECONDS) else peers_at):
@@ -150,7 +141,7 @@ class CallWatchdog:
         state.abort(error)
         until = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < until:
-            if not self._backend.in_call or state.seq != seq:
+            if not self._in_call() or state.seq != seq:
                 return
             time.sleep(POLL_SECONDS / 10)
         mpi().COMM_WORLD.Abort(1)

@@ -177,6 +177,18 @@ def group_rank_of(
     return ranks.index(rank)
 
 
+def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, name: str, what: str = "array") -> int:
+    """Return the group rank of a message's other side, which is not this rank; see group_rank_of.
+
+    Args:
+        what: what the message has, for the error.
+    """
+    found = group_rank_of(comm, rank, group_rank, name)
+    if found == comm.rank:
+        raise ValueError(f"{name} is this rank: a process does not send to itself, copy the {what} instead")
+    return found
+
+
 # Lists of arrays
 
 

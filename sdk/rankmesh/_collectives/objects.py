@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options
+from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
 from rankmesh._collectives.object_frames import (
     HEAD_BYTES,
     RECORD_TAG,
@@ -304,7 +304,7 @@ def send_object_list(
     comm = communicator(group, "send_object_list")
     if comm is None:
         return
-    receiver = _other(comm, group_rank_of(comm, dst, group_dst, "dst"), "dst")
+    receiver = other_rank_of(comm, dst, group_dst, "dst", "objects")
     check_list(object_list, "object_list", None, "objects", (list,))
     _check_device(device)
     next_options = _rounds(comm, timeout, "send_object_list")
@@ -353,7 +353,7 @@ def recv_object_list(
         return -1
     source = ANY
     if src is not None or group_src is not None:
-        source = comm.ranks[_other(comm, group_rank_of(comm, src, group_src, "src"), "src")]
+        source = comm.ranks[other_rank_of(comm, src, group_src, "src", "objects")]
     elif comm.size == 1:
         raise ValueError("the group has no other rank to receive from")
     check_list(object_list, "object_list", None, "objects", (list,))
@@ -381,12 +381,6 @@ def _one_a_rank(objects: Any, name: str, size: int) -> Any:
 def _check_device(device: Any) -> None:
     if device is not None and str(getattr(device, "type", device)).partition(":")[0] != "cpu":
         raise ValueError(f"device={str(device)!r}: objects travel through host memory; leave device out or give 'cpu'")
-
-
-def _other(comm: Communicator, group_rank: int, name: str) -> int:
-    if group_rank == comm.rank:
-        raise ValueError(f"{name} is this rank: a process does not send to itself, copy the objects instead")
-    return group_rank
 
 
 # Steps

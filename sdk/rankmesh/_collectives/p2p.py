@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankmesh._collectives.arguments import Timeout, communicator, group_rank_of, options
+from rankmesh._collectives.arguments import Timeout, communicator, group_rank_of, options, other_rank_of
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int, require_member
 from rankmesh._session.session import require_session
@@ -219,8 +219,8 @@ def _begin_send(
     async_op: bool,
 ) -> Callable[[], Work | None]:
     """Check a message to be sent; return the function that begins it."""
-    peer = group_rank_of(comm, dst, group_dst, "dst")
-    rank = _mesh_rank(comm, peer, "dst")
+    peer = other_rank_of(comm, dst, group_dst, "dst")
+    rank = comm.ranks[peer]
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array = flat_in(tensor, "tensor", comm)
@@ -241,8 +241,8 @@ def _begin_recv(
     """Check a message to be received; return the function that begins it."""
     rank, peer = ANY, None
     if src is not None or group_src is not None:
-        peer = group_rank_of(comm, src, group_src, "src")
-        rank = _mesh_rank(comm, peer, "src")
+        peer = other_rank_of(comm, src, group_src, "src")
+        rank = comm.ranks[peer]
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array, write_back = flat_out(tensor, "tensor", comm)
@@ -257,13 +257,6 @@ def _communicator_for(comm: Communicator, group: Group, tensor: Any, peer: int |
     from rankmesh._session import gpu
 
     return gpu.for_messages(group, device, peer)
-
-
-def _mesh_rank(comm: Communicator, group_rank: int, name: str) -> int:
-    """Return the rank in the mesh of a group rank other than this one's."""
-    if group_rank == comm.rank:
-        raise ValueError(f"{name} is this rank: a process does not send to itself, copy the array instead")
-    return comm.ranks[group_rank]
 
 
 def _check_tag(tag: int) -> int:

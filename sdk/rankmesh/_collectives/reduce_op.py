@@ -41,21 +41,16 @@ def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
     if isinstance(op, PremulSum):
         check_op(op, dtype)
         return Reduction(ReduceOp.PREMUL_SUM, op.factor)
-    return _checked(_from_torch(op), dtype)
+    torchs = getattr(op, "op", op)  # a script may import ReduceOp from torch
+    if type(op).__module__.startswith("torch.") and getattr(torchs, "name", None) in ReduceOp.__members__:
+        return _checked(ReduceOp[torchs.name], dtype)
+    raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}")
 
 
 @lru_cache(1024)
 def _checked(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     check_op(op, dtype)
     return Reduction(op, None)
-
-
-def _from_torch(op: Any) -> ReduceOp:
-    """Return the operation for one of torch's: a script may import ReduceOp from there."""
-    inner = getattr(op, "op", op)
-    if type(op).__module__.startswith("torch.") and getattr(inner, "name", None) in ReduceOp.__members__:
-        return ReduceOp[inner.name]
-    raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}")
 
 
 def supports_complex(reduceOp: ReduceOp | PremulSum) -> bool:  # noqa: N803  # torch's name

@@ -54,11 +54,6 @@ class BackendOptions(NamedTuple):
     global_ranks_in_group: list[int]
 
 
-class _Creator(NamedTuple):
-    function: Callable[..., Any]
-    extended_api: bool
-
-
 class Backend(str):
     """Names of backends: ``Backend.GLOO == "gloo"``, ``Backend("GLOO") == "gloo"``.
 
@@ -73,7 +68,7 @@ class Backend(str):
     MPI: ClassVar[str] = "mpi"
     XCCL: ClassVar[str] = "xccl"
     backend_list: ClassVar[list[str]] = ["undefined", "mesh", "gloo", "nccl", "xccl", "ucc", "mpi"]
-    _creators: ClassVar[dict[str, _Creator]] = {}
+    _creators: ClassVar[dict[str, Callable[[BackendOptions, Any], Any]]] = {}
 
     def __new__(cls, name: str) -> Backend:
         """Return the name in lower case.
@@ -122,7 +117,7 @@ class Backend(str):
         wanted = [devices] if isinstance(devices, str) else list(devices or ["cpu"])
         if "cpu" not in wanted:
             raise ValueError(f"devices={wanted}: only engines for 'cpu' can be registered")
-        cls._creators[lower] = _Creator(func, extended_api)
+        cls._creators[lower] = func if extended_api else lambda options, pg_options: func(*options[:4])
         cls.backend_list.append(lower)
         setattr(cls, lower.upper(), lower)
 
@@ -209,14 +204,6 @@ def _unavailable_reason(name: str) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
-
-
-def create(name: str, options: BackendOptions, pg_options: Any) -> Any:
-    """Return a registered backend's engine for a group."""
-    creator = Backend._creators[name]
-    if creator.extended_api:
-        return creator.function(options, pg_options)
-    return creator.function(options.store, options.group_rank, options.group_size, options.timeout)
 
 
 def is_backend_available(backend: str) -> bool:

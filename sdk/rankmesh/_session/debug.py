@@ -28,7 +28,7 @@ class DebugLevel(enum.IntEnum):
 below_detail = False
 """True if the level is known to be below DETAIL, so that a call needs no details."""
 _level: DebugLevel | None = None
-_PACKAGE = __name__.partition(".")[0]
+_INSIDE = (__name__.partition(".")[0], "contextlib")
 
 
 def get_debug_level() -> DebugLevel:
@@ -79,11 +79,7 @@ def details_of(tensors: Sequence[Any]) -> Details:
 def _call_site() -> str:
     """Return file, line and function of the nearest frame outside this package and contextlib, which enters batch()."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _within(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame = frame.f_back
     code = frame.f_code
     return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-
-
-def _within(module: str) -> bool:
-    return module.partition(".")[0] in (_PACKAGE, "contextlib")

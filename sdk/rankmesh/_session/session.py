@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rankmesh._session.backend import BackendOptions, Engines, create
+from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
@@ -86,7 +86,8 @@ class Session:
             if backend == "mpi":
                 self.agent.use_mpi(comm, compare_calls=get_debug_level() is DebugLevel.DETAIL)
             else:
-                comm.use_custom_backend(backend, create(backend, self._backend_options(comm), pg_options))
+                engine = Backend._creators[backend](self._backend_options(comm), pg_options)
+                comm.use_custom_backend(backend, engine)
         except BaseException as error:
             comm.abort(error)
             self.agent.drop_group(comm)

@@ -154,10 +154,6 @@ def test_short_arrays_and_different_bytes_for_every_rank_go_straight_over_the_li
     assert (found.__module__.rpartition(".")[2], found.__name__) == ("gather", "direct_link")
 
 
-def test_the_medium_says_that_there_are_several_hosts(quartet: World) -> None:
-    assert {members.info().medium for members in quartet.communicators} == {"shm+tcp"}
-
-
 def test_subgroups_have_a_layout_of_their_own(quartet: World) -> None:
     def call(members: LocalCommunicator) -> list[str]:
         here = quartet.group(members.rank, 7 + members.rank % 2, "host", [members.rank % 2, members.rank % 2 + 2])

@@ -12,7 +12,6 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh._collectives.arguments import chain
 
 NOBODY = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -171,18 +170,6 @@ class TestRoots:
         side, make = self.CALLS[name]
         for argument in (side, f"group_{side}"):
             assert make(**{argument: np.int64(0)}) is None
-
-
-def test_chain_runs_the_steps_that_exist() -> None:
-    done: list[int] = []
-    assert chain([]) is None
-    assert chain([None, None]) is None
-    one, two = (lambda: done.append(1)), (lambda: done.append(2))
-    assert chain([None, one]) is one
-    both = chain([one, None, two])
-    assert both is not None
-    both()
-    assert done == [1, 2]
 
 
 # Several ranks

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks, wait_until
+from support.processes import Me, on_ranks, wait_until
 
 import rankmesh as dist
 
@@ -140,7 +140,9 @@ class TestAlone:
 # Several ranks
 
 
-def works_of_messages(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_works_of_messages(me: Me) -> None:
     me.init()
     group = dist.new_group([2, 0, 1], sort_ranks=False)  # its ranks are not the global ones
     small, large = 3, 300_000
@@ -187,13 +189,9 @@ def works_of_messages(me: Me) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_works_of_messages(ranks: Ranks, transport: str) -> None:
-    ranks.run(works_of_messages, 3, env={"RANKMESH_TRANSPORT": transport})
-
-
-def works_of_collectives(me: Me) -> None:
+@on_ranks(2, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_works_of_collectives(me: Me) -> None:
     me.init()
     array = np.full(50_000, me.rank + 1.0)
     if me.rank == 0:
@@ -245,9 +243,3 @@ def works_of_collectives(me: Me) -> None:
     assert steps == [2.0 * step for step in range(10)]
     dist.barrier()
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_works_of_collectives(ranks: Ranks, transport: str) -> None:
-    ranks.run(works_of_collectives, 2, env={"RANKMESH_TRANSPORT": transport})

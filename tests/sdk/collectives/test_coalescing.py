@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 
 import rankmesh as dist
 
@@ -239,7 +239,9 @@ class TestAlone:
 # Several ranks
 
 
-def batches(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_batches_of_several_ranks(me: Me) -> None:
     me.init()
     size, me1 = me.size, me.rank + 1
     world = dist.group.WORLD._communicator
@@ -322,9 +324,3 @@ def batches(me: Me) -> None:
         thread.join(30)
     assert len(done) == 3
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_batches_of_several_ranks(ranks: Ranks, transport: str) -> None:
-    ranks.run(batches, 3, env={"RANKMESH_TRANSPORT": transport})

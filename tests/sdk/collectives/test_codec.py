@@ -169,7 +169,7 @@ values = st.recursive(
     ),
     max_leaves=20,
 )
-checked = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+checked = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @checked

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
 
@@ -203,7 +203,7 @@ class Point:
 def collect(group: object, ranks: list[int]) -> None:
     """Every collective from and to every rank, objects of every size: none fits the record, all do, some do."""
     rank, size = ranks.index(dist.get_rank()), len(ranks)
-    sizes = [0, 900, 1200, 100_000, 2_000_000]
+    sizes = [0, 900, 1200, 100_000, 500_000]
     for number in range(5):
         made = [[each, bytes(sizes[(each + number) % 5 if number < 3 else 4 * (number - 3)])] for each in range(size)]
         made[0].append(np.arange(sizes[number], dtype=np.uint8))
@@ -288,7 +288,7 @@ def everything(me: Me) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "tcp"), (3, "auto"), (4, "shm"), (4, "tcp")])
+@pytest.mark.parametrize(("size", "transport"), [(1, "auto"), (2, "tcp"), (3, "shm")])
 def test_objects_arrive(ranks: Ranks, size: int, transport: str) -> None:
     env = {**HAVE_A_TOKEN, "RANKMESH_TRANSPORT": transport}
     ranks.run(everything, size, env=env)
@@ -297,7 +297,8 @@ def test_objects_arrive(ranks: Ranks, size: int, transport: str) -> None:
 # What does not fit
 
 
-def refuse(me: Me) -> None:
+@on_ranks(3)
+def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> None:
     """Mistakes of one rank: all come out of the call, nothing changes, and the group goes on."""
     me.init()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -400,12 +401,6 @@ def refuse(me: Me) -> None:
         assert got == [1, 2]
     fine()
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(ranks: Ranks, transport: str) -> None:
-    ranks.run(refuse, 3, env={"RANKMESH_TRANSPORT": transport})
 
 
 def hostile(me: Me) -> None:

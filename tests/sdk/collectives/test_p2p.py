@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 
 import rankmesh as dist
 
@@ -114,7 +114,9 @@ class TestAlone:
 # Several ranks
 
 
-def messages(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_messages_of_three_ranks(me: Me) -> None:
     me.init()
     rank = me.rank
     group = dist.new_group([2, 0, 1], sort_ranks=False)  # its ranks: 0 is 2, 1 is 0, 2 is 1
@@ -222,9 +224,3 @@ def send_until_told(array: np.ndarray[Any, Any]) -> None:
     while True:
         with contextlib.suppress(dist.CollectiveTimeoutError):
             dist.recv(np.zeros(0), 0, tag=99, timeout=0.02)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_messages_of_three_ranks(ranks: Ranks, transport: str) -> None:
-    ranks.run(messages, 3, env={"RANKMESH_TRANSPORT": transport})

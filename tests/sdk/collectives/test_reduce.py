@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
 
 Op = dist.ReduceOp
 OPS = sorted(set(Op) - {Op.PREMUL_SUM})
-NO_ARRAYS = [[1.0], None, 3, "x", np.array(["a"]), np.array([None]), np.zeros(2, "i4,f4"), np.array(["2020"], "M8[D]")]
-no_array = pytest.mark.parametrize("tensor", NO_ARRAYS, ids=repr)
 
 
 def read_only() -> np.ndarray[Any, Any]:
@@ -50,38 +48,11 @@ class TestAlone:
         assert dist.monitored_barrier() is None
         assert dist.monitored_barrier(None, 5.0, True) is None
 
-    @no_array
-    def test_what_is_no_array_of_numbers_is_refused(self, tensor: Any) -> None:
-        for call in (
-            lambda: dist.all_reduce(tensor),
-            lambda: dist.reduce(tensor, 0),
-            lambda: dist.broadcast(tensor, 0),
-        ):
-            with pytest.raises(TypeError, match="tensor"):
-                call()
-
-    def test_read_only_arrays_are_refused_where_they_are_written(self) -> None:
-        for call in (lambda: dist.all_reduce(read_only()), lambda: dist.reduce(read_only(), 0)):
-            with pytest.raises(ValueError, match=r"tensor is read-only.*pass a writable copy"):
-                call()
-
     def test_arrays_that_overlap_themselves_are_refused_where_they_are_written(self) -> None:
         expanded = np.lib.stride_tricks.as_strided(np.ones(1), (3,), (0,))
         with pytest.raises(ValueError, match="share memory"):
             dist.all_reduce(expanded)
         assert dist.broadcast(expanded, 0) is None, "the source is only read"
-
-    @pytest.mark.parametrize("op", ["SUM", 0, None, np.add])
-    def test_what_is_no_reduce_op_is_refused(self, op: Any) -> None:
-        for call in (lambda: dist.all_reduce(np.ones(1), op), lambda: dist.reduce(np.ones(1), 0, op)):
-            with pytest.raises(TypeError, match="ReduceOp"):
-                call()
-
-    @pytest.mark.parametrize("op", [Op.MIN, Op.MAX])
-    def test_complex_numbers_have_no_order(self, op: dist.ReduceOp) -> None:
-        for dtype in ("c8", "c16"):
-            with pytest.raises(TypeError, match="no order"):
-                dist.all_reduce(np.ones(2, dtype), op=op)
 
     @pytest.mark.parametrize("device_ids", [0, "0", {0}, np.arange(1)])
     def test_devices_are_a_list(self, device_ids: Any) -> None:
@@ -96,7 +67,9 @@ class TestAlone:
 # Several ranks
 
 
-def collectives_of_three(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_collectives_of_three_ranks(me: Me) -> None:
     me.init()
     rank, op = me.rank, dist.ReduceOp
     mine = np.arange(6, dtype=np.float32) + rank
@@ -137,12 +110,6 @@ def collectives_of_three(me: Me) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_collectives_of_three_ranks(ranks: Ranks, transport: str) -> None:
-    ranks.run(collectives_of_three, 3, env={"RANKMESH_TRANSPORT": transport})
-
-
 def monitor(me: Me) -> None:
     me.init()
     early = me.rank in (0, 3)
@@ -150,7 +117,7 @@ def monitor(me: Me) -> None:
         group = dist.new_group([3, 2, 1, 0], sort_ranks=False)
         dist.barrier()  # nobody is late who is not meant to be
         if early:
-            said = me.attempt(dist.monitored_barrier, group, 1, wait_all_ranks)
+            said = me.attempt(dist.monitored_barrier, group, 0.5, wait_all_ranks)
             me.say(**{str(wait_all_ranks): said})
         dist.barrier()
         dist.destroy_process_group(group)
@@ -166,5 +133,5 @@ def test_a_monitored_barrier_names_the_first_or_all_that_do_not_come(ranks: Rank
             assert said["error"] == "CollectiveTimeoutError", said
             assert said["ranks"] in missing
             named = ", ".join(map(str, said["ranks"]))
-            assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 1000 ms")
-            assert "waited 1.0 s for rank" in said["text"]
+            assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 500 ms")
+            assert "waited 0.5 s for rank" in said["text"]

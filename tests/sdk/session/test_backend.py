@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 
 import rankmesh as dist
 from rankmesh._session import backend
@@ -235,8 +235,8 @@ def test_creators_get_what_torchs_get(registry: type[dist.Backend]) -> None:
     options = backend.BackendOptions("store", 1, 3, dist.default_pg_timeout, "name", [4, 5, 6])
     registry.register_backend("plain", lambda *arguments: seen.append(arguments))
     registry.register_backend("extended", lambda *arguments: seen.append(arguments), extended_api=True)
-    backend.create("plain", options, "ignored")
-    backend.create("extended", options, "passed on")
+    registry._creators["plain"](options, "ignored")
+    registry._creators["extended"](options, "passed on")
     assert seen == [("store", 1, 3, dist.default_pg_timeout), (options, "passed on")]
 
 
@@ -351,7 +351,8 @@ class StoreEngine:
         self.closed = True
 
 
-def use_store_engine(me: Me) -> None:
+@on_ranks(3)
+def test_an_engine_over_the_groups_store(me: Me) -> None:
     options = []
 
     def create(of: Any, pg_options: Any) -> Any:
@@ -438,12 +439,9 @@ def use_store_engine(me: Me) -> None:
     assert all(engine.closed for engine in StoreEngine.made)
 
 
-@pytest.mark.processes
-def test_an_engine_over_the_groups_store(ranks: Ranks) -> None:
-    ranks.run(use_store_engine, 3)
-
-
-def fail_to_create(me: Me, world: bool) -> None:
+@pytest.mark.parametrize("world", [True, False], ids=["world", "group"])
+@on_ranks(3)
+def test_an_engine_that_cannot_be_made_on_one_rank_is_told_to_the_others(me: Me, world: bool) -> None:
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
         store.set(f"here-{rank}", b"")
         if rank == 1:
@@ -476,13 +474,8 @@ def fail_to_create(me: Me, world: bool) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("world", [True, False], ids=["world", "group"])
-def test_an_engine_that_cannot_be_made_on_one_rank_is_told_to_the_others(ranks: Ranks, world: bool) -> None:
-    ranks.run(fail_to_create, 3, world=world)
-
-
-def wait_in_vain_for_an_engine(me: Me) -> None:
+@on_ranks(2)
+def test_a_creator_waits_no_longer_than_the_groups_timeout(me: Me) -> None:
     def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
         if rank == 1:
             raise OSError("no pigeons left")
@@ -490,14 +483,9 @@ def wait_in_vain_for_an_engine(me: Me) -> None:
 
     dist.Backend.register_backend("pigeon", create)
     me.init()
-    said = me.attempt(dist.new_group, backend="pigeon", timeout=2)
+    said = me.attempt(dist.new_group, backend="pigeon", timeout=1)
     assert said["error"] == ("OSError" if me.rank == 1 else "StoreTimeoutError"), said
     assert said["seconds"] < 30, said
     dist.barrier()
     assert dist.get_pg_count() == 1
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-def test_a_creator_waits_no_longer_than_the_groups_timeout(ranks: Ranks) -> None:
-    ranks.run(wait_in_vain_for_an_engine, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 
 import rankmesh as dist
 
@@ -241,7 +241,8 @@ class TestAlone:
 # Several ranks
 
 
-def make_groups(me: Me) -> None:
+@on_ranks(4)
+def test_groups_of_four_ranks(me: Me) -> None:
     import warnings
 
     warnings.simplefilter("error")
@@ -357,12 +358,9 @@ def make_groups(me: Me) -> None:
     assert me.attempt(dist.get_rank)["error"] == "ValueError"
 
 
-@pytest.mark.processes
-def test_groups_of_four_ranks(ranks: Ranks) -> None:
-    ranks.run(make_groups, 4)
-
-
-def use_groups_at_once(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_groups_that_overlap_work_at_once_in_several_threads(me: Me) -> None:
     me.init()
     rank = me.rank
     members = [[0, 1, 2], [0, 2], [1, 2], [2, 1, 0], [0, 1, 2], [0, 1]]
@@ -413,9 +411,3 @@ def use_groups_at_once(me: Me) -> None:
     assert len(finished) == len(mine), finished
     dist.barrier()
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_groups_that_overlap_work_at_once_in_several_threads(ranks: Ranks, transport: str) -> None:
-    ranks.run(use_groups_at_once, 3, env={"RANKMESH_TRANSPORT": transport})

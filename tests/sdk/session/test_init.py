@@ -20,19 +20,17 @@ pytestmark = pytest.mark.processes
 
 def exercise() -> None:
     """Collectives and messages of the world, and of a group."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for count in (5, 300_000):
-        mine, got = np.arange(count, dtype=np.float32) + rank, np.empty(count, np.float32)
-        gathered = [np.empty(count, np.float32) for _ in range(size)]
-        dist.all_gather(gathered, mine)
-        np.testing.assert_array_equal(gathered, [np.arange(count) + each for each in range(size)])
-        if size > 1:  # round the ring
-            sending = dist.isend(mine, dst=(rank + 1) % size)
-            assert dist.recv(got, src=(rank - 1) % size) == (rank - 1) % size
-            sending.wait()
-            np.testing.assert_array_equal(got, gathered[rank - 1])
-        dist.all_reduce(mine)
-        np.testing.assert_array_equal(mine, np.sum(gathered, axis=0))
+    rank, size, count = dist.get_rank(), dist.get_world_size(), 50_000
+    mine, got = np.arange(count, dtype=np.float32) + rank, np.empty(count, np.float32)
+    gathered = [np.empty(count, np.float32) for _ in range(size)]
+    dist.all_gather(gathered, mine)
+    np.testing.assert_array_equal(gathered, [np.arange(count) + each for each in range(size)])
+    sending = dist.isend(mine, dst=(rank + 1) % size)
+    assert dist.recv(got, src=(rank - 1) % size) == (rank - 1) % size
+    sending.wait()
+    np.testing.assert_array_equal(got, gathered[rank - 1])
+    dist.all_reduce(mine)
+    np.testing.assert_array_equal(mine, np.sum(gathered, axis=0))
     ends = dist.new_group([0, size - 1])
     if rank in (0, size - 1):
         dist.all_reduce(value := np.array(10.0**rank), group=ends)
@@ -79,7 +77,7 @@ def test_env_under_the_launcher(ranks: Ranks) -> None:
     ranks.wait_for(*(f"launched-{rank}-3" for rank in range(3)))
 
 
-@pytest.mark.parametrize(("host", "size"), [("127.0.0.1", 3), ("localhost", 2), ("[::1]", 2)])
+@pytest.mark.parametrize(("host", "size"), [("localhost", 3), ("[::1]", 2)])
 def test_tcp(ranks: Ranks, host: str, size: int) -> None:
     ranks.run(by, size, options={"init_method": f"tcp://{host}:{port_of(host)}"})
 
@@ -89,10 +87,6 @@ def test_file(ranks: Ranks) -> None:
     path.parent.mkdir()
     ranks.run(by, 3, options={"init_method": f"file://{path}"})
     assert not path.exists(), "who hosted the gateway removes its file when it leaves"
-
-
-def test_a_gateway_of_its_own(ranks: Ranks, gateway: str) -> None:
-    ranks.succeed(ranks.start(by, 3, options={"init_method": gateway}))
 
 
 def port_of(host: str) -> int:
@@ -105,12 +99,6 @@ def port_of(host: str) -> int:
 def test_ipv6_in_the_environment(ranks: Ranks) -> None:
     variables = torch_variables(2, port_of("::1"))
     ranks.run(by, 2, env=lambda rank: {**variables(rank), "MASTER_ADDR": "::1"}, options={})
-
-
-@pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_a_transport_can_be_forced(ranks: Ranks, transport: str) -> None:
-    env = {"RANKMESH_TRANSPORT": transport, "RANKMESH_TOKEN": "secret"}
-    ranks.run(by, 2, env=env, options={"init_method": f"tcp://127.0.0.1:{free_port()}"})
 
 
 def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
@@ -238,20 +226,20 @@ def test_a_store(ranks: Ranks) -> None:
 # Order, and again
 
 
-def rank_0_late(me: Me, method: str, timeout: float = 30) -> None:
-    if me.rank == 0:
-        me.wait_for(*(f"trying-{rank}" for rank in range(1, me.size)))
-        time.sleep(0.5)  # long enough for the others to find nobody there
-    me.mark(f"trying-{me.rank}")
-    dist.init_process_group(init_method=method, rank=me.rank, world_size=me.size, timeout=timeout)
-    exercise()
-    dist.destroy_process_group()
+def rank_0_late(me: Me, methods: list[str]) -> None:
+    for number, method in enumerate(methods):
+        if me.rank == 0:
+            me.wait_for(*(f"trying-{number}-{rank}" for rank in range(1, me.size)))
+            time.sleep(0.5)  # long enough for the others to find nobody there
+        me.mark(f"trying-{number}-{me.rank}")
+        dist.init_process_group(init_method=method, rank=me.rank, world_size=me.size, timeout=15)
+        exercise()
+        dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_ranks_in_reverse_order_and_rank_0_late(ranks: Ranks, scheme: str) -> None:
-    method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
-    ranks.succeed(ranks.start(rank_0_late, 3, ranks=[2, 1, 0], method=method))
+def test_ranks_in_reverse_order_and_rank_0_late(ranks: Ranks) -> None:
+    methods = [f"tcp://127.0.0.1:{free_port()}", f"file://{ranks.folder}/meet"]
+    ranks.succeed(ranks.start(rank_0_late, 3, ranks=[2, 1, 0], methods=methods))
 
 
 def again(me: Me, methods: list[str]) -> None:
@@ -361,26 +349,20 @@ def named(job: str, port: int, **more: str) -> str:
     return json.dumps({"gateways": {job: {"url": f"http://127.0.0.1:{port}", "id": "0" * 16}}, **more})
 
 
-STALE = {
-    "dead gateway": lambda job: named(job, free_port()),
-    "no json": lambda job: "http://",
-    "empty": lambda job: "",
-    "longer than the new one": lambda job: named(job, free_port(), more="x" * 500),
-}
-
-
-@pytest.mark.parametrize("content", STALE.values(), ids=STALE)
-def test_a_stale_file_does_not_matter(ranks: Ranks, content: object) -> None:
-    (ranks.folder / "meet").write_text(content(ranks.job))
-    ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], method=f"file://{ranks.folder}/meet"))
-
-
-def test_a_stale_file_that_names_another_programs_port_does_not_matter(ranks: Ranks) -> None:
+def test_a_stale_file_does_not_matter(ranks: Ranks) -> None:
     # The port of a gateway that died may by now be anybody's; what is there answers 404 to a join.
     with plain_http_server() as port:
-        (ranks.folder / "meet").write_text(named(ranks.job, port))
-        method = f"file://{ranks.folder}/meet"
-        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], method=method, timeout=15))
+        stale = {
+            "dead gateway": named(ranks.job, free_port()),
+            "another program's port": named(ranks.job, port),
+            "no json": "http://",
+            "empty": "",
+            "longer than the new one": named(ranks.job, free_port(), more="x" * 500),
+        }
+        for name, content in stale.items():
+            (ranks.folder / name).write_text(content)
+        methods = [f"file://{ranks.folder}/{name}" for name in stale]
+        ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], methods=methods))
 
 
 def killed_with_its_gateway(me: Me) -> None:

@@ -6,7 +6,7 @@ import signal
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
 
@@ -71,7 +71,9 @@ def check_world(me: Me, ranks: list[int]) -> None:
     dist.destroy_process_group(group)
 
 
-def shrink(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(5, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_groups_shrink_and_their_ranks_are_numbered_anew(me: Me) -> None:
     me.init()
     pair = dist.new_group([0, 3])
     trio = dist.new_group([4, 1, 3], sort_ranks=False, timeout=13, group_desc="trio")
@@ -119,12 +121,6 @@ def shrink(me: Me) -> None:
     dist.barrier()
     me.mark("shrunk")
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_groups_shrink_and_their_ranks_are_numbered_anew(ranks: Ranks, transport: str) -> None:
-    ranks.run(shrink, 5, env={"RANKMESH_TRANSPORT": transport})
 
 
 def reduce_until_a_rank_fails() -> None:

@@ -69,7 +69,7 @@ SPACES: dict[str, Space] = {
     "api": Space(
         (*REDUCING, *MOVING, *MESSAGES), STANDARD, tuple(CONTAINERS), counts=(0, 1, 5, 33, 4_001, 20_001, 70_001)
     ),
-    "groups": Space((*REDUCING, *MOVING, *MESSAGES), ("float32", "int8", "complex128"), tuple(CONTAINERS)),
+    "groups": Space((*REDUCING, *MOVING, *MESSAGES), ("float32", "int8", "float16", "complex128"), tuple(CONTAINERS)),
     "lists": Space(
         (*REDUCING_LISTS, *MOVING_LISTS),
         ("int32", "float16", "float32"),
@@ -102,6 +102,7 @@ SPACES: dict[str, Space] = {
     ),
 }
 SPACES["mpi"] = SPACES["api"]._replace(any_order=True)
+SPACES["gpu, in any order"] = SPACES["gpu"]._replace(any_order=True)
 SPACES["gpu, roughly"] = SPACES["gpu"]._replace(any_order=True, rounds=True)
 SPACES["groups, in any order"] = SPACES["groups"]._replace(any_order=True)
 SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
