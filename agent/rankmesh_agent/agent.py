@@ -23,8 +23,7 @@ from rankmesh_agent.join import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
-from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member

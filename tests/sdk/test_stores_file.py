@@ -211,21 +211,6 @@ class TestFailures:
 
 
 class TestLog:
-    def test_each_reads_from_its_last_position(self, path):
-        first, second = Log(str(path)), Log(str(path))
-        records = [Record(SET, "grüße", b"\xff"), Record(SET, "b")]
-        with first.locked(Deadline(1), exclusive=True, create=True):
-            assert first.read() == []
-            first.append(records)
-        assert not first.has_changed()
-        with second.locked(Deadline(1), exclusive=True):
-            assert second.read() == records
-            second.append(records[:1])
-        assert first.has_changed()
-        with first.locked(Deadline(1), exclusive=False):
-            assert first.read() == records[:1]
-            assert first.read() == []
-
     def test_readers_share_the_lock(self, path):
         first, second = Log(str(path)), Log(str(path))
         with first.locked(Deadline(1), exclusive=False, create=True), second.locked(Deadline(1), exclusive=False):

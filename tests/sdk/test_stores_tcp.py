@@ -99,7 +99,6 @@ def test_a_client_waits_for_its_master(made, in_thread):
     port = free_port()
     client = in_thread(made, port, timeout=timedelta(seconds=30))
     time.sleep(0.1)  # long enough to be refused
-    assert not client.done()
     made(port, is_master=True).set("k", "v")
     assert client.result(30).get("k") == b"v"
 
@@ -165,9 +164,8 @@ class TestFailures:
 
     def test_no_master(self, made):
         port = free_port()
-        with pytest.raises(
-            dist.DistNetworkError, match=rf"waited 0\.2 s for a store at http://127\.0\.0\.1:{port}"
-        ) as caught:
+        message = rf"waited 0\.2 s for a store at http://127\.0\.0\.1:{port}: .*refused.*is_master"
+        with pytest.raises(dist.DistNetworkError, match=message) as caught:
             made(port, 2, timeout=SHORT)
         assert caught.value.address == f"http://127.0.0.1:{port}"
         with pytest.raises(dist.DistNetworkError, match=r"http://no\.such\.host\.invalid:29500"):
@@ -274,8 +272,7 @@ class TestTheMasterEnds:
         client = dist.TCPStore("127.0.0.1", port)
         del client, master
         gc.collect()
-        with socket.create_server(("127.0.0.1", port)):
-            pass
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_over_http_the_keys_are_the_same(made):
@@ -300,21 +297,17 @@ def test_a_forked_child_uses_its_parents_keys(made):
     master = made(is_master=True)
     client = made(master.port)
     master.set("k", "v")
-    read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            found = [store.get("k").decode() for store in (master, client)]
+            wrong = [store for store in (master, client) if store.get("k") != b"v"]
             master.set("child", "was here")
-            os.write(write, json.dumps(found).encode())
             master.close()
             client.close()
+            os._exit(len(wrong))
         finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        assert json.loads(pipe.read()) == ["v", "v"]
-    os.waitpid(child, 0)
+            os._exit(99)
+    assert os.waitpid(child, 0)[1] == 0
     assert master.get("child") == client.get("child") == b"was here"
 
 

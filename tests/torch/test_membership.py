@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 from support import hosting
-from support.processes import Me, Ranks, free_port, wait_until
+from support.processes import Me, Ranks, free_port, on_ranks, wait_until
 
 import rankmesh
 
@@ -28,80 +28,76 @@ def summed(group: Any = None) -> float:
     return float(tensor[0])
 
 
-def come_in_all_ways(me: Me, ports: list[int]) -> None:
-    """Make the default group in each way that torch has, twice with a store that was used before."""
+@on_ranks(2)
+def test_every_init_method_of_torchs(me: Me, ports: list[int]) -> None:
+    """The default group is made in each way that torch has, twice with a store that was used before."""
     at = {"rank": me.rank, "world_size": me.size, "timeout": datetime.timedelta(seconds=60)}
     os.environ |= {"RANK": str(me.rank), "WORLD_SIZE": str(me.size), "MASTER_ADDR": "127.0.0.1"}
     os.environ["MASTER_PORT"] = str(ports[0])
     kept = c10d.TCPStore("127.0.0.1", ports[1], me.size, me.rank == 0)
-    ways = {
-        "env": {},
-        "file": {"init_method": f"file://{me.folder}/file", **at},
-        "tcp": {"init_method": f"tcp://127.0.0.1:{ports[2]}", **at},
-        "store": {"store": kept, **at},
-        "store again": {"store": kept, **at},
-        "file store": {"store": c10d.FileStore(f"{me.folder}/store", me.size), **at},
-    }
-    sums, after = {}, []
-    for name, way in ways.items():
+    ways: list[dict[str, Any]] = [
+        {},
+        {"init_method": f"file://{me.folder}/file", **at},
+        {"init_method": f"tcp://127.0.0.1:{ports[2]}", **at},
+        {"store": kept, **at},
+        {"store": kept, **at},
+        {"store": c10d.FileStore(f"{me.folder}/store", me.size), **at},
+    ]
+    sockets = []
+    for way in ways:
         c10d.init_process_group("rankmesh", **way)
         assert c10d.group.WORLD.gateway.startswith("http://127.0.0.1:")
         assert rankmesh.get_rank() == me.rank  # the SDK is in the same world
-        sums[name] = summed()
+        assert summed() == 3
         c10d.destroy_process_group()
         assert not rankmesh.is_initialized()
         wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)
-        after.append(me.resources())
-    sockets = [sum(count for kind, count in each.items() if "socket" in kind) for _, each in after]
-    me.say(sums=sums, threads=[threads for threads, _ in after], sockets=sockets)
+        sockets.append(sum(count for kind, count in me.resources()[1].items() if "socket" in kind))
+    assert max(sockets[3:]) <= sockets[3], sockets  # those of torch's stores, no more with every round
 
 
-def test_every_init_method_of_torchs(ranks: Ranks) -> None:
-    ports = [free_port() for _ in range(3)]
-    for rank in ranks.run(come_in_all_ways, 2, ports=ports):
-        assert set(rank.said["sums"].values()) == {3.0}
-        names = [[name for name in threads if name.startswith("rankmesh")] for threads in rank.said["threads"]]
-        assert not any(names), names
-        sockets = rank.said["sockets"]
-        assert max(sockets[3:]) <= sockets[3], sockets  # those of torch's stores, no more with every round
+@pytest.fixture
+def ports() -> list[int]:
+    return [free_port() for _ in range(3)]
 
 
-def go_together_with_others(me: Me) -> None:
-    """Groups of the mesh beside groups of gloo, and torch's beside the SDK's."""
+@on_ranks(3)
+def test_groups_beside_gloo_and_beside_the_sdk(me: Me) -> None:
     at = {"rank": me.rank, "world_size": me.size}
     c10d.init_process_group("gloo", init_method=f"file://{me.folder}/gloo", **at)
     odd = c10d.new_group([0, 2], backend="rankmesh")
     whole = c10d.new_group(backend="rankmesh")
-    part = None if me.rank == 1 else summed(odd)
-    me.say(gloo=[summed(), summed(whole), part], sdk_free=not rankmesh.is_initialized())
+    assert me.rank == 1 or summed(odd) == 4
+    assert [summed(), summed(whole)] == [6, 6]
+    assert not rankmesh.is_initialized()
     c10d.destroy_process_group()
 
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/mesh", **at)
     gloos = c10d.new_group([0, 2], backend="gloo")
     ours = c10d.new_group([2, 0])
-    me.say(mesh=[summed()] + ([] if me.rank == 1 else [summed(gloos), summed(ours)]))
+    assert summed() == 6
+    assert me.rank == 1 or [summed(gloos), summed(ours)] == [4, 4]
     c10d.destroy_process_group()
 
     rankmesh.init_process_group(init_method=f"file://{me.folder}/sdk", **at)
-    wrong = me.attempt(c10d.init_process_group, "rankmesh", store=c10d.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ValueError, match="rankmesh's world"):
+        c10d.init_process_group("rankmesh", store=c10d.HashStore(), rank=0, world_size=1)
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/torch", **at)
-    me.say(beside=summed(), wrong=wrong["error"])
+    assert summed() == 6
     c10d.destroy_process_group()
     array = np.ones(1)
     rankmesh.all_reduce(array)  # the SDK's own world goes on
-    me.say(still=array[0])
+    assert array[0] == 3
     rankmesh.destroy_process_group()
 
 
-def test_groups_beside_gloo_and_beside_the_sdk(ranks: Ranks) -> None:
-    for number, rank in enumerate(ranks.run(go_together_with_others, 3)):
-        assert rank.said["gloo"] == [6.0, 6.0, None if number == 1 else 4.0]
-        assert rank.said["sdk_free"]
-        assert rank.said["mesh"] == [6.0] + ([] if number == 1 else [4.0, 4.0])
-        assert (rank.said["beside"], rank.said["still"], rank.said["wrong"]) == (6.0, 3.0, "ValueError")
+@pytest.fixture
+def gateway() -> str:
+    return hosting.cluster({}, 2, "torch").url
 
 
-def attach(me: Me, gateway: str) -> None:
+@on_ranks(2)
+def test_ranks_attach_to_standalone_agents(me: Me, gateway: str) -> None:
     os.environ |= {"RANKMESH_HOSTING": "attached", "RANKMESH_GATEWAY": gateway}
     at = {"init_method": f"file://{me.folder}/store", "rank": me.rank, "world_size": me.size}
     c10d.init_process_group("rankmesh", **at)
@@ -109,15 +105,10 @@ def attach(me: Me, gateway: str) -> None:
     works = [c10d.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(3)]
     for work in works:
         work.wait()
-    values = [float(work.get_future().wait()[0][0]) for work in works]
-    me.say(sums=[summed(), summed(group), *values], gateway=c10d.group.WORLD.gateway)
+        assert work.get_future().wait()[0].item() == 2
+    assert [summed(), summed(group)] == [3, 3]
+    assert c10d.group.WORLD.gateway == gateway
     c10d.destroy_process_group()
-
-
-def test_ranks_attach_to_standalone_agents(ranks: Ranks) -> None:
-    url = hosting.cluster({}, 2, "torch").url
-    for rank in ranks.run(attach, 2, gateway=url):
-        assert rank.said == {"sums": [3.0, 3.0, 2.0, 2.0, 2.0], "gateway": url}
 
 
 def make_mistakes(me: Me) -> None:

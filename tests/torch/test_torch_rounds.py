@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as c10d
-from support.processes import Me, Ranks, wait_until
-
-pytestmark = pytest.mark.processes
+from support.processes import Me, on_ranks, wait_until
 
 
 def total(group: Any = None) -> float:
@@ -19,25 +17,30 @@ def total(group: Any = None) -> float:
     return tensor.item()
 
 
-def begin_again(me: Me) -> None:
-    """Every round has a store of its own, but for the last two, which share one."""
+@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
+@on_ranks(2, env={"TORCH_DISTRIBUTED_DEBUG": "{debug}", "TORCH_CPP_LOG_LEVEL": "ERROR"})
+def test_jobs_one_after_the_other(me: Me) -> None:
+    """Every round has a store of its own, but for the last two, which share one.
+
+    TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's.
+    """
     c10d.set_debug_level_from_env()  # torch reads it when it is imported, here before the fork
 
     def init(backend: str | None, round: str, **options: Any) -> None:
         method = f"file://{me.folder}/{round}"
         c10d.init_process_group(backend, init_method=method, rank=me.rank, world_size=me.size, **options)
 
-    rounds = {}
-    caught = me.attempt(init, "rankmesh", "options", pg_options=object())
-    rounds["options"] = [caught["error"], "pg_options" in caught["text"], c10d.is_initialized()]
+    with pytest.raises(ValueError, match="pg_options"):
+        init("rankmesh", "options", pg_options=object())
+    assert not c10d.is_initialized()
 
     init("rankmesh", "first")
-    rounds["first"] = [total(), c10d.get_backend()]
+    assert (total(), c10d.get_backend()) == (11, "rankmesh")
     c10d.destroy_process_group()
 
     init("RankMesh", "second")
     pair = c10d.new_group([0, 1])
-    rounds["second"] = [total(), total(pair), c10d.get_backend()]
+    assert (total(), total(pair), c10d.get_backend()) == (11, 11, "rankmesh")
     c10d.destroy_process_group()
 
     init("gloo", "gloo")
@@ -46,18 +49,19 @@ def begin_again(me: Me) -> None:
     if me.rank == 1:
         tensor = torch.tensor([3.0])
         c10d.all_reduce(tensor, group=alone)
-        assert tensor.item() == 3.0
+        assert tensor.item() == 3
     got = torch.zeros(1)
     if me.rank == 0:
         c10d.send(torch.ones(1), 1, over[1])
     else:
         assert c10d.recv(got, group=over[1]) == 0
     c10d.destroy_process_group(over[0])
-    rounds["gloo"] = [total(), total(over[1]), c10d.get_backend(over[1]), c10d.get_backend()]
+    assert (total(), total(over[1])) == (11, 11)
+    assert (c10d.get_backend(over[1]), c10d.get_backend()) == ("rankmesh", "gloo")
     c10d.destroy_process_group()
 
     init("cpu:rankmesh,cuda:nccl", "devices")
-    rounds["devices"] = [total(), [str(device) for device in c10d.group.WORLD._device_types]]
+    assert (total(), [str(device) for device in c10d.group.WORLD._device_types]) == (11, ["cpu"])
     c10d.destroy_process_group()
 
     # gloo stands for a backend of another device; it takes the CPU's tensors, too
@@ -66,45 +70,21 @@ def begin_again(me: Me) -> None:
     beside = world._get_backend(torch.device("meta"))
     tensor = torch.tensor([me.rank + 1.0])
     beside.allreduce([tensor]).wait()
+    assert (total(), tensor.item()) == (11, 3)
+    # tensors without memory: each call goes to torch's own group for that device, where there is nothing to do
     one, two = torch.ones(2, device="meta"), torch.ones(4, device="meta")
-    calls = {
-        c10d.all_reduce: (one,),
-        c10d.all_gather_single: (two, one),
-        c10d.reduce_scatter_single: (one, two),
-        c10d.all_to_all_single: (two, two),
-        c10d.all_gather: ([one, one], one),
-    }  # tensors without memory: each goes to torch's own group for that device, where there is nothing to do
-    rounds["beside"] = [
-        total(),
-        tensor.item(),
-        world._get_backend(torch.device("meta")) is beside,
-        [str(device) for device in world._device_types],
-        [me.attempt(call, *arguments)["error"] for call, arguments in calls.items()],
-    ]
+    c10d.all_reduce(one)
+    c10d.all_gather_single(two, one)
+    c10d.reduce_scatter_single(one, two)
+    c10d.all_to_all_single(two, two)
+    c10d.all_gather([one, one], one)
+    assert world._get_backend(torch.device("meta")) is beside
+    assert [str(device) for device in world._device_types] == ["cpu", "meta"]
     c10d.destroy_process_group()
 
     store = c10d.FileStore(f"{me.folder}/shared", me.size)
-    for round in ("shared", "shared again"):
+    for _ in range(2):
         c10d.init_process_group("rankmesh", store=store, rank=me.rank, world_size=me.size)
-        rounds[round] = [total()]
+        assert total() == 11
         c10d.destroy_process_group()
     wait_until(lambda: me.resources()[0] == ["MainThread"], "the threads to end", 30)
-    me.say(rounds=rounds, left=[name for name in me.resources()[0] if name != "MainThread"])
-
-
-@pytest.mark.parametrize("debug", ["OFF", "DETAIL"])
-def test_jobs_one_after_the_other(ranks: Ranks, debug: str) -> None:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch wrap the groups of its own backends to check calls; not the mesh's."""
-    env = {"TORCH_DISTRIBUTED_DEBUG": debug, "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    for rank in ranks.run(begin_again, 2, env=env):
-        assert rank.said["rounds"] == {
-            "options": ["ValueError", True, False],
-            "first": [11, "rankmesh"],
-            "second": [11, 11, "rankmesh"],
-            "gloo": [11, 11, "rankmesh", "gloo"],
-            "devices": [11, ["cpu"]],
-            "beside": [11, 3, True, ["cpu", "meta"], [None] * 5],
-            "shared": [11],
-            "shared again": [11],
-        }, rank
-        assert rank.said["left"] == [], rank

@@ -16,7 +16,7 @@ from rankmesh_agent.remote.codec import GroupDescription, error_to_json, group_f
 from rankmesh_agent.remote.communicator import RemoteCommunicator
 from rankmesh_agent.remote.reporter import Reporter
 from rankmesh_agent.remote.store import SessionStore
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request

@@ -17,8 +17,8 @@ from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_t
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response

@@ -13,7 +13,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 Json = dict[str, Any]

@@ -6,8 +6,7 @@ from typing import TypeVar
 
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import RESPONSE_SECONDS
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import RESPONSE_SECONDS, BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request

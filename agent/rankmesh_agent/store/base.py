@@ -1,4 +1,4 @@
-"""Interface of a store for callers with an event loop."""
+"""Interfaces of a store for callers with an event loop, and without one."""
 
 from __future__ import annotations
 
@@ -41,3 +41,23 @@ class AsyncStore(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release connections. Call it in the event loop that used the store."""
+
+
+class BlockingStore(ABC):
+    """Keys and values, local or remote; several threads may use it at a time."""
+
+    @abstractmethod
+    def execute(self, command: Command[T]) -> T:
+        """Execute a command, wait if it has to wait, and return its result. Ctrl-C ends the wait.
+
+        Raises:
+            DistStoreError: the command failed and changed nothing.
+            DistNetworkError: the remote owner of the keys does not respond.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections, files and whatever else the store holds besides memory."""
+
+    def close_in_child(self) -> None:  # noqa: B027  # most stores hold no descriptors
+        """In a forked child: close the parent's descriptors; the store is not used any more."""

@@ -14,8 +14,7 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError

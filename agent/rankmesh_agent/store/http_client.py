@@ -10,8 +10,7 @@ import httpx
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store import http_codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire.errors import (
     BY_CODE,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
-from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.stats import StoreStats
 

@@ -1,11 +1,13 @@
-"""The store of the agent that owns the keys and values."""
+"""The store of the process that owns the keys and values, for callers with an event loop, and without one."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
@@ -76,6 +78,40 @@ class MemoryStore(AsyncStore):
             return False
         self._replies.pop(idempotency_key)
         return True
+
+
+class BlockingMemoryStore(BlockingStore):
+    """Keys and values in this process.
+
+    Args:
+        table: the keys and values.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def execute(self, command: Command[T]) -> T:
+        self.table.count_call(command.name)
+        found: tuple[T] | None = command.try_execute(self.table)
+        if found is not None:
+            return found[0]
+        assert isinstance(command, Waiting)
+        future: Future[T] = command.start(self.table)
+        done, deadline = threading.Event(), Deadline(command.seconds)
+        future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
+        try:
+            while not done.wait(deadline.remaining()) and not deadline.expired():
+                pass
+        except BaseException:
+            if not future.cancel():
+                command.undo(self.table, future.result())
+            raise
+        if future.cancel():
+            raise command.timeout_error(self.table)
+        return future.result()
+
+    def close(self) -> None:
+        """Do nothing: a table holds only memory."""
 
 
 def _completed(result: T) -> Future[T]:

@@ -376,13 +376,12 @@ class StoreServer:
                 assert self._poll is not None
                 assert self._unix_listener is not None
                 self._poll.modify(self._unix_listener, select.EPOLLIN)
+            elif not _in_progress(connection, subject):
+                continue
             elif subject == _HANDSHAKE:
-                if connection.handshake is not None:
-                    self._close_connection(connection)
-            else:
-                request = connection.pending
-                if request is not None and request.number == subject and connection.take_pending(request) is not None:
-                    self._time_out(connection, request)
+                self._close_connection(connection)
+            elif (request := connection.take_pending()) is not None:
+                self._time_out(connection, request)
         self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())
 
     def _time_out(self, connection: Connection, request: PendingRequest) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rankmesh._stores.base import Store
 from rankmesh._stores.methods import Method
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire.errors import DistStoreError, KeyNotFoundError, QueueEmptyError, StoreTimeoutError
 

@@ -15,7 +15,7 @@ from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.log import JOIN, LEAVE, SET, Log, Record
 from rankmesh._stores.methods import Method
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command, Immediate, Waiting, Write
 from rankmesh_agent.store.table import Changes, Table
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError

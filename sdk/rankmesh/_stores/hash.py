@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore
+from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.store.table import Table
 
 

@@ -10,8 +10,7 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
-from rankmesh_agent.store.blocking import BlockingMemoryStore
-from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError

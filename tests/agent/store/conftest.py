@@ -17,8 +17,7 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
 from rankmesh_agent.store.memory import MemoryStore

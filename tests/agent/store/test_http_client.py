@@ -10,15 +10,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import urlsplit
 
 import pytest
 from support.processes import free_port
 
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import url_of
-from rankmesh_agent.store.blocking import BlockingStore
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import (
     Add,
@@ -234,40 +231,3 @@ def test_after_closing_it_connects_again(owner, on_loop):
         store.close_connections()
         store.close_connections()
         assert store.execute(Get("k")) == b"v"
-
-
-class TestAnOwnerThatStartsLater:
-    def test_the_client_waits_for_it(self, losing):
-        late = unused_url()
-        refused = threading.Event()
-        with contextlib.closing(StoreClient(late, "secret")) as store, ThreadPoolExecutor(1) as threads:
-            unreachable_error = store._unreachable_error
-
-            def note(error: Exception) -> DistNetworkError:
-                refused.set()
-                return unreachable_error(error)
-
-            store._unreachable_error = note  # type: ignore[method-assign]
-            asked = threads.submit(store.execute_first, Add("k"), Deadline(30.0))
-            assert refused.wait(10)
-            with losing(times=0, port=urlsplit(late).port):
-                assert asked.result(30) == 1
-
-    def test_until_the_deadline(self):
-        url = unused_url()
-        with (
-            contextlib.closing(StoreClient(url)) as store,
-            pytest.raises(
-                DistNetworkError, match=rf"waited 0\.1 s for a store at {url}: .*refused.*is_master"
-            ) as caught,
-        ):
-            store.execute_first(Count(), Deadline(0.1))
-        assert caught.value.address == url
-
-    def test_but_not_for_another_server(self):
-        with (
-            another_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi") as url,
-            contextlib.closing(StoreClient(url)) as store,
-            pytest.raises(DistNetworkError, match="is not a RankMesh store"),
-        ):
-            store.execute_first(Count(), Deadline(60.0))

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.http_client import HttpStore
+from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.wire.errors import IdempotencyKeyReusedError, KeyNotFoundError, NotANumberError, QueueEmptyError
 
 pytestmark = pytest.mark.anyio
@@ -64,15 +64,6 @@ class TestWaits:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert [await owned.execute(QueuePop("q")) for _ in range(2)] == [b"1", b"2"]
-
-    async def test_several_event_loops_share_one_table(self, owned):
-        def elsewhere() -> bytes:
-            return asyncio.run(owned.execute(Get("k", 30.0)))
-
-        waiting = [asyncio.create_task(asyncio.to_thread(elsewhere)) for _ in range(4)]
-        await until(lambda: len(owned.table._watches.get("k", ())) == 4)
-        await owned.execute(Set("k", b"v"))
-        assert await asyncio.gather(*waiting) == [b"v"] * 4
 
     @pytest.mark.parametrize("blocking", [False, True])
     async def test_closing_the_table_ends_all_waits(self, owned, blocking):

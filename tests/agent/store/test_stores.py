@@ -9,9 +9,10 @@ import pytest
 from support.store_machine import Subject, drive
 
 from rankmesh._stores.commands import CommandStore
-from rankmesh_agent.store.blocking import BlockingMemoryStore, BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.http_client import BlockingHttpStore, HttpStore
+from rankmesh_agent.store.memory import BlockingMemoryStore
 
 
 def over_tcp(url: str) -> StoreClient:

@@ -93,8 +93,3 @@ class TestAnotherHostsAddress:
     def test_one_that_cannot_be_resolved(self, settings):
         with pytest.raises(DistNetworkError, match=r"no-such-host\.invalid"):
             TcpLocator("no-such-host.invalid", free_port(), UNASSIGNED, settings)
-
-
-def test_beyond_loopback_it_wants_a_token(settings):
-    with pytest.raises(ValueError, match="Set RANKMESH_TOKEN"):
-        TcpLocator(HERE, free_port(), UNASSIGNED, Settings(bind="0.0.0.0"))

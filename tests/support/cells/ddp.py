@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817  # everybody's name for it
 
 from support.sides import Cells
@@ -81,41 +80,9 @@ def parameters_of_several_dtypes(dist: Any, rank: int, size: int) -> Any:
     return train(DDP(Mixed()), rank)
 
 
-def mean_by_hand(dist, bucket):  # torch takes no annotations that are text
-    tensor = bucket.buffer().div_(dist.get_world_size())
-    return dist.all_reduce(tensor, async_op=True).get_future().then(lambda future: future.value()[0])
-
-
-@cell(sizes=SIZES, hook=["all_reduce", "float16", "own"])
-def hooks(dist: Any, rank: int, size: int, hook: str) -> Any:
-    model = DDP(network(), bucket_cap_mb=1e-4)
-    known = {
-        "all_reduce": default_hooks.allreduce_hook,
-        "float16": default_hooks.fp16_compress_hook,
-        "own": mean_by_hand,
-    }
-    model.register_comm_hook(dist if hook == "own" else None, known[hook])
-    return train(model, rank)
-
-
 @cell(sizes=(2,))
 def compiled(dist: Any, rank: int, size: int) -> Any:
     return train(torch.compile(DDP(nn.Sequential(network(), nn.BatchNorm1d(4))), backend="eager"), rank)
-
-
-@cell(sizes=SIZES)
-def sparse_gradients(dist: Any, rank: int, size: int) -> Any:
-    torch.manual_seed(1)
-    words = nn.Embedding(10, 4, sparse=True)
-    model = DDP(nn.Sequential(words, nn.Linear(4, 4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    seen = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(torch.tensor([rank, step, 9])).square().sum().backward()
-        seen.append(words.weight.grad.coalesce().to_dense())
-        optimizer.step()
-    return seen, state(model)
 
 
 @cell(sizes=SIZES)

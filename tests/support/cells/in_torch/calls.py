@@ -40,23 +40,6 @@ def methods_with_options(group: Any, rank: int, size: int) -> Any:
 
 
 @cell()
-def methods_without_options(group: Any, rank: int, size: int) -> Any:
-    """They return a Work."""
-    tensor, root, scattered = row(rank), size - 1, torch.zeros(4)
-    gathered = [torch.zeros(4) for _ in range(size)]
-    swapped = [torch.zeros(4) for _ in range(size)]
-    parts = [row(rank + to) for to in range(size)]
-    group.allreduce([tensor]).wait()
-    group.broadcast([scattered]).wait()
-    group.allgather([gathered], [tensor]).wait()
-    group.alltoall(swapped, parts).wait()
-    group.barrier().wait()
-    at_root = row(rank)
-    group.reduce([at_root]).wait()
-    return tensor, gathered, swapped, at_root if rank == 0 else None, root
-
-
-@cell()
 def the_short_forms(group: Any, rank: int, size: int) -> Any:
     """A tensor instead of a list; root, operation and timeout, by position or name."""
     last = size - 1
@@ -72,6 +55,7 @@ def the_short_forms(group: Any, rank: int, size: int) -> Any:
     gathered = [torch.zeros(4) for _ in range(size)]
     group.allgather(gathered, row(rank)).wait()
     group.barrier(LONG).wait()
+    group.barrier().wait()
     return greatest, least, summed, sent, named, (at_root, multiplied) if rank == last else None, gathered
 
 
@@ -85,7 +69,9 @@ def the_short_forms_of_lists(group: Any, rank: int, size: int) -> Any:
     group.reduce_scatter(reduced, [row(rank + part) for part in range(size)], OPS.MAX).wait()
     swapped = torch.zeros(2 * size)
     group.all_to_all_single(swapped, row(rank, 2 * size), [], [], timeout=LONG).wait()
-    return gathered, scattered, reduced, swapped
+    lists = [torch.zeros(4) for _ in range(size)]
+    group.alltoall(lists, [row(rank + to) for to in range(size)]).wait()
+    return gathered, scattered, reduced, swapped, lists
 
 
 @cell()
@@ -122,13 +108,6 @@ def into_one_tensor_together(group: Any, rank: int, size: int, form: str) -> Any
     getattr(group, gather)(wholes, [row(rank), row(rank, 2)]).wait()
     getattr(group, scatter)(parts, [row(rank, 4 * size), row(rank, 2 * size)]).wait()
     return wholes, parts
-
-
-@cell()
-def lists_together(group: Any, rank: int, size: int) -> Any:
-    outputs = [[torch.zeros(4), torch.zeros(2)] for _ in range(size)]
-    group.allgather_coalesced(outputs, [row(rank), row(rank, 2)]).wait()
-    return outputs
 
 
 @cell(sides=OVER)

@@ -28,23 +28,6 @@ def ones(rank: int = 0) -> torch.Tensor:
 
 
 @cell()
-def a_future_of_a_call(group: Any, rank: int, size: int) -> Any:
-    tensor = ones(rank)
-    work = c10d.all_reduce(tensor, group=group, async_op=True)
-    future = work.get_future()
-    waited = future.wait()
-    return future.done(), waited, future.value(), work.wait(), work.result()
-
-
-@cell()
-def a_future_asked_for_after_the_end(group: Any, rank: int, size: int) -> Any:
-    work = c10d.all_reduce(tensor := ones(rank), group=group, async_op=True)
-    work.wait()
-    future = work.get_future()
-    return future.wait(), future.then(lambda done: done.value()[0].sum()).wait(), tensor
-
-
-@cell()
 def callbacks(group: Any, rank: int, size: int) -> Any:
     """One by add_done_callback, three chained, and one on what is complete."""
     called = threading.Event()
