@@ -31,7 +31,7 @@ def all_examples(me: Me) -> None:
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     """What the examples for a number of ranks showed."""
-    return once(tmp_path_factory, lambda ranks, size: ranks.run(all_examples, size))
+    return once(tmp_path_factory, lambda ranks, size: [rank.said for rank in ranks.run(all_examples, size)])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

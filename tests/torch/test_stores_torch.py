@@ -6,7 +6,6 @@ gives up at once, and refuses a negative one.
 
 from __future__ import annotations
 
-import itertools
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,25 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as theirs
-from support.store_calls import CALLS, SHORT, outcome
+from support.store_calls import CALLS, KINDS, SHORT, opened, outcome
 
 import rankmesh as ours
-
-KINDS = ("tcp", "hash", "file", "prefix/hash", "prefix/file")
-
-_number = itertools.count()
-
-
-def opened(module: ModuleType, kind: str, folder: Path) -> Any:
-    match kind.split("/"):
-        case ["prefix", inner]:
-            return module.PrefixStore("p", opened(module, inner, folder))
-        case ["tcp"]:
-            return module.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30))
-        case ["file"]:
-            return module.FileStore(f"{folder}/{next(_number)}", 1)
-    return module.HashStore()
-
 
 STORE, TYPE, NOTHING = {"DistStoreError"}, {"TypeError"}, set[str]()
 NOT_A_NUMBER = {"DistStoreError", "ValueError"}

@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -145,12 +145,12 @@ class HttpServer:
         """Begin to serve.
 
         Args:
-            make_app: creates the ASGI application; called in the thread, so that importing the web framework does not
-                delay the caller.
-            upgrades: the handlers of connections whose clients ask for another protocol; closed with the server.
-            on_demand: create the application when the first client connects. The web framework takes more memory and
-                time to load than all the rest of a rank, and most ranks get no request; the first client waits in the
-                socket's queue meanwhile.
+            make_app: creates the ASGI application; called in a thread, so that importing the web framework does not
+                delay the caller. The framework takes more memory and time to load than all the rest of a rank.
+            upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
+                them, the application is created at the first request, as such a connection needs none.
+            on_demand: load the server, too, when the first client connects: most ranks have none. The client waits in
+                the socket's queue meanwhile.
         """
         self._upgrades = upgrades
         self._thread = threading.Thread(target=self._run, args=(make_app, on_demand), name=self._name, daemon=True)
@@ -190,11 +190,11 @@ class HttpServer:
             if on_demand:
                 self._wait_for_client()
             if not self._stopping:
-                from rankmesh_agent.http.uvicorn_server import EventDrivenServer
+                from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
 
-                self._uvicorn = EventDrivenServer(
-                    create_application(make_app), {upgrade: each.handle for upgrade, each in self._upgrades.items()}
-                )
+                make = partial(create_application, make_app)
+                handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
+                self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers)
                 if not self._stopping:
                     self._uvicorn.run(sockets=[self._listener])
         finally:

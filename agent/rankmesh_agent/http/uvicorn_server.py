@@ -1,4 +1,7 @@
-"""Uvicorn for a thread of a rank: its main loop waits for an event, and connections may leave HTTP by an upgrade."""
+"""Uvicorn for a thread of a rank: its main loop waits for an event, and connections may leave HTTP by an upgrade.
+
+With upgrades, the application is created at the first request: an upgraded connection needs none.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from rankmesh_agent.http.middleware import Application, Message, Receive, Send
 from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
@@ -69,6 +73,45 @@ class EventDrivenServer(uvicorn.Server):
         while not await self.on_tick(0):  # 0: update the date at every tick
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+
+
+class LazyApplication:
+    """ASGI application that is created at its first request, in a thread.
+
+    Args:
+        make_app: creates it.
+    """
+
+    def __init__(self, make_app: Callable[[], Application]) -> None:
+        self._make_app = make_app
+        self._app: asyncio.Future[Application] | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Forward a request, and the shutdown if there was one."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+            return
+        if self._app is None:
+            self._app = asyncio.ensure_future(asyncio.to_thread(self._make_app))
+        await asyncio.wait({self._app})
+        await self._app.result()(scope, receive, send)
+
+    async def _lifespan(self, scope: Message, receive: Receive, send: Send) -> None:
+        started = await receive()
+        await send({"type": "lifespan.startup.complete"})
+        events = iter((started, await receive()))
+        if self._app is not None and self._app.done() and self._app.exception() is None:
+
+            async def next_event() -> Message:
+                return next(events)
+
+            async def forward(message: Message) -> None:
+                if message["type"].startswith("lifespan.shutdown"):
+                    await send(message)
+
+            await self._app.result()(scope, next_event, forward)
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
 
 
 def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:

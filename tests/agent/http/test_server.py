@@ -5,19 +5,30 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
+
+import pytest
 
 from rankmesh_agent.http import uvicorn_server
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.wire.upgrade import Upgrade
+
+WAY = Upgrade(b"/v1/way", b"rankmesh-way/1")
+ended: list[str] = []
 
 
 async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
     if scope["type"] == "lifespan":
         for step in ("startup", "shutdown"):
-            await receive()
+            assert await receive() == {"type": f"lifespan.{step}"}
             await send({"type": f"lifespan.{step}.complete"})
+        ended.append("hello")
         return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
     await send({"type": "http.response.body", "body": b"hello"})
@@ -26,15 +37,17 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 class Served:
     """An HttpServer on a free port that notes when its application is made."""
 
-    def __init__(self, *, on_demand: bool) -> None:
+    def __init__(self, upgrades: Mapping[Upgrade, Any] = MappingProxyType({}), *, on_demand: bool) -> None:
         self.listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
         self.url = url_of(self.listener)
         self.made = threading.Event()
+        self.times_made = 0
         self.server = HttpServer(self.listener, "served")
-        self.server.start(self.make, on_demand=on_demand)
+        self.server.start(self.make, upgrades, on_demand=on_demand)
 
     def make(self) -> Any:
         self.made.set()
+        self.times_made += 1
         return hello
 
     def ask(self) -> bytes:
@@ -74,14 +87,57 @@ def test_on_demand_and_not_before():
 
 def test_who_comes_while_it_is_made_is_answered():
     served = Served(on_demand=True)
-    answers = []
-    asking = [threading.Thread(target=lambda: answers.append(served.ask())) for _ in range(4)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(20)
-    assert answers == [b"hello"] * 4
+    assert ask_four_times(served) == [b"hello"] * 4
     served.server.close()
+
+
+def ask_four_times(served: Served) -> list[bytes]:
+    with ThreadPoolExecutor(4) as clients:
+        return list(clients.map(lambda _: served.ask(), range(4)))
+
+
+class Way:
+    """Answers connections that ask for another protocol, and closes them."""
+
+    def handle(self, sock: socket.socket) -> None:
+        with sock:
+            sock.sendall(WAY.response())
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_connection_for_another_protocol_needs_no_application():
+    served = Served({WAY: Way()}, on_demand=True)
+    for _ in range(2):
+        with socket.create_connection(served.listener.getsockname(), timeout=20) as client:
+            client.sendall(WAY.request("localhost"))
+            assert client.recv(1000) == WAY.response()
+    assert not served.made.is_set()
+    served.server.close()
+    assert not is_served("served")
+    assert not served.made.is_set()
+
+
+def test_with_other_protocols_the_first_request_makes_it_once():
+    ended.clear()
+    served = Served({WAY: Way()}, on_demand=False)
+    assert ask_four_times(served) == [b"hello"] * 4
+    assert served.times_made == 1
+    served.server.close()
+    assert ended == ["hello"]
+
+
+def test_with_other_protocols_one_that_cannot_be_made_is_an_error_of_the_request(monkeypatch, caplog):
+    def fail(self: Served) -> Any:
+        raise ImportError("no framework")
+
+    monkeypatch.setattr(Served, "make", fail)
+    served = Served({WAY: Way()}, on_demand=False)
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        served.ask()
+    served.server.close()
+    assert "no framework" in caplog.text
 
 
 def test_never_asked_it_ends_without_the_application():
