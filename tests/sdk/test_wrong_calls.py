@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support import hosting
+from support.me import GATEWAY
 from support.once import Said, once
 from support.processes import Me, Ranks
 from support.wrong import MISMATCHED, SIZE, WRONG, try_mismatched, try_wrong
@@ -30,14 +32,27 @@ def mismatched_ones(me: Me) -> None:
     dist.destroy_process_group()
 
 
+def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dict[str, str]]:
+    """Return the variables of ranks over a transport, attached to standalone agents, or on the hosts given by letters.
+
+    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
+    """
+    if medium == "attached":
+        return {GATEWAY: hosting.cluster({}, SIZE).url}
+    if medium in ("shm", "tcp"):
+        return {"RANKMESH_TRANSPORT": medium}
+    for host in set(medium):
+        (ranks.folder / host).mkdir()
+    return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / medium[rank])}
+
+
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Said]:
-    """What the ranks said of a body over a transport."""
-
-    def start(ranks: Ranks, body: Callable[..., None], transport: str) -> Said:
-        return [rank.said for rank in ranks.run(body, SIZE, env={"RANKMESH_TRANSPORT": transport})]
-
-    return once(tmp_path_factory, start)
+    """What the ranks said of a body over a medium."""
+    return once(
+        tmp_path_factory,
+        lambda ranks, body, medium: [rank.said for rank in ranks.run(body, SIZE, env=variables(ranks, medium))],
+    )
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -52,14 +67,14 @@ def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Said],
         assert attempt["usable"]
 
 
-@each_transport
-@pytest.mark.parametrize("name", [*MISMATCHED, *(f"{name}, later" for name in MISMATCHED)])
-def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Said], transport: str, name: str) -> None:
-    for of_rank in tried(mismatched_ones, transport):
-        (attempt,) = of_rank[name]
+@pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
+@pytest.mark.parametrize("name", MISMATCHED)
+def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Said], medium: str, name: str) -> None:
+    said = tried(mismatched_ones, medium)
+    for attempt in (attempt for of_rank in said for attempt in of_rank[name]):
         assert attempt["error"] == "CollectiveMismatchError", attempt["text"]
         assert "the ranks did not make the same call" in attempt["text"]
-        assert all(f"rank {rank}: " in attempt["text"] for rank in range(SIZE)), "says who called what"
+        assert all(f"rank {rank}: " in attempt["text"] for rank in range(SIZE)), "names each rank's call"
         assert attempt["unchanged"]
         assert attempt["usable"]
 
