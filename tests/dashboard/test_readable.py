@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from support import overview as made_up
+from support.browser import Visit
 from support.gateway_double import Double
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -46,13 +47,19 @@ def full(double: Double) -> Double:
     return double
 
 
+def check(page: Visit, *, fits: bool = False) -> None:
+    """Check the rules of accessible pages, and that the page is no wider than the screen."""
+    found = Axe().run(page.page)
+    assert not found.response["violations"], found.generate_report()
+    assert not fits or page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
 @pytest.mark.parametrize("look", LOOKS)
 def test_it_follows_the_rules_of_accessible_pages(full, visit, look):
     page = visit(full.url, **LOOKS[look], bypass_csp=True)
     page.wait_for_text("#log", "agent-leased")
     page.wait_for_text("#hosts", "SIGKILL")
-    found = Axe().run(page.page)
-    assert not found.response["violations"], found.generate_report()
+    check(page, fits=True)
 
 
 @pytest.mark.unreachable
@@ -62,9 +69,7 @@ def test_what_was_known_last_can_still_be_read(full, visit, look):
     page.wait_for_text("#hosts", "SIGKILL")
     full.stop()
     page.wait_for_text("#connection", "connection lost since")
-    found = Axe().run(page.page)
-    assert not found.response["violations"], found.generate_report()
-    assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    check(page, fits=True)
 
 
 @pytest.mark.unreachable
@@ -75,16 +80,7 @@ def test_the_form_follows_them_too(visit, look):
         page.page.get_by_label("Token", exact=True).fill("wrong")
         page.page.get_by_role("button", name="Connect").click()
         page.wait_for_text("#token-error", "does not take")
-        found = Axe().run(page.page)
-        assert not found.response["violations"], found.generate_report()
-
-
-@pytest.mark.parametrize("look", LOOKS)
-def test_nothing_is_wider_than_the_screen(full, visit, look):
-    page = visit(full.url, **LOOKS[look])
-    page.wait_for_text("#log", "agent-leased")
-    page.wait_for_text("#hosts", "SIGKILL")
-    assert page.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        check(page)
 
 
 def test_the_outline_a_screen_reader_has(full, visit):

@@ -103,65 +103,6 @@ def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
         assert "ValueError: no such file: weights.npy" in rank.said["text"]
 
 
-def stay_away(me: Me) -> None:
-    me.init()
-    dist.barrier()
-    if me.rank != 1:
-        said = me.attempt(dist.all_reduce, np.ones(3), timeout=1)
-        again = me.attempt(dist.all_reduce, np.ones(3))
-        me.say(**said, again=again["text"], then=again["seconds"])
-    me.meet("given up")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_stays_away_is_named(ranks: Ranks, transport: str) -> None:
-    started = ranks.run(stay_away, 3, env={"RANKMESH_TRANSPORT": transport})
-    errors = [started[rank].said for rank in (0, 2)]
-    assert {said["error"] for said in errors} <= {"CollectiveTimeoutError", "GroupAbortedError"}
-    for said in errors:
-        assert said["ranks"] == [1]
-        assert "waited 1.0 s for rank 1" in said["text"]
-        assert "waited 1.0 s for rank 1" in said["again"]
-        assert said["then"] < SOON
-
-
-def differ(me: Me) -> None:
-    me.init()
-    calls = [
-        lambda: dist.all_reduce(ours, op=dist.ReduceOp.MAX if me.rank == 1 else dist.ReduceOp.SUM),
-        lambda: dist.all_reduce(ours[: 100 + me.rank]),
-        lambda: dist.all_reduce(ours if me.rank else ours.view(np.int64)),
-        lambda: dist.broadcast(ours, src=me.rank),
-        lambda: dist.barrier() if me.rank == 0 else dist.all_reduce(ours),
-    ]
-    ours = np.full(20_000, me.rank + 1.0)
-    texts = []
-    for call in calls:
-        said = me.attempt(call)
-        assert said["error"] == "CollectiveMismatchError", said
-        assert (ours == me.rank + 1).all()
-        texts.append(said["text"])
-        array = np.ones(50_000)
-        dist.all_reduce(array)
-        assert (array == me.size).all()
-    me.say(texts=texts)
-    dist.destroy_process_group()
-
-
-def test_different_calls_are_told_to_every_rank_on_every_host_and_the_group_goes_on(
-    ranks: Ranks, over: Callable
-) -> None:
-    started = ranks.run(differ, 4, env=over("abab"))
-    texts = started[0].said["texts"]
-    assert all(rank.said["texts"] == texts for rank in started)
-    assert "rank 1: all_reduce(float64[20000], MAX)" in texts[0]
-    assert "rank 2: all_reduce(float64[102], SUM)" in texts[1]
-    assert "rank 0: all_reduce(int64[20000], SUM)" in texts[2]
-    assert "rank 2: broadcast(float64[20000], src=2)" in texts[3]
-    assert "rank 0: barrier()" in texts[4]
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @on_ranks(4, env={"RANKMESH_TRANSPORT": "{transport}"})
 def test_a_script_that_just_ends_ends_quietly(me: Me) -> None:

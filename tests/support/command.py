@@ -171,17 +171,3 @@ class Double:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def member(rank: int, **changes: Any) -> dict[str, Any]:
-    """A rank's Member as JSON."""
-    return {
-        "rank": rank,
-        "instance": f"i{rank}",
-        "host": f"host{rank}",
-        "host_id": f"h{rank}",
-        "pid": 100 + rank,
-        "addresses": [f"10.0.0.{rank}:9"],
-        "http": f"http://10.0.0.{rank}:80{rank:02}",
-        **changes,
-    }

@@ -1,4 +1,4 @@
-"""Both ends of connections, in one thread or two, and waits on what never waits itself."""
+"""Both ends of connections in one thread or two, and blocking calls on connections that do not block."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
 
 SECONDS = 10.0
+Admits = Callable[[bytes], bool]
 
 
-def everyone(identity: bytes) -> bool:
-    """Admit whoever knows the token."""
+def admit_all(identity: bytes) -> bool:
+    """Admit every client that knows the token."""
     return True
 
 
@@ -23,22 +24,19 @@ def meet(
     *,
     arrivals: int | None = None,
     seconds: float = SECONDS,
-    admits: Callable[[bytes], bool] = everyone,
+    admits: Admits = admit_all,
 ) -> tuple[list[Connection], list[tuple[bytes, Connection]]]:
-    """Go on with attempts, and with a listener, until all attempts have their connection.
+    """Continue attempts and a listener; return the connections of the attempts, and those that the listener accepts.
 
     Args:
-        attempts: of any transport; closed if one of them fails.
-        listener: where they come to, unless somebody else sees to that.
-        arrivals: how many connections the listener is to have let in, as many as attempts unless said.
-        seconds: how long that may take.
+        attempts: closed if one of them fails.
+        listener: the listener, None if another thread serves it.
+        arrivals: number of connections to accept; as many as attempts by default.
+        seconds: time limit.
         admits: see TcpListener.accept.
 
-    Returns:
-        The connections of the attempts, in their order, and what the listener let in.
-
     Raises:
-        TimeoutError: it takes too long.
+        TimeoutError: the time limit has passed.
         DistNetworkError: an attempt failed.
     """
     made: dict[int, Connection] = {}
@@ -72,45 +70,38 @@ def meet(
     return [made[number] for number in range(len(attempts))], arrived
 
 
-def look(listener: TcpListener, admits: Callable[[bytes], bool] = everyone) -> list[tuple[bytes, Connection]]:
-    """Let a listener do what it can do now; return what it lets in."""
+def look(listener: TcpListener, admits: Admits = admit_all) -> list[tuple[bytes, Connection]]:
+    """Continue a listener's handshakes as far as possible; return the connections that are ready."""
     return listener.accept(listener.descriptors(), admits)
 
 
-def connect(transport: TcpTransport, listener: TcpListener, identity: bytes = b"") -> tuple[Connection, Connection]:
-    """Return both ends of a new connection, the connecting one first."""
-    (connecting,), ((_, accepting),) = meet([transport.dial(listener.address, identity)], listener)
+def connect(transport: TcpTransport, listener: TcpListener) -> tuple[Connection, Connection]:
+    """Return both ends of a new connection, the client's first."""
+    (connecting,), ((_, accepting),) = meet([transport.dial(listener.address)], listener)
     return connecting, accepting
 
 
 def dial(
     transport: TcpTransport, address: str, listener: TcpListener | None = None, seconds: float = SECONDS
 ) -> Connection:
-    """Return a connection to an address where somebody else listens, or this thread at ``listener``, in vain."""
+    """Return a connection to a listener of another thread, or to ``listener``, which this thread serves meanwhile."""
     (connection,), _ = meet([transport.dial(address)], listener, arrivals=0, seconds=seconds)
     return connection
 
 
-def accept(listener: TcpListener, seconds: float = SECONDS) -> Connection:
-    """Return the next connection that a listener lets in."""
-    _, ((_, connection),) = meet([], listener, arrivals=1, seconds=seconds)
-    return connection
-
-
 def wait_ready(connection: Connection, deadline: Deadline, *, writing: bool) -> None:
-    """Sleep until ``connection`` may have something to do, or for no reason: the caller tries again."""
+    """Sleep until bytes can perhaps be moved."""
     if deadline.expired():
         raise TimeoutError(f"no answer from {connection.peer} within {deadline.seconds:.1f} s")
-    if not connection.prepare_wait(writing):
-        return
-    poller = select.poll()
-    poller.register(connection.fileno(), connection.events(writing))
-    if poller.poll(deadline.remaining() * 1000):
-        connection.on_wakeup()
+    if connection.prepare_wait(writing):
+        poller = select.poll()
+        poller.register(connection.fileno(), connection.events(writing))
+        if poller.poll(deadline.remaining() * 1000):
+            connection.on_wakeup()
 
 
 def send_all(connection: Connection, data: Buffer, deadline: Deadline) -> None:
-    """Send all of ``data``, waiting for room."""
+    """Send all of ``data``."""
     view = memoryview(data)
     while view:
         sent = connection.send([view])
@@ -120,7 +111,7 @@ def send_all(connection: Connection, data: Buffer, deadline: Deadline) -> None:
 
 
 def recv_exactly(connection: Connection, length: int, deadline: Deadline) -> bytes:
-    """Return the next ``length`` bytes, waiting for them."""
+    """Return the next ``length`` bytes."""
     data = bytearray(length)
     view = memoryview(data)
     while view:

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 SHORT, SHORTER = timedelta(seconds=0.1), timedelta(seconds=0.05)
+KINDS = ("tcp", "hash", "file", "prefix/hash", "prefix/file")
 ERRORS = {"TypeError", "ValueError", "NotImplementedError", "DistNetworkError", "DistStoreError", "QueueEmptyError"}
+
+
+def opened(module: ModuleType, kind: str, folder: Path) -> Any:
+    """Return a new store of a kind that is RankMesh's or torch's."""
+    match kind.split("/", 1):
+        case ["prefix", inner]:
+            return module.PrefixStore("p", opened(module, inner, folder))
+        case ["tcp"]:
+            return module.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=30))
+        case ["file"]:
+            return module.FileStore(f"{folder}/{next(_number)}", 1)
+    return module.HashStore()
+
+
+_number = itertools.count()
 
 
 def outcome(call: Callable[[Any], Any], store: Any, module: ModuleType) -> Any:

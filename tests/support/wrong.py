@@ -101,8 +101,6 @@ WRONG: dict[str, Wrong] = {
     ),
     **_refused(
         ValueError, "is this rank",
-        send_to_oneself=lambda a: dist.send(a(), dst=a.rank),
-        recv_from_oneself=lambda a: dist.recv(a(), src=a.rank),
         messages_to_oneself=lambda a: dist.batch_isend_irecv([dist.P2POp(dist.isend, a(), a.rank)]),
     ),
     **_refused(
@@ -301,7 +299,7 @@ def try_wrong(me: Me) -> None:
 def try_mismatched(me: Me) -> None:
     """Make the calls that do not fit together, by the caller's thread and by the worker's; tell what came of each."""
     for name, call in MISMATCHED.items():
-        me.say(**{name: [attempt(me, call)], f"{name}, later": [attempt(me, lambda a, call=call: later(a, call))]})
+        me.say(**{name: [attempt(me, call), attempt(me, lambda a, call=call: later(a, call))]})
 
 
 def attempt(me: Me, call: Callable[[Caller], Any], *, makes_it: bool = True) -> dict[str, Any]:

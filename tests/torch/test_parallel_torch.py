@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
-from support.processes import Me, Ranks
+from support.processes import Me, on_ranks
 from torch import nn
 
 import rankmesh as dist
@@ -33,8 +33,10 @@ def test_another_backend_is_refused() -> None:
         DistributedDataParallel(nn.Linear(2, 1))
 
 
-def train(me: Me) -> None:
+@on_ranks(3)
+def test_over_rankmeshs_world_it_is_torchs_own(me: Me) -> None:
     torch.set_num_threads(1)
+    mean = [-2.0, -2.0]
 
     def step(process_group: object = None) -> list[float]:
         torch.manual_seed(me.rank)  # the ranks begin with rank 0's parameters
@@ -48,30 +50,24 @@ def train(me: Me) -> None:
         optimizer.step()
         return model.module.weight.tolist()[0]
 
-    me.meet("imported")
     me.init()
-    me.say(alone=step())
+    assert step() == mean
     group = torch.distributed.group.WORLD
     assert group.session.group is dist.GroupMember.WORLD, "torch's group is over rankmesh's world"
-    me.say(again=step(), same=torch.distributed.group.WORLD is group)
+    assert step() == mean
+    assert torch.distributed.group.WORLD is group
     part = dist.new_group([0, 2])
-    me.say(part=me.attempt(step, part)["text"] if me.rank == 1 else step(part))
+    if me.rank == 1:
+        with pytest.raises(ValueError, match="this process is not a member of the group"):
+            step(part)
+    else:
+        assert step(part) == mean
     torch.distributed.destroy_process_group()
-    me.say(torch_anew=step(), rankmesh_is_left=dist.is_initialized())
+    assert step() == mean
+    assert dist.is_initialized(), "rankmesh's world is left"
     dist.destroy_process_group()
-    me.say(without=me.attempt(step)["error"])
+    with pytest.raises(ValueError, match="needs a torch process group"):
+        step()
     me.init(init_method=f"file://{me.folder}/another")
-    me.say(anew=step())
+    assert step() == mean
     dist.destroy_process_group()
-
-
-@pytest.mark.processes
-def test_over_rankmeshs_world_it_is_torchs_own(ranks: Ranks) -> None:
-    for number, rank in enumerate(ranks.run(train, 3)):
-        said = rank.said
-        mean = [-2.0, -2.0]
-        assert said["alone"] == said["again"] == said["torch_anew"] == said["anew"] == mean
-        assert said["part"] == ("this process is not a member of the group" if number == 1 else mean)
-        assert said["same"]
-        assert said["rankmesh_is_left"]
-        assert said["without"] == "ValueError"

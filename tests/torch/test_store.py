@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import itertools
 import pickle
 import time
 import weakref
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as theirs
+from support import store_calls
 from support.processes import Me, Ranks
 from support.store_calls import CALLS, outcome
 from torch._C._distributed_c10d import _StoreCollectives
@@ -32,26 +32,13 @@ LONG = timedelta(seconds=30)
 DEADLINE = 30.0
 KINDS = ("hash", "tcp", "file", "prefix/prefix/hash", "torch/prefix/hash", "torch/torch/file")
 
-_number = itertools.count()
-
-
-def mesh(kind: str, folder: Path) -> ours.Store:
-    match kind.split("/", 1):
-        case ["prefix", inner]:
-            return ours.PrefixStore("p", mesh(inner, folder))
-        case ["tcp"]:
-            return ours.TCPStore("127.0.0.1", 0, is_master=True)
-        case ["file"]:
-            return ours.FileStore(f"{folder}/{next(_number)}")
-    return ours.HashStore()
-
 
 def opened(kind: str, folder: Path) -> Any:
     """Return a store of the mesh as torch's, within ours or torch's prefixes; nobody else keeps what is inside."""
     match kind.split("/", 1):
         case ["torch", inner]:
             return theirs.PrefixStore("t", opened(inner, folder))
-    return Store(mesh(kind, folder))
+    return Store(store_calls.opened(ours, kind, folder))
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +68,7 @@ DIFFERENCES: list[tuple[str, str, Any, str]] = [
     ("", "multi_set more values than keys", {"ValueError"}, "torch drops what is too much"),
     ("file", "delete_key", UNSUPPORTED, "the file is only appended to"),
     ("file", "num_keys", (1, None, 1, 3), "the file's users are counted in it"),
+    ("tcp", "num_keys", (1, None, 1, 3), "its participants are counted in it"),
     ("file", "has_extended_api", False, "as torch's FileStore"),
     *(
         (kind, call, refused, "no queues in a file, and torch's prefix does not ask for what C++ does not")

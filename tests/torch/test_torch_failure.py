@@ -8,8 +8,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as c10d
-from support.processes import Me, Ranks, wait_until
+from support.processes import Me, Ranks, on_ranks, wait_until
 
+import rankmesh
 import rankmesh.torch as mesh
 
 pytestmark = pytest.mark.processes
@@ -71,7 +72,8 @@ def test_a_killed_rank_is_named_wherever_the_others_wait(ranks: Ranks) -> None:
         assert rank.said["failed"] == [True, False, "RankFailedError"]
 
 
-def lose_patience(me: Me) -> None:
+@on_ranks(3)
+def test_a_rank_that_stays_away_is_named(me: Me) -> None:
     """Rank 1 makes none of the calls that the others wait for."""
     join(me)
     ones = torch.ones(2)
@@ -82,51 +84,40 @@ def lose_patience(me: Me) -> None:
     monitored = c10d.new_group()
     if me.rank != 1:
         work = c10d.all_reduce(ones, group=groups[1], async_op=True)
-        me.say(
-            call=me.attempt(c10d.all_reduce, torch.ones(2), group=groups[0]),
-            wait=me.attempt(work.wait),
-            changed=me.attempt(c10d.broadcast, torch.ones(2), 0, group=groups[2]),
-            monitored=me.attempt(mesh.monitored_barrier, monitored, timeout=soon),
-            method=me.attempt(groups[3].monitored_barrier, soon, True),
-        )
+        for call in (
+            lambda: c10d.all_reduce(torch.ones(2), group=groups[0]),
+            work.wait,
+            lambda: c10d.broadcast(torch.ones(2), 0, group=groups[2]),
+            lambda: mesh.monitored_barrier(monitored, timeout=soon),
+            lambda: groups[3].monitored_barrier(soon, True),
+        ):
+            with pytest.raises((rankmesh.CollectiveTimeoutError, rankmesh.GroupAbortedError)) as caught:
+                call()
+            assert isinstance(caught.value, c10d.DistBackendError)
+            assert list(caught.value.ranks) == [1]
     me.meet("given up")
     c10d.destroy_process_group()
 
 
-def test_a_rank_that_stays_away_is_named(ranks: Ranks) -> None:
-    started = ranks.run(lose_patience, 3)
-    for rank in (started[0], started[2]):
-        for call in ("call", "wait", "changed", "monitored", "method"):
-            said = rank.said[call]
-            assert said["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), (call, said)
-            assert said["ranks"] == [1], (call, said)
-            assert said["is"].count("DistBackendError") == 2
-
-
-def abort_and_leave(me: Me) -> None:
-    """A group is given up by one member; another by all, while a call is under way."""
+@on_ranks(2)
+def test_a_group_can_be_aborted_and_left(me: Me) -> None:
+    """One member aborts a group; another group is left by all, while a call is under way."""
     join(me)
     group, other = c10d.new_group(), c10d.new_group()
     waiting = c10d.all_reduce(torch.ones(1), group=other, async_op=True) if me.rank == 0 else None
     c10d.barrier()
     if me.rank == 1:
         group.abort()
-    me.say(aborted=me.attempt(c10d.all_reduce, torch.ones(1), group=group))
+    with pytest.raises(rankmesh.GroupAbortedError, match=r"abort\(\)"):
+        c10d.all_reduce(torch.ones(1), group=group)
     c10d.barrier()  # the default group goes on
     if waiting is not None:
         c10d.destroy_process_group(other)
-        me.say(left=me.attempt(waiting.wait))
+        with pytest.raises(c10d.DistBackendError):
+            waiting.wait()
     me.meet("left")
     c10d.destroy_process_group()
     wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "our threads to end", 30)
-
-
-def test_a_group_can_be_aborted_and_left(ranks: Ranks) -> None:
-    started = ranks.run(abort_and_leave, 2)
-    for rank in started:
-        assert rank.said["aborted"]["error"] == "GroupAbortedError", ranks.told()
-        assert "abort()" in rank.said["aborted"]["text"]
-    assert "DistBackendError" in started[0].said["left"]["is"]
 
 
 def end_with_an_error(me: Me) -> None:

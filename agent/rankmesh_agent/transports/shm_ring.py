@@ -282,7 +282,7 @@ class RingTransport(TcpTransport):
         try:
             if reason := unsupported():
                 raise DistNetworkError(reason)
-            mapping = Mapping.create(self._directory, self._job, self._size())
+            mapping = Mapping.create(self._directory, self._job, 2 * (_DATA + self._ring_bytes))
         except DistNetworkError:
             if self._strict:
                 raise
@@ -300,6 +300,3 @@ class RingTransport(TcpTransport):
             return super()._accept_proposal(connection, proposal)
         _publish_address(mapping, _DATA + ring_bytes)
         return RingConnection(mapping, ring_bytes, connection, client=False), True
-
-    def _size(self) -> int:
-        return 2 * (_DATA + self._ring_bytes)

@@ -96,10 +96,10 @@ class Slots:
             [mapping.bytes.data[begin : begin + note] for begin in range(first, first + size * note, note)]
             for first in (size * CACHE_LINE, size * (CACHE_LINE + note))
         ]
-        begin = _head_bytes(size)
+        begin, turn_bytes = _head_bytes(size), size * slot_bytes
         self._slots = [
-            [_slot(mapping, begin, (turn * size + owner) * slot_bytes, slot_bytes) for owner in range(size)]
-            for turn in range(2)
+            [mapping.bytes[at : at + slot_bytes] for at in range(first, first + turn_bytes, slot_bytes)]
+            for first in (begin, begin + turn_bytes)
         ]
         self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
         self._scratch = np.empty(0, np.uint8)
@@ -256,7 +256,3 @@ def _note_bytes(size: int) -> int:
 def _head_bytes(size: int) -> int:
     """Return the bytes of all lines and notes."""
     return _round_up(size * (CACHE_LINE + 2 * _note_bytes(size)))
-
-
-def _slot(mapping: Mapping, begin: int, offset: int, slot_bytes: int) -> npt.NDArray[np.uint8]:
-    return mapping.bytes[begin + offset : begin + offset + slot_bytes]

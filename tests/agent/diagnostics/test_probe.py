@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.command import Double, member
+from support.command import Double
 from support.processes import free_port, plain_http_server
 
 from rankmesh_agent.config.settings import Settings
@@ -161,7 +161,7 @@ def gateway() -> Iterator[Double]:
     made = Double()
     agents = [{"agent": {"urls": ["http://10.0.0.7:1", "http://10.0.0.8:1"]}}]
     states = {0: "alive", 1: "failed", 2: "left"}
-    ranks = [{"state": state, "member": member(rank)} for rank, state in states.items()]
+    ranks = [{"state": state, "member": {"http": f"http://10.0.0.{rank}:800{rank}"}} for rank, state in states.items()]
     made.answers = {"/v1/ranks": ranks, "/v1/agents": agents}
     yield made
     made.close()

@@ -82,37 +82,32 @@ class Scripted:
 
 
 PROBLEM = {"type": "about:blank", "title": "", "detail": "it says so"}
-NOT_NOW = {
-    "closing": (503, {**PROBLEM, "status": 503, "code": "gateway-closing"}),
-    "a bug": (500, {**PROBLEM, "status": 500, "code": "internal-error"}),
-    "a request cut short": (500, "Internal Server Error"),
-    "a proxy": (502, "<html>"),
-}
+CLOSING = 503, {**PROBLEM, "status": 503, "code": "gateway-closing"}
+A_BUG = 500, {**PROBLEM, "status": 500, "code": "internal-error"}
+UNAVAILABLE = [CLOSING, A_BUG, (500, "Internal Server Error"), (502, "<html>")]
+COMPLETE = 200, asdict(JoinReply(True, "job", 1, 1, [member(0)], []))
 
 
 class TestJoin:
-    @pytest.mark.parametrize("response", NOT_NOW.values(), ids=NOT_NOW)
-    def test_a_gateway_that_cannot_answer_now_is_asked_again(self, response):
-        reply = JoinReply(True, "job", 1, 1, [vars(member(0))], [])
-        app = Scripted(response, response, (200, asdict(reply)))
-        with serving(app) as url, client_of(lambda: url) as client:
-            assert client.join("job", 1, member(0), Deadline(20)).complete
-        assert app.asked == 3
-
-    def test_one_that_never_can_is_asked_until_the_deadline_with_pauses(self):
-        app = Scripted(NOT_NOW["closing"])
-        says_so = pytest.raises(GatewayUnreachableError, match="it says so")
-        with serving(app) as url, client_of(lambda: url) as client, says_so:
-            client.join("job", 2, member(1), Deadline(1))
-        assert 2 < app.asked < 40
-
-    @pytest.mark.parametrize("response", [(501, "unsupported"), (404, "not found"), (200, "[]")])
-    def test_somebody_else_is_not_asked_again(self, response):
-        app = Scripted(response)
-        says_so = pytest.raises(DistNetworkError, match="is not a RankMesh gateway")
-        with serving(app) as url, client_of(lambda: url) as client, says_so:
-            client.join("job", 1, member(0), Deadline(20))
-        assert app.asked == 1
+    @pytest.mark.parametrize(
+        ("responses", "seconds", "error", "asked"),
+        [
+            *(([response, response, COMPLETE], 20, None, range(3, 4)) for response in UNAVAILABLE),
+            ([CLOSING], 1, (GatewayUnreachableError, "it says so"), range(3, 40)),
+            *(
+                ([response], 20, (DistNetworkError, "is not a RankMesh gateway"), range(1, 2))
+                for response in ((501, "unsupported"), (404, "not found"), (200, "[]"))
+            ),
+        ],
+        ids=["closing", "a bug", "cut short", "a proxy", "closing for good", "501", "404", "a list"],
+    )
+    def test_responses(self, responses, seconds, error, asked):
+        """A gateway that is unavailable is asked again until the deadline, with pauses; another server is not."""
+        app = Scripted(*responses)
+        raised = pytest.raises(error[0], match=error[1]) if error else contextlib.nullcontext()
+        with serving(app) as url, client_of(lambda: url) as client, raised:
+            assert client.join("job", 1, member(0), Deadline(seconds)).complete
+        assert app.asked in asked
 
     def test_at_a_gateway_that_ends_it_waits_for_the_next_one_at_the_same_address(self):
         """A rank that joins again right after leaving may reach the old gateway while it shuts down."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -35,34 +37,21 @@ class Server:
                 return
             self.connections += 1
             peer.settimeout(10)
-            with peer:
-                while self.answers or not self.heard:
-                    heard = self.request(peer)
-                    if not heard:
-                        break
-                    self.heard.append(heard)
+            with peer, peer.makefile("rb") as stream:
+                while request := self.request(stream):
+                    self.heard.append(request)
                     answer = self.answers.pop(0)
-                    if answer is None:
-                        break
-                    peer.sendall(answer)
-                    if b"Connection: close" in answer:
+                    peer.sendall(answer or b"")
+                    if answer is None or b"Connection: close" in answer:
                         break
             self.closed.set()
 
-    def request(self, peer: socket.socket) -> bytes:
-        heard = b""
-        while b"\r\n\r\n" not in heard:
-            piece = peer.recv(1 << 16)
-            if not piece:
-                return b""
-            heard += piece
-        head, _, body = heard.partition(b"\r\n\r\n")
-        lengths = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
-        missing = int(lengths[0].split(b":")[1]) - len(body) if lengths else 0
-        while missing > 0:
-            piece = peer.recv(missing)
-            heard, missing = heard + piece, missing - len(piece)
-        return heard
+    def request(self, stream: io.BufferedReader) -> bytes:
+        head = b""
+        while (line := stream.readline()).strip():
+            head += line
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        return head + line + stream.read(int(length[1]) if length else 0)
 
 
 @pytest.fixture

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from support.processes import wait_until
-from support.threads import LATER, NOW, TRANSPORTS, World, world
+from support.threads import LATER, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
@@ -84,180 +81,151 @@ def test_messages_of_any_length_dtype_and_tag_both_ways(pair: World, seed: int) 
     pair.run(call)
 
 
-def test_a_receive_from_anyone_tells_whom_it_was(trio: World) -> None:
-    def call(members: LocalCommunicator) -> list[int]:
-        if members.rank != 0:
-            send(members, np.full(20_000, members.rank), 0, members.rank)
-            return []
-        sources = []
-        for tag in (2, 1):
-            got = np.zeros(20_000, np.int64)
-            source = recv(members, got, ANY, tag)
-            assert (got == source).all()
-            sources.append(source)
-        return sources
+# Both ends in one thread: a background thread progresses asynchronous messages
 
-    assert trio.run(call)[0] == [2, 1]
+
+def test_a_receive_from_any_rank_returns_its_source(trio: World) -> None:
+    works = [isend(trio.communicators[rank], np.full(20_000, rank), 0, rank) for rank in (1, 2)]
+    for rank in (2, 1):
+        got = np.zeros(20_000, np.int64)
+        assert recv(trio.communicators[0], got, ANY, rank) == rank
+        assert (got == rank).all()
+    for work in works:
+        work.wait()
 
 
 def test_irecv_completes_in_the_background(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            got = np.zeros(100_000)
-            work = irecv(members, got, 1)
-            wait_until(work.is_completed, "the message", TIMEOUT)
-            assert work.source_rank() == 1
-            assert work.result()[0] is got
-            assert (got == 4).all()
-        else:
-            send(members, np.full(100_000, 4.0), 0)
-
-    pair.run(call)
+    got = np.zeros(100_000)
+    work = irecv(pair.communicators[0], got, 1)
+    send(pair.communicators[1], np.full(100_000, 4.0), 0)
+    wait_until(work.is_completed, "the message", TIMEOUT)
+    assert work.source_rank() == 1
+    assert work.result()[0] is got
+    assert (got == 4).all()
 
 
-def send_often(members: LocalCommunicator) -> None:
-    """Send until something is told, a second at most."""
-    for _ in range(100):
-        send(members, np.zeros(1), 1, tag=9)
-        members.engine.progress()
-        time.sleep(0.01)
+def refusal(pair: World) -> str:
+    """Send until a message raises, since the send of a refused message had returned before; return the error."""
+    sender, receiver = pair.communicators
+    for _ in range(1000):
+        try:
+            send(sender, np.zeros(1), 1, tag=9)
+        except DistBackendError as error:
+            return error.message
+        recv(receiver, np.zeros(1), 0, 9)
+        sender.engine.progress()
+    raise AssertionError("no message raises")
 
 
 @pytest.mark.parametrize("count", [10, 100_000])
 def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, count: int) -> None:
-    def call(members: LocalCommunicator) -> None:
-        for wrong in (np.zeros(count + 1), np.zeros(count, np.float32)):
-            if members.rank == 0:
-                work = isend(members, np.zeros(count), 1)
-                if count * 8 > EAGER:
-                    with pytest.raises(DistBackendError, match=r"rank 1 refused"):
-                        work.wait()
-                else:
-                    work.wait()
-            else:
-                with pytest.raises(DistBackendError, match=rf"rank 0 sent float64\[{count}\] with tag 0, but"):
-                    recv(members, wrong, 0)
-                assert not wrong.any()
-            members.barrier(NOW)
-            if members.rank == 0 and count * 8 <= EAGER:  # its send had returned: the next message tells
-                with pytest.raises(DistBackendError, match=r"rank 1 refused the message: rank 0 sent"):
-                    send_often(members)
-        members.barrier(NOW)
-
-    pair.run(call)
+    sender, receiver = pair.communicators
+    for wrong in (np.zeros(count + 1), np.zeros(count, np.float32)):
+        work = isend(sender, np.zeros(count), 1)
+        with pytest.raises(DistBackendError, match=rf"rank 0 sent float64\[{count}\] with tag 0, but"):
+            recv(receiver, wrong, 0)
+        assert not wrong.any()
+        if count * 8 > EAGER:
+            with pytest.raises(DistBackendError, match=r"rank 1 refused"):
+                work.wait()
+        else:
+            work.wait()
+            assert refusal(pair).startswith("rank 1 refused the message: rank 0 sent")
 
 
 def test_a_slow_receiver_bounds_memory(pair: World) -> None:
     """More eager messages than the window holds: the rest is only announced, and all arrive in order."""
-    messages = 5 * WINDOW // 4 // EAGER
-    sent = threading.Event()
-
-    def call(members: LocalCommunicator) -> int:
-        if members.rank == 0:
-            works = [isend(members, np.full(EAGER // 8, float(number)), 1) for number in range(messages)]
-            sent.set()
-            for work in works:
-                work.wait()
-            return 0
-        assert sent.wait(TIMEOUT)
-        kept = 0
-        for number in range(messages):
-            got = np.zeros(EAGER // 8)
-            recv(members, got, 0)
-            assert (got == number).all()
-            payloads = [message.payload for message in members.matcher.unexpected if message.payload is not None]
-            kept = max(kept, sum(map(len, payloads)))
-        return kept
-
-    assert 0 < pair.run(call)[1] <= WINDOW
+    sender, receiver = pair.communicators
+    works = [isend(sender, np.full(EAGER // 8, float(number)), 1) for number in range(5 * WINDOW // 4 // EAGER)]
+    kept = 0
+    for number in range(len(works)):
+        got = np.zeros(EAGER // 8)
+        recv(receiver, got, 0)
+        assert (got == number).all()
+        payloads = [message.payload for message in receiver.matcher.unexpected if message.payload is not None]
+        kept = max(kept, sum(map(len, payloads)))
+    assert 0 < kept <= WINDOW
+    for work in works:
+        work.wait()
 
 
-def test_nothing_sent_in_time_names_the_sender_and_the_group_goes_on(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            got = np.zeros(3)
-            with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 9\).*rank 1 \(here, pid") as late:
-                recv(members, got, 1, 9, timeout=0.1)
-            assert late.value.ranks == (1,)
-        members.barrier(NOW)
-        if members.rank == 1:
-            send(members, np.ones(3), 0, 9)
-        else:
-            recv(members, got, 1, 9)
-            assert (got == 1).all()
-
-    pair.run(call)
+def test_a_receive_that_times_out_names_the_sender_and_the_group_goes_on(pair: World) -> None:
+    sender, receiver = pair.communicators[1], pair.communicators[0]
+    got = np.zeros(3)
+    with pytest.raises(CollectiveTimeoutError, match=r"recv from rank 1 \(tag 9\).*rank 1 \(here, pid") as late:
+        recv(receiver, got, 1, 9, timeout=0.1)
+    assert late.value.ranks == (1,)
+    send(sender, np.ones(3), 0, 9)
+    recv(receiver, got, 1, 9)
+    assert (got == 1).all()
 
 
-def test_a_large_message_nobody_asks_for_times_out_and_is_withdrawn(pair: World) -> None:
-    withdrawn = threading.Event()
+def test_a_large_message_without_a_receive_times_out_and_is_withdrawn(pair: World) -> None:
+    sender, receiver = pair.communicators
+    with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
+        send(sender, np.zeros(100_000), 1, 1, timeout=0.1)
+    work = isend(sender, np.ones(100_000), 1, 1)
+    got = np.zeros(100_000)
+    recv(receiver, got, 0, 1)
+    assert (got == 1).all()
+    work.wait()
 
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
+
+def test_a_small_message_behind_others_is_cancelled(pair: World) -> None:
+    """Its credit is available again, and the other messages arrive."""
+    sender, receiver = pair.communicators
+    matcher, peer = sender.matcher, sender.engine._peers[1]
+    works = []
+    with sender.engine.lock:  # the background thread sends nothing meanwhile
+        while not peer.outgoing and len(works) < 3 * SOCKET_BUFFER // EAGER:
+            works.append(isend(sender, np.full(EAGER // 8, float(len(works))), 1))
+        before = matcher.credits[1].available
+        if peer.outgoing and before >= EAGER:  # its connection takes no more
             with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
-                send(members, np.zeros(100_000), 1, 1, timeout=0.1)
-            withdrawn.set()
-            send(members, np.ones(100_000), 1, 1)
-        else:
-            assert withdrawn.wait(TIMEOUT)
-            got = np.zeros(100_000)
-            recv(members, got, 0, 1)
-            assert (got == 1).all()
-
-    pair.run(call)
-
-
-def test_a_small_message_that_waits_behind_others_is_taken_back(trio: World) -> None:
-    """The group goes on, the other messages arrive, and the credit is there again."""
-    many = 3 * SOCKET_BUFFER // EAGER
-    sent = threading.Event()
-
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            matching, peer = members.matcher, members.engine._peers[1]
-            works = []
-            for number in range(many):
-                works.append(isend(members, np.full(EAGER // 8, float(number)), 1))
-                if peer.outgoing:
-                    break
-            before = matching.credits[1].available
-            if peer.outgoing and before >= EAGER:  # its connection takes no more
-                with pytest.raises(CollectiveTimeoutError, match="send to rank 1"):
-                    send(members, np.full(EAGER // 8, -1.0), 1, timeout=0)
-                assert matching.credits[1].available == before
-            works.append(isend(members, np.array([len(works)]), 1, tag=1))
-            sent.set()
-            for work in works:
-                work.wait()
-        elif members.rank == 1:
-            assert sent.wait(TIMEOUT)
-            count = np.zeros(1, np.int64)
-            recv(members, count, 0, 1)
-            for number in range(int(count[0])):
-                got = np.zeros(EAGER // 8)
-                recv(members, got, 0)
-                assert (got == number).all()
-        members.barrier(NOW)
-
-    trio.run(call)
+                send(sender, np.full(EAGER // 8, -1.0), 1, timeout=0)
+            assert matcher.credits[1].available == before
+    works.append(isend(sender, np.array([-2.0] * (EAGER // 8)), 1))
+    for number in [*range(len(works) - 1), -2]:
+        got = np.zeros(EAGER // 8)
+        recv(receiver, got, 0)
+        assert (got == number).all()
+    for work in works:
+        work.wait()
 
 
-def test_waiting_shorter_than_the_operation_does_not_end_it(pair: World) -> None:
-    def call(members: LocalCommunicator) -> None:
-        if members.rank == 0:
-            got = np.zeros(3)
-            work = irecv(members, got, 1)
-            with pytest.raises(CollectiveTimeoutError):
-                work.wait(timeout=0.05)
-            assert not work.is_completed()
-            members.barrier(NOW)
+def test_a_wait_that_times_out_does_not_end_the_operation(pair: World) -> None:
+    got = np.zeros(3)
+    work = irecv(pair.communicators[0], got, 1)
+    with pytest.raises(CollectiveTimeoutError):
+        work.wait(timeout=0.05)
+    assert not work.is_completed()
+    send(pair.communicators[1], np.ones(3), 0)
+    work.wait()
+    assert (got == 1).all()
+
+
+@pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8])
+def test_a_message_with_a_posted_receive_goes_straight_into_its_array(pair: World, count: int) -> None:
+    """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
+    sender, receiver = pair.communicators
+    for turn in range(20):
+        first, second, other, wrong = np.zeros(count), np.zeros(count), np.zeros(3), np.zeros(count)
+        works = [irecv(receiver, first, 0), irecv(receiver, second, ANY), irecv(receiver, other, 0, 1)]
+        refused = irecv(receiver, wrong, 0, 2)
+        send(sender, np.full(3, -1.0), 1, 1)
+        send(sender, np.full(count, float(turn)), 1)
+        send(sender, np.full(count, turn + 0.5), 1)
+        send(sender, np.full(count, 7, np.float32), 1, 2)
+        for work in works:
             work.wait()
-            assert (got == 1).all()
-        else:
-            members.barrier(NOW)
-            send(members, np.ones(3), 0)
-
-    pair.run(call)
+            assert work.source_rank() == 0
+        assert (first == turn).all()
+        assert (second == turn + 0.5).all()
+        assert (other == -1).all()
+        with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
+            refused.wait()
+        assert not wrong.any()
+        assert refusal(pair).startswith("rank 1 refused the message: rank 0 sent")
 
 
 def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
@@ -282,50 +250,6 @@ def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
             other.close()
 
     trio.run(call)
-
-
-@pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8])
-def test_a_message_that_was_asked_for_goes_straight_into_its_array(pair: World, count: int) -> None:
-    """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
-
-    def call(members: LocalCommunicator) -> None:
-        for turn in range(20):
-            if members.rank == 0:
-                members.barrier(NOW)  # the receives are posted
-                send(members, np.full(3, -1.0), 1, 1)
-                send(members, np.full(count, float(turn)), 1)
-                send(members, np.full(count, turn + 0.5), 1)
-                send(members, np.full(count, 7, np.float32), 1, 2)
-            else:
-                first, second, other, wrong = np.zeros(count), np.zeros(count), np.zeros(3), np.zeros(count)
-                works = [irecv(members, first, 0), irecv(members, second, ANY), irecv(members, other, 0, 1)]
-                refused = irecv(members, wrong, 0, 2)
-                members.barrier(NOW)
-                for work in works:
-                    work.wait()
-                    assert work.source_rank() == 0
-                assert (first == turn).all()
-                assert (second == turn + 0.5).all()
-                assert (other == -1).all()
-                with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
-                    refused.wait()
-                assert not wrong.any()
-            members.barrier(NOW)
-            if members.rank == 0:  # it is told of the refusal by one of its next messages
-                with pytest.raises(DistBackendError, match="refused"):
-                    send_often(members)
-            members.barrier(NOW)
-            if members.rank == 1:
-                drain(members)
-
-    pair.run(call)
-
-
-def drain(members: LocalCommunicator) -> None:
-    """Take what send_often sent."""
-    with contextlib.suppress(CollectiveTimeoutError):
-        while True:
-            recv(members, np.zeros(1), 0, 9, timeout=0)
 
 
 # One rank's side alone: the frames that it sends

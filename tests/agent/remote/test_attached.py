@@ -18,6 +18,7 @@ from support.sweep.media import OverCommunicator
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
@@ -345,9 +346,24 @@ class TestLeases:
     def test_the_agent_may_end_it(self, standalones):
         agent = standalones[0]
         attached = attach(agent, 0, 1, job=next(_jobs))
-        assert agent.leases.release(agent.leases.lease.id, "somebody said so")
+        assert agent.leases.release(agent.leases.lease.id, "a request over HTTP")
+        wait_until(attached._client._control.peer_closed, "the process to learn of it", SECONDS)
         with pytest.raises((LeaseEndedError, GroupAbortedError, RankFailedError)):
             attached.new_group([0], SECONDS)
+        attached.close()
+
+    def test_a_group_that_could_not_be_made_leaves_its_id_to_the_next(self, standalones, monkeypatch):
+        attached, failed = attach(standalones[0], 0, 1, job=next(_jobs)), []
+
+        def start(self: LocalCommunicator, *_: Any) -> None:
+            failed.append(self.id)
+            raise DistNetworkError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalCommunicator, "start", start)
+            with pytest.raises(DistNetworkError, match="no room"):
+                attached.new_group([0], SECONDS)
+        assert [attached.new_group([0], SECONDS).id] == failed
         attached.close()
 
     @pytest.mark.parametrize("nearby", [True, False])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from support.connecting import accept, connect, dial, recv_exactly, send_all, wait_ready
+from support.connecting import connect, dial, meet, recv_exactly, send_all, wait_ready
 from support.threads import in_threads
 
 from rankmesh_agent.net.deadline import Deadline
@@ -74,7 +74,8 @@ def test_another_process_shares_memory_until_it_dies(listener, shm):
     child = subprocess.Popen([sys.executable, "-c", program], env=WITH_SUPPORT)
     data = random.Random(0).randbytes(1_000_000)
     try:
-        with contextlib.closing(accept(listener, 20)) as connection:
+        _, ((_, connection),) = meet([], listener, arrivals=1, seconds=20)
+        with contextlib.closing(connection):
             send_all(connection, data, Deadline(20))
             assert recv_exactly(connection, len(data), Deadline(20)) == data[::-1]
             with pytest.raises(DistNetworkError, match="lost"):
@@ -201,18 +202,9 @@ def test_an_honest_proposal_is_taken(listener, file):
 @pytest.mark.parametrize(
     "name",
     [
-        b"../../etc/passwd",
-        b"/etc/passwd",
-        b"rankmesh-../../../etc/passwd",
-        b"rankmesh-a/../rankmesh-b",
-        b"rankmesh-" + b"a" * 151,
-        b"rankmesh-\xff",
-        b"rankmesh-a\0b",
-        b"rankmesh-a\n",
-        b"rankmesh-",
-        b"rankmesh-nobody-made-this",
-        b".",
-        b"",
+        *(b"../../etc/passwd", b"/etc/passwd", b"rankmesh-../../../etc/passwd", b"rankmesh-a/../rankmesh-b"),
+        *(b"rankmesh-" + b"a" * 151, b"rankmesh-\xff", b"rankmesh-a\0b", b"rankmesh-a\n"),
+        *(b"rankmesh-", b"rankmesh-nobody-made-this", b".", b""),
     ],
 )
 def test_a_name_that_is_none_of_ours_is_refused(listener, name):

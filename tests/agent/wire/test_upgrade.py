@@ -12,11 +12,28 @@ WAY = Upgrade(b"/v1/way", b"rankmesh-way/1")
 
 
 def test_golden():
-    asked = WAY.request("host:1")
-    assert asked == b"GET /v1/way HTTP/1.1\r\nHost: host:1\r\nConnection: Upgrade\r\nupgrade: rankmesh-way/1\r\n\r\n"
     head = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-way/1\r\n"
     assert WAY.response() == head + b"\r\n"
-    assert WAY.response(b"More: 1") == head + b"More: 1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(
+            b"G\r",
+            b"RKMH-HI\x01",
+            b"\x16\x03\x01",
+            b"GET /v1/wa HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"GET /v1/way HTTP/1.0\r\n",
+        ),
+        b"GET /v1/way HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/way HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
+        WAY.request("x") + b"more",
+        b"GET /v1/way HTTP/1.1\r\n" + b"x" * MAX_HEAD_BYTES,
+    ],
+)
+def test_other_requests(head):
+    assert WAY.is_requested(head) is False
 
 
 def test_byte_by_byte():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import pytest
 from support import agent_doubles as doubles
@@ -13,12 +12,6 @@ from rankmesh_gateway.clients import agent_client as members_module
 from rankmesh_gateway.clients.agent_client import AgentClient
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def agents() -> Iterator[doubles.Agents]:
-    with doubles.agents() as made:
-        yield made
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.command import COMMAND, Done, Double, Job, environment, here, member
+from support.command import COMMAND, Done, Double, Job, environment, here
 from support.processes import free_port, wait_until
 
 pytestmark = pytest.mark.processes
@@ -26,21 +26,21 @@ gateway {url}, RankMesh 0.1.0, up 61.0 s; 12.3 calls/s, 2.5 MB/s
   all is well
 
 Ranks of train-1, epoch 1
-  rank  host   pid  state    heard  agent
-     0  host0  100  alive  300 ms ago  http://10.0.0.0:8000
-     1  host1  101  alive  300 ms ago  http://10.0.0.1:8001
+  rank  host     pid  state    heard  agent
+     0  host-0  4000  alive  400 ms ago  http://127.0.0.1:8000
+     1  host-1  4001  alive  400 ms ago  http://127.0.0.1:8001
 
 Agents
-  name     host   pid  state       heard  url                   leased to
-  agent-7  host7    7  free   100 ms ago  http://10.0.0.7:8701
+  name     host           pid  state       heard  url                    leased to
+  agent-7  agent-7.local    1  free   200 ms ago  http://127.0.0.1:8701
 
 Groups
   group  ranks  medium  calls  calls/s   bytes/s
   world  0-1    shm     41-42     12.3  2.5 MB/s
 
 In flight
-  group  call  operation                       age  bytes  arrived  missing
-  world   #41  all_reduce(sum, float32 x 10)  2.5 s   40 B  0        1
+  group  call  operation                         age   bytes  arrived  missing
+  world  #103  all_reduce(sum, float32 x 1024)  2.5 s  4.1 kB  0        1
 """
 
 
@@ -76,13 +76,17 @@ def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview
 @pytest.mark.parametrize(
     ("part", "change", "complaint"),
     [
-        ("ranks", {"state": "failed", "reason": "killed"}, "rank 1 of job train-1 (host1, pid 101) is failed: killed"),
+        (
+            "ranks",
+            {"state": "failed", "reason": "killed"},
+            "rank 1 of job train-1 (host-1, pid 4001) is failed: killed",
+        ),
         (
             "ranks",
             {"state": "suspect", "heartbeat_age": 4.2},
-            "rank 1 of job train-1 (host1, pid 101) is suspect: last heard 4.2 s ago",
+            "rank 1 of job train-1 (host-1, pid 4001) is suspect: last heard 4.2 s ago",
         ),
-        ("agents", {"state": "failed"}, "agent agent-7 on host7 is failed"),
+        ("agents", {"state": "failed"}, "agent agent-7 on agent-7.local is failed"),
         ("groups", {"failure": "rank 1 failed"}, "group world of job train-1: rank 1 failed"),
     ],
     ids=["failed", "suspect", "agent", "group"],
@@ -106,7 +110,7 @@ def test_nothing_is_there(gateway: Gateway):
 
 def test_names_cannot_drive_the_terminal(double: Double, gateway: Gateway, overview: Overview):
     ranks = overview()["ranks"]
-    ranks[0]["member"] = member(0, host="\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n")
+    ranks[0]["member"]["host"] = "\x1b]0;title\x07\x9b2J[bold]evil[/bold]\n"
     assert "\ufffd]0;title\ufffd\ufffd2J[bold]evil[/bold]\ufffd" in gateway("status", ranks=ranks).stdout
     _, screen = on_a_terminal(["status", "--gateway", double.url, "--once"])
     assert b"]0;title" in screen
@@ -199,11 +203,11 @@ def test_groups(gateway: Gateway, overview: Overview):
     assert gateway("groups", "--json").document == overview()["groups"]
 
 
-@pytest.mark.parametrize("name", ["world", "00000000000000aa"])
+@pytest.mark.parametrize("name", ["world", "776f726c64000000"])
 def test_one_group(gateway: Gateway, overview: Overview, name: str):
     code, stdout, _ = gateway("groups", name)
     assert code == 0
-    assert ["1", "host1", "alive", "41"] in words(stdout)
+    assert ["1", "host-1", "alive", "41"] in words(stdout)
     assert any("missing" in line for line in words(stdout))
     group = {**overview()["groups"][0], "inflight": overview()["inflight"]}
     assert gateway("groups", name, "--json").document == group

@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 import pytest
-from support.command import COMMAND, Double, Job, environment, here, member
+from support.command import COMMAND, Double, Job, environment, here
 from support.processes import free_port, plain_http_server
 
 pytestmark = pytest.mark.processes
@@ -142,7 +142,7 @@ def test_nobody_there(job: Job):
 
 def test_an_agent_that_only_its_peers_reach_by_its_first_address(double: Double):
     inside = f"http://127.0.0.1:{free_port()}"
-    rank = {"job": "j", "epoch": 1, "state": "alive", "member": member(0, http=inside)}
+    rank = {"job": "j", "epoch": 1, "state": "alive", "member": {"rank": 0, "http": inside}}
     agent = {"agent": {"urls": [inside, double.url]}}
     double.answers = {"/v1/ranks": [rank], "/v1/agents": [agent], "/livez": {"ok": True}, "/v1/store/k?wait=0.0": "v"}
     assert here("store", "get", "k", "--gateway", double.url) == (0, '"v"', "")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankmesh._collectives.codec import encode
-from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_BYTES, RECORD_TAG, Incoming, Outgoing, pack, records
+from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_BYTES, RECORD_TAG, Incoming, Outgoing, records
 from rankmesh_agent.wire.errors import ProtocolError
 
 FITS = RECORD_BYTES - HEAD_BYTES
@@ -39,10 +38,6 @@ def test_tags_are_for_one_parcel_each() -> None:
     assert max(tags) < -(1 << 62), "users' tags are others"
 
 
-def test_a_head_alone_says_how_many() -> None:
-    assert Incoming(Outgoing(b"", count=7).record[:HEAD_BYTES]).count == 7
-
-
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(ProtocolError, match="array of another call"):
         Incoming(np.ones(RECORD_BYTES, np.uint8))
@@ -53,21 +48,3 @@ def test_what_is_no_record_is_refused() -> None:
     for untouched in records(3):
         with pytest.raises(ProtocolError, match="array of another call"):
             Incoming(untouched)
-
-
-def test_the_reason_goes_to_everyone_in_the_place_of_the_object() -> None:
-    def fail() -> list[bytes]:
-        return [encode(1), encode(object(), name="x" * 5000)]
-
-    going, error = pack(fail, 3, count=2)
-    assert isinstance(error, TypeError)
-    assert len(going) == 3
-    for parcel in going:
-        came = Incoming(parcel.record)
-        assert came.failed
-        assert came.count == 2
-        assert not came.rest.size, "a reason fits into the record"
-        assert came._payload.tobytes().startswith(b"TypeError: xxx")
-    going, error = pack(lambda: [b"1", b"2"], 2)
-    assert error is None
-    assert [Incoming(parcel.record)._payload.tobytes() for parcel in going] == [b"1", b"2"]

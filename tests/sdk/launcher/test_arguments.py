@@ -21,11 +21,28 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("spelling", ["--nproc-per-node", "--nproc_per_node"])
-@pytest.mark.parametrize("joined", [True, False])
-def test_both_spellings_of_an_option(spelling: str, joined: bool, script: str) -> None:
-    option = [f"{spelling}=3"] if joined else [spelling, "3"]
-    assert parse([*option, script]).nproc == 3
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--nproc-per-node=3"], {"nproc": 3}),
+        (["--nproc_per_node", "3"], {"nproc": 3}),
+        (["--stop-grace=3"], {"stop_grace": 3}),
+        (["--shutdown-timeout=3"], {"stop_grace": 3}),
+        (["--shutdown_timeout=3"], {"stop_grace": 3}),
+        ([], {"nnodes": 1, "master_addr": "127.0.0.1", "master_port": 0, "failure_grace": 5, "stop_grace": 30}),
+        (["--nnodes=2"], {"nnodes": 2, "master_port": DEFAULT_PORT}),
+        (["--nnodes=2", "--master-port=1234"], {"master_port": 1234}),
+        (["--nnodes=2:2", "--rdzv_endpoint=node0:1234"], {"master_addr": "node0", "master_port": 1234, "nnodes": 2}),
+        (["--nnodes=2", "--rdzv-endpoint=node0"], {"master_addr": "node0", "master_port": DEFAULT_PORT}),
+        (["--rdzv-endpoint=[::1]:1234"], {"master_addr": "::1", "master_port": 1234}),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--node-rank=1"], {"node_rank": 1}),
+        (["--standalone", "--rdzv-endpoint=node0:1234"], {"master_addr": "127.0.0.1", "master_port": 0}),
+        (["--standalone", "--use_env", "--run_path", "--monitor-interval=5", "--start_method=spawn"], {"remarks": ()}),
+    ],
+)
+def test_options(argv: list[str], expected: dict[str, object], script: str) -> None:
+    options = parse([*argv, script])
+    assert {name: getattr(options, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("word", "gpus", "expected"), [("cpu", 3, 5), ("gpu", 3, 3), ("auto", 3, 3), ("auto", 0, 5)])
@@ -112,11 +129,6 @@ def test_the_local_rank_counts_the_ranks_of_a_node(script: str) -> None:
     assert command(["-m", "json.tool", "-x"], use_env=False)[2:] == ("json.tool", "--local-rank=0", "-x")
 
 
-def test_arguments_that_ask_for_what_is_so_anyway(script: str) -> None:
-    options = parse(["--standalone", "--use_env", "--run_path", "--monitor-interval=5", "--start_method=spawn", script])
-    assert (options.nnodes, options.remarks) == (1, ())
-
-
 def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
     given = ["--max_restarts", "2", "-t", "3", "-r=0", "--virtual-local-rank", "--local-ranks-filter=0,1"]
     assert [remark.partition(":")[0] for remark in parse([*given, script]).remarks] == [
@@ -125,26 +137,6 @@ def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
         "--virtual-local-rank",
         "--local-ranks-filter",
     ]
-
-
-@pytest.mark.parametrize("option", ["--stop-grace=3", "--shutdown-timeout=3", "--shutdown_timeout=3"])
-def test_seconds_a_rank_may_take_to_end(option: str, script: str) -> None:
-    assert parse([option, script]).stop_grace == 3
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "address", "port"),
-    [("node0:1234", "node0", 1234), ("node0", "node0", DEFAULT_PORT), ("[::1]:1234", "::1", 1234)],
-)
-def test_the_rendezvous_endpoint_is_the_master(endpoint: str, address: str, port: int, script: str) -> None:
-    argv = ["--rdzv-backend=c10d", f"--rdzv_endpoint={endpoint}", "--nnodes=2:2", "--node-rank=1", script]
-    options = parse(argv)
-    assert (options.master_addr, options.master_port, options.nnodes) == (address, port, 2)
-
-
-def test_a_standalone_job_heeds_no_endpoint(script: str) -> None:
-    options = parse(["--standalone", "--rdzv-endpoint=node0:1234", script])
-    assert (options.master_addr, options.master_port) == ("127.0.0.1", 0)
 
 
 def test_the_rendezvous_id_names_the_job(script: str) -> None:
@@ -157,12 +149,6 @@ def test_role_and_address_of_a_node(script: str) -> None:
     environment = plan(parse(["--role=trainer", "--local-addr=10.0.0.7", script]), Settings()).environment(0, {})
     assert (environment["ROLE_NAME"], environment["RANKMESH_BIND"]) == ("trainer", "10.0.0.7")
     assert "RANKMESH_BIND" not in plan(parse([script]), Settings()).environment(0, {})
-
-
-def test_ports(script: str) -> None:
-    assert parse([script]).master_port == 0
-    assert parse(["--nnodes=2", script]).master_port == DEFAULT_PORT
-    assert parse(["--nnodes=2", "--master-port=1234", script]).master_port == 1234
 
 
 @pytest.mark.parametrize(

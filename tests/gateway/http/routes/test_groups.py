@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,12 +14,6 @@ from rankmesh_gateway.clients import group_controller
 pytestmark = pytest.mark.anyio
 
 PAIR = "00000000000000aa"
-
-
-@pytest.fixture
-def agents() -> Iterator[doubles.Agents]:
-    with doubles.agents() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
