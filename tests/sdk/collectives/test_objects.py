@@ -373,6 +373,8 @@ def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> N
         wrong("ValueError", ["scatter_object_input_list is missing"], dist.scatter_object_list, [None], src=1)
         wrong("ValueError", ["only for the destination rank"], dist.gather_object, 1, [None] * 3, dst=0)
         wrong("ValueError", ["object_gather_list is missing"], dist.gather_object, 1, dst=1)
+        wrong("TypeError", ["object_list must be a list of objects"], dist.send_object_list, (1,), dst=0)
+        wrong("TypeError", ["object_list must be a list of objects"], dist.recv_object_list, (None,), src=0)
     fine()
 
     # Messages.
