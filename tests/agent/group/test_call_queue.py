@@ -441,7 +441,7 @@ class CallQueueMachine(RuleBasedStateMachine):
 
 TestCallQueue = CallQueueMachine.TestCase
 TestCallQueue.settings = settings(
-    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=100, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )
 
 
