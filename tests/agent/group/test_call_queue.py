@@ -506,6 +506,15 @@ def test_a_callback_may_wait_for_completed_work(alone: Alone, held: threading.Ev
     assert following.wait(SECONDS) is True
 
 
+def test_a_synchronous_call_in_a_callback_is_refused(alone: Alone, held: threading.Event) -> None:
+    following = alone.submit(None, LATER).get_future().then(lambda _: alone.submit())
+    held.set()
+    with pytest.raises(
+        RuntimeError, match="a synchronous barrier in a callback would wait for itself: use async_op=True"
+    ):
+        following.wait(SECONDS)
+
+
 @pytest.mark.parametrize("calls", [True, False], ids=["replaced", "idle"])
 def test_one_thread_is_left_after_a_release(alone: Alone, held: threading.Event, calls: bool) -> None:
     """If the callback makes another call, its thread ends and the new worker goes on; else either of them does."""
