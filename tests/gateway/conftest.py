@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from support.agent_doubles import Agents
 from support.gateway_requests import Clock, Requests
 
 from rankmesh_agent.http.server import HttpServer
@@ -86,6 +87,18 @@ def server() -> Iterator[tuple[str, Served]]:
     server = HttpServer(listener, "gateway")
     server.start(lambda: served)
     yield address, served
+    server.close()
+
+
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    """The agents of several ranks, which do as a test says."""
+    made = Agents()
+    listener = bind("127.0.0.1", 0, purpose="the test's agents serve")
+    made.base = url_of(listener)
+    server = HttpServer(listener, "agents")
+    server.start(lambda: made)
+    yield made
     server.close()
 
 

@@ -103,29 +103,6 @@ def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
         assert "ValueError: no such file: weights.npy" in rank.said["text"]
 
 
-def stay_away(me: Me) -> None:
-    me.init()
-    dist.barrier()
-    if me.rank != 1:
-        said = me.attempt(dist.all_reduce, np.ones(3), timeout=1)
-        again = me.attempt(dist.all_reduce, np.ones(3))
-        me.say(**said, again=again["text"], then=again["seconds"])
-    me.meet("given up")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_rank_that_stays_away_is_named(ranks: Ranks, transport: str) -> None:
-    started = ranks.run(stay_away, 3, env={"RANKMESH_TRANSPORT": transport})
-    errors = [started[rank].said for rank in (0, 2)]
-    assert {said["error"] for said in errors} <= {"CollectiveTimeoutError", "GroupAbortedError"}
-    for said in errors:
-        assert said["ranks"] == [1]
-        assert "waited 1.0 s for rank 1" in said["text"]
-        assert "waited 1.0 s for rank 1" in said["again"]
-        assert said["then"] < SOON
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @on_ranks(4, env={"RANKMESH_TRANSPORT": "{transport}"})
 def test_a_script_that_just_ends_ends_quietly(me: Me) -> None:

@@ -157,29 +157,6 @@ def test_the_same_rank_twice(ranks: Ranks, gateway: str) -> None:
     assert said["seconds"] < SOON
 
 
-def late_twin(me: Me, gateway: str) -> None:
-    if me.rank == 2:
-        me.wait_for("up")
-        me.say(**me.attempt(dist.init_process_group, init_method=gateway, rank=1, world_size=2, timeout=60))
-        me.mark("refused")
-        return
-    dist.init_process_group(init_method=gateway, rank=me.rank, world_size=2)
-    dist.barrier()
-    me.mark("up")
-    me.wait_for("refused")
-    value = np.array([1.0])
-    dist.all_reduce(value)
-    assert value == 2
-    dist.destroy_process_group()
-
-
-def test_the_rank_of_a_running_job_is_taken_and_the_job_goes_on(ranks: Ranks, gateway: str) -> None:
-    started = ranks.run(late_twin, 3, gateway=gateway)
-    said = started[2].said
-    assert said["error"] == "RankTakenError"
-    assert f"pid {started[1].pid}" in said["text"]
-
-
 def other_world_size(me: Me, method: str) -> None:
     options = {"init_method": method, "rank": me.rank}
     if me.rank == 0:

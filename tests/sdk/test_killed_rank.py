@@ -37,29 +37,22 @@ def events(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield kind, json.loads(value)
 
 
-def compute_until_told(me: Me) -> None:
-    """Make one call, then none for as long as the test lasts."""
+def wait_until_seen(me: Me, ahead: bool) -> None:
+    """Make no call for as long as the test lasts, or wait at rank 1 in one that the others do not make."""
     me.init(init_method="env://")
     dist.barrier()
     me.mark(f"computing-{me.rank}")
-    me.wait_for("seen")
-    os._exit(0)
-
-
-def run_ahead_until_told(me: Me) -> None:
-    """As before, but rank 1 waits in a call that the others do not make."""
-    me.init(init_method="env://")
-    dist.barrier()
-    me.mark(f"computing-{me.rank}")
-    if me.rank == 1:
+    if ahead and me.rank == 1:
         dist.all_reduce(np.ones(1 << 16))
     me.wait_for("seen")
     os._exit(0)
 
 
-@pytest.mark.parametrize(("body", "transport"), [(compute_until_told, "shm"), (run_ahead_until_told, "tcp")])
-def test_it_shows_as_failed_and_in_the_events(ranks: Ranks, gateway: str, transport: str, body: Any) -> None:
-    started = ranks.start(body, 3, env={"RANKMESH_GATEWAY": gateway, "RANKMESH_TRANSPORT": transport})
+@pytest.mark.parametrize(("ahead", "transport"), [(False, "shm"), (True, "tcp")])
+def test_it_shows_as_failed_and_in_the_events(ranks: Ranks, gateway: str, transport: str, ahead: bool) -> None:
+    started = ranks.start(
+        wait_until_seen, 3, env={"RANKMESH_GATEWAY": gateway, "RANKMESH_TRANSPORT": transport}, ahead=ahead
+    )
     ranks.wait_for(*(f"computing-{rank}" for rank in range(3)))
     happened = events(gateway)
     started[1].kill()

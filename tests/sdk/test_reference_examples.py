@@ -19,8 +19,6 @@ Printed = Callable[[int], Said]
 
 
 def all_examples(me: Me) -> None:
-    from support.reference import EXAMPLES, shown
-
     me.init(timeout=60)
     for name, example in EXAMPLES.items():
         if len(example.shows) == me.size:

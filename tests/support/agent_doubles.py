@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
-
-from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.sockets import bind, url_of
 
 Answer = tuple[int, Any]
 Play = Callable[[str, str, Any], Awaitable[Answer] | Answer]
@@ -71,19 +67,6 @@ class Agents:
         content = b"" if document is None else json.dumps(document).encode()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": content})
-
-
-@contextlib.contextmanager
-def agents() -> Iterator[Agents]:
-    made = Agents()
-    listener = bind("127.0.0.1", 0, purpose="the test's agents serve")
-    made.base = url_of(listener)
-    server = HttpServer(listener, "agents")
-    server.start(lambda: made)
-    try:
-        yield made
-    finally:
-        server.close()
 
 
 def problem(status: int, code: str, detail: str) -> Play:

@@ -74,6 +74,9 @@ class World:
 
         try:
             in_threads(size, connect)
+        except BaseException:
+            self.close()
+            raise
         finally:
             for listener in listeners:
                 listener.close()

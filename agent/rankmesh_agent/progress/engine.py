@@ -236,7 +236,7 @@ class ProgressEngine(Driver):
         self._poller.marked.discard(peer)
         peer.cork()
         try:
-            more = peer.receive(self._sink_for)
+            more = peer.receive(self._sinks.sinks, self._sink_for)
         except DistNetworkError as error:
             self._drop_peer(peer, Disconnect(error.message, clean=False))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -218,8 +218,13 @@ class FramedConnection:
                 if transfer is not None:
                     transfer.done = True
 
-    def receive(self, sink_for: SinkFor) -> bool:
-        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more."""
+    def receive(self, sinks: Mapping[tuple[int, int], FrameSink], sink_for: SinkFor) -> bool:
+        """Receive the bytes that have arrived, as far as buffers are posted; return whether there may be more.
+
+        Args:
+            sinks: the sinks of the groups, by epoch and group.
+            sink_for: returns the sink of any other frame.
+        """
         budget = _TURN_BYTES
         self._drained = False
         while budget > 0:
@@ -236,7 +241,8 @@ class FramedConnection:
                 received = HEADER_BYTES
                 if self._begin + header.length <= self._end and header.opcode not in frames.POSTED:
                     received += header.length  # the whole frame has arrived: the usual case
-                    self._deliver(header, sink_for(self.rank, header))
+                    sink = sinks.get((header.epoch, header.group)) or sink_for(self.rank, header)
+                    self._deliver(header, sink)
                 else:
                     self._header = header
                     self._filled = 0

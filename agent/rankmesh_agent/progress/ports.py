@@ -22,11 +22,11 @@ class SinkTable(FrameSink):
         on_goodbye: called for a GOODBYE with the peer's rank, the reason, and whether the peer has left in order.
 
     Attributes:
-        sinks: the sinks, by group id.
+        sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
     def __init__(self, epoch: int, on_goodbye: Callable[[int, str, bool], None]) -> None:
-        self.sinks: dict[int, FrameSink] = {}
+        self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
         self._dropped: set[int] = set()
@@ -34,7 +34,7 @@ class SinkTable(FrameSink):
 
     def add(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames to ``sink`` from now on, including those that arrived early."""
-        self.sinks[group] = sink
+        self.sinks[self._epoch, group] = sink
         self._dropped.discard(group)
         early, self._early = self._early, []
         for frame in early:
@@ -45,7 +45,7 @@ class SinkTable(FrameSink):
 
     def drop(self, group: int) -> None:
         """Drop a group's frames from now on."""
-        self.sinks.pop(group, None)
+        self.sinks.pop((self._epoch, group), None)
         self._dropped.add(group)
 
     def sink_for(self, rank: int, header: Header) -> FrameSink | None:
@@ -54,7 +54,7 @@ class SinkTable(FrameSink):
             return self
         if header.epoch != self._epoch:
             return None
-        sink = self.sinks.get(header.group)
+        sink = self.sinks.get((header.epoch, header.group))
         if sink is None and header.opcode in _FIRST_FRAMES and header.group not in self._dropped:
             return self
         return sink

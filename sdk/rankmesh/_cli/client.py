@@ -45,7 +45,7 @@ class ServiceClient:
             return self._http.request(method, self.url + path, document, timeout=self._timeout)
         except NoResponseError as error:
             hint = {
-                "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY has the URL of its gateway",
+                "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY has the URL of its gateway"
             }.get(self.kind, "'rankmesh status' shows whether it is alive")
             raise CommandError(f"no {self.kind} answers at {self.url}: {error}; {hint}", UNREACHABLE) from error
 

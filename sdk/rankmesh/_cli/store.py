@@ -47,8 +47,7 @@ app = typer.Typer(
 )
 
 AgentOption = Annotated[
-    str,
-    typer.Option("--agent", metavar="URL", help="An agent of the job; else one that the gateway lists."),
+    str, typer.Option("--agent", metavar="URL", help="An agent of the job; else one that the gateway lists.")
 ]
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="The job, where the gateway has several; else RANKMESH_JOB.")
@@ -310,11 +309,7 @@ def list_keys(
 
 
 @store_command()
-def delete(
-    keys: StoreSession,
-    key: KeyArgument,
-    json: JsonOption = False,
-) -> int:
+def delete(keys: StoreSession, key: KeyArgument, json: JsonOption = False) -> int:
     """Remove a key.
 
     Exit code 1: there was none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,19 +15,13 @@ from rankmesh_gateway.schemas import JobStore
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def agents() -> Iterator[doubles.Agents]:
-    with doubles.agents() as made:
-        made.plays |= dict.fromkeys((0, 1), keys)
-        yield made
-
-
 def keys(method: str, path: str, document: Any) -> doubles.Answer:
     return 200, {"value": 3} if method == "POST" else ["a", "b", "c"]
 
 
 @pytest.fixture
 def stores(registry, ask, agents) -> StoreKeyCache:
+    agents.plays |= dict.fromkeys((0, 1), keys)
     for rank in range(2):
         sign = ask.heartbeat(rank)
         sign.member.http = agents.url(rank)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks
+from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
 
 
-def use_registered_arrays(me: Me) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_collectives_on_registered_arrays(me: Me) -> None:
     me.init()
     rank, size = dist.get_rank(), dist.get_world_size()
     array = dist.empty((300, 400))
@@ -47,12 +49,6 @@ def use_registered_arrays(me: Me) -> None:
     dist.destroy_process_group()
     assert array[0, 0] == array[0, 2], "the memory outlives the group"
     array[:] = 0
-
-
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_collectives_on_registered_arrays(ranks: Ranks, transport: str) -> None:
-    ranks.succeed(ranks.start(use_registered_arrays, 3, env={"RANKMESH_TRANSPORT": transport}))
-    assert ranks.left() == []
 
 
 def ask_for_different_arrays(me: Me) -> None:

@@ -16,6 +16,7 @@ from support.processes import Me, on_ranks
 import rankmesh as dist
 from rankmesh._session import backend
 from rankmesh._session.backend import resolve
+from rankmesh_agent.wire.errors import DistBackendError
 
 Backend = dist.Backend
 
@@ -66,54 +67,55 @@ def test_what_carries_arrays_on_gpus(named: str | None, device: str) -> None:
     assert resolve(named).device == device
 
 
-@pytest.mark.parametrize("named", ["", "cpu:", ":gloo", "cpu:gloo,", "cpu:gloo,cpu:tcp", "cpu:x:gloo", ":", "a:b,c"])
-def test_what_cannot_be_read(named: str) -> None:
-    for read in (resolve, dist.is_backend_available):
-        with pytest.raises(ValueError, match="cannot be read: write a name, or 'cpu:name,cuda:name'"):
-            read(named)
+NOT_READ = "cannot be read: write a name, or 'cpu:name,cuda:name'"
+NOT_KNOWN = r"is not known: use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', or register it with Backend"
+ABSENT = r"is not available: .*'gloo'.*available are 'mesh', 'gloo', 'tcp'"
+NO_STRING = "a backend is named by a string, got"
+REFUSED: list[tuple[list[Any], type[Exception], str]] = [
+    (["", "cpu:", ":gloo", "cpu:gloo,", "cpu:gloo,cpu:tcp", "cpu:x:gloo", ":", "a:b,c"], ValueError, NOT_READ),
+    (
+        ["smoke-signals", "cpu", "undefined", "cpu:smoke", "cpu:gloo,cuda:smoke", "gloo,nccl", ","],
+        ValueError,
+        NOT_KNOWN,
+    ),
+    (
+        ["ucc", "xccl", "XCCL", "cpu:ucc", "cuda:xccl", "cpu:gloo,cuda:ucc", "cpu:ucc,cuda:nccl"],
+        DistBackendError,
+        ABSENT,
+    ),
+    (["cpu:nccl", "cpu:nccl,cuda:nccl"], ValueError, "nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'"),
+    ([5, b"gloo", ["gloo"], object()], ValueError, NO_STRING),
+]
 
 
 @pytest.mark.parametrize(
-    "named",
-    ["smoke-signals", "cpu", "undefined", "cpu:smoke-signals", "cpu:gloo,cuda:smoke", "gloo,nccl", ","],
+    ("named", "error", "text"), [(named, error, text) for names, error, text in REFUSED for named in names]
 )
-def test_what_is_not_known(named: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"is not known: use 'mesh', 'gloo', 'tcp', 'nccl', 'mpi', or register it with Backend"
-    ):
+def test_a_backend_that_cannot_be_used_is_refused(named: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         resolve(named)
-    assert dist.is_backend_available(named) is False
+    if text in (NOT_READ, NO_STRING):
+        with pytest.raises(error, match=text):
+            dist.is_backend_available(named)
+    elif text in (NOT_KNOWN, ABSENT):
+        assert dist.is_backend_available(named) is False
+    if text is NO_STRING:
+        with pytest.raises(error, match=text):
+            Backend(named)
 
 
 @pytest.mark.parametrize(
-    "named", ["ucc", "xccl", "XCCL", "cpu:ucc", "cuda:xccl", "cpu:gloo,cuda:ucc", "cpu:ucc,cuda:nccl"]
+    ("named", "name", "package"),
+    [(named, "nccl", "CuPy") for named in ("nccl", "NCCL", "cuda:nccl")]
+    + [(named, "mpi", "mpi4py") for named in ("mpi", "MPI", "cpu:mpi", "cpu:mpi,cuda:nccl")],
 )
-def test_what_is_torchs_but_not_here_says_what_to_use(named: str) -> None:
-    with pytest.raises(dist.DistBackendError, match=r"is not available: .*'gloo'.*available are 'mesh', 'gloo', 'tcp'"):
-        resolve(named)
-    assert dist.is_backend_available(named) is False
-
-
-@pytest.mark.parametrize("named", ["nccl", "NCCL", "cuda:nccl"])
-def test_nccl_without_cupy_says_how_to_install_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_its_package_says_how_to_install_it(
+    named: str, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(dist.DistBackendError, match=r"'nccl' is not available: CuPy is not installed: pip install"):
+    with pytest.raises(DistBackendError, match=f"'{name}' is not available: {package} is not installed: pip install"):
         resolve(named)
-    assert dist.is_nccl_available() is False
-
-
-@pytest.mark.parametrize("named", ["mpi", "MPI", "cpu:mpi", "cpu:mpi,cuda:nccl"])
-def test_mpi_without_mpi4py_says_how_to_install_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(dist.DistBackendError, match=r"'mpi' is not available: mpi4py is not installed: pip install"):
-        resolve(named)
-    assert dist.is_mpi_available() is False
-
-
-@pytest.mark.parametrize("named", ["cpu:nccl", "cpu:nccl,cuda:nccl"])
-def test_nccl_is_for_arrays_on_gpus(named: str) -> None:
-    with pytest.raises(ValueError, match="nccl is for arrays on GPUs, as in 'cpu:gloo,cuda:nccl'"):
-        resolve(named)
+    assert getattr(dist, f"is_{name}_available")() is False
 
 
 @pytest.mark.parametrize("named", ["cuda:mpi", "cpu:gloo,cuda:mpi"])
@@ -121,13 +123,6 @@ def test_mpi_for_gpus_is_mpi_for_all(named: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("rankmesh_agent.mpi.unavailable_reason", lambda: "")
     with pytest.raises(ValueError, match="arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'"):
         resolve(named)
-
-
-@pytest.mark.parametrize("named", [5, b"gloo", ["gloo"], object()])
-def test_what_is_no_string(named: Any) -> None:
-    for read in (resolve, Backend, dist.is_backend_available):
-        with pytest.raises(ValueError, match="a backend is named by a string, got"):
-            read(named)
 
 
 def test_backends_are_strings_in_lower_case() -> None:
@@ -147,8 +142,8 @@ def test_backends_are_strings_in_lower_case() -> None:
 def test_what_is_available() -> None:
     assert dist.is_available()
     assert dist.is_gloo_available()
-    assert not dist.is_ucc_available()
-    assert not dist.is_xccl_available()
+    assert dist.is_ucc_available() is False
+    assert dist.is_xccl_available() is False
     for ask, name in ((dist.is_nccl_available, "nccl"), (dist.is_mpi_available, "mpi")):
         assert ask() is dist.is_backend_available(name)
     assert dist.is_backend_available("gloo")

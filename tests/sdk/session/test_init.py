@@ -65,10 +65,6 @@ def torch_variables(size: int, port: int) -> object:
     }
 
 
-def test_env_with_rank_0_hosting_the_gateway(ranks: Ranks) -> None:
-    ranks.run(by, 3, env=torch_variables(3, free_port()), options={})
-
-
 def test_env_under_the_launcher(ranks: Ranks) -> None:
     script = ranks.script(launched)
     launcher = ranks.command("-m", "rankmesh.run", "--nproc-per-node", "3", str(script), "0", "0", name="launcher")

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from rankmesh_agent.wire.schemas import (
-    Done,
-    Heartbeat,
-    HeartbeatReply,
-    JoinReply,
-    JoinRequest,
-    Leave,
-    RankInfo,
-)
+from rankmesh_agent.wire.schemas import Done, Heartbeat, HeartbeatReply, JoinReply, JoinRequest, Leave, RankInfo
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems

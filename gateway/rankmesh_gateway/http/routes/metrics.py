@@ -55,9 +55,7 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
     states = Counter((names[info.job], info.state) for info in infos)
     ranks = GaugeMetricFamily("rankmesh_gateway_ranks", "Ranks by job and state.", labels=["job", "state"])
     ages = GaugeMetricFamily(
-        "rankmesh_gateway_oldest_heartbeat_seconds",
-        "Age of the oldest heartbeat of live ranks.",
-        labels=["job"],
+        "rankmesh_gateway_oldest_heartbeat_seconds", "Age of the oldest heartbeat of live ranks.", labels=["job"]
     )
     members = GaugeMetricFamily("rankmesh_gateway_groups", "Groups by job.", labels=["job"])
     failures = GaugeMetricFamily("rankmesh_gateway_groups_failed", "Groups that have failed, by job.", labels=["job"])
