@@ -181,8 +181,8 @@ def test_wrong_calls_fail_alike(outcomes: Outcomes, name: str, size: int) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name, _ in WRONG if ".without_" in name])
-def test_what_gloo_or_torch_does_not_check_is_refused(outcomes: Outcomes, name: str) -> None:
-    for side in ("rankmesh", "over") if ".without_gloo" in name else ("rankmesh",):
+def test_what_gloo_does_not_check_is_refused(outcomes: Outcomes, name: str) -> None:
+    for side in ("rankmesh", "over"):
         mistaken, other = (by_side[side] for by_side in outcomes[2][name])
         assert kind(mistaken) in ("TypeError", "ValueError"), mistaken
         assert mistaken.seconds < PATIENCE

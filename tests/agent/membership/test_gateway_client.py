@@ -105,9 +105,10 @@ class TestJoin:
         """A gateway that is unavailable is asked again until the deadline, with pauses; another server is not."""
         app = Scripted(*responses)
         raised = pytest.raises(error[0], match=error[1]) if error else contextlib.nullcontext()
-        with serving(app) as url, client_of(lambda: url) as client, raised:
+        with serving(app) as url, client_of(lambda: url) as client, raised as caught:
             assert client.join("job", 1, member(0), Deadline(seconds)).complete
         assert app.asked in asked
+        assert caught is None or caught.value.ranks == ((0,) if seconds == 1 else ())
 
     def test_at_a_gateway_that_ends_it_waits_for_the_next_one_at_the_same_address(self):
         """A rank that joins again right after leaving may reach the old gateway while it shuts down."""
@@ -220,6 +221,8 @@ class TestHeartbeat:
             client.heartbeat(Heartbeat("job", 1, 1, member(0)))
             client.url = NOWHERE
             client.heartbeat(Heartbeat("job", 1, 1, member(0)))  # not away for long enough
+            stats = client.heartbeat_stats()
+            assert (stats.answered, stats.unanswered) == (1, 1)
 
     def test_one_that_cannot_be_found_does_not_matter(self, impatient):
         def find() -> str | None:

@@ -53,12 +53,12 @@ SECTIONS = dict(sections())
 @pytest.mark.parametrize("title", SECTIONS)
 def test_commands(job: Job, folder: Path, title: str):
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    said = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token, PATH=path)
+    variables = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token, PATH=path)
     for command, expected in SECTIONS[title]:
         if re.fullmatch(r"rankmesh [^|;$]+", command):
             done = job.here(*shlex.split(command)[1:])
         else:
-            shell = subprocess.run(["bash", "-c", command], env=said, capture_output=True, text=True, timeout=120)
+            shell = subprocess.run(["bash", "-c", command], env=variables, capture_output=True, text=True, timeout=120)
             done = Done(shell.returncode, shell.stdout, shell.stderr)
         assert done.code == 0, done
         if title == "store":

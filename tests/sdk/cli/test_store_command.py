@@ -184,9 +184,9 @@ def test_a_setting_that_makes_no_sense(job: Job):
 
 def test_a_reader_that_goes(job: Job):
     job.here("store", "set", "cli/large", "-", stdin=b"x" * (1 << 20))  # a pipe holds less
-    said = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token)
+    variables = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token)
     with subprocess.Popen(
-        [*COMMAND, "store", "get", "cli/large"], env=said, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "store", "get", "cli/large"], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:
         assert command.stdout is not None
         assert command.stderr is not None

@@ -10,36 +10,11 @@ from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
 
-Op = dist.ReduceOp
-OPS = sorted(set(Op) - {Op.PREMUL_SUM})
-
-
-def read_only() -> np.ndarray[Any, Any]:
-    array = np.ones(3)
-    array.flags.writeable = False
-    return array
-
 
 class TestAlone:
     """In a world of one rank."""
 
     pytestmark = pytest.mark.usefixtures("alone")
-
-    @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-    @pytest.mark.parametrize(
-        "make", [lambda: np.arange(6), lambda: np.arange(12)[::2], lambda: np.array(4), lambda: np.zeros((3, 0), int)]
-    )
-    def test_reductions_of_one_rank_change_nothing(self, op: dist.ReduceOp, make: Any) -> None:
-        array = make()
-        assert dist.all_reduce(array, op) is None
-        assert dist.reduce(array, 0, op) is None
-        np.testing.assert_array_equal(array, make())
-
-    def test_broadcast_of_one_rank_changes_nothing(self) -> None:
-        array = np.arange(5)
-        assert dist.broadcast(array, src=0) is None
-        assert dist.broadcast(read_only(), src=0) is None, "the source is only read"
-        np.testing.assert_array_equal(array, np.arange(5))
 
     def test_barriers_of_one_rank_return(self) -> None:
         assert dist.barrier() is None

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import rankmesh
 from support.sides import Cells
 
 cell = Cells()
@@ -181,19 +180,6 @@ WITHOUT_GLOO: Calls = {
     "all_reduce of an expanded tensor": lambda dist: dist.all_reduce(ones(1).expand(4)),
 }
 """gloo checks none of these: it crashes, waits until its timeout, or makes the call; so they are not made there."""
-WITHOUT_TORCH: Calls = {
-    "a message to a rank too high": lambda dist: dist.P2POp(dist.isend, ones(), 2),
-    "device_ids as a number": lambda dist: dist.barrier(device_ids=0),
-    "send_object_list to a rank too high": lambda dist: dist.send_object_list([1], 2),
-    "recv_object_list from a rank too high": lambda dist: dist.recv_object_list([None], 2),
-    "gather_object at a rank too high": lambda dist: dist.gather_object(1, None, 2),
-    "all_gather_object into a list too short": lambda dist: dist.all_gather_object([], 1),
-    "gather_object into a list too short": lambda dist: dist.gather_object(1, [None], 0),
-    "scatter_object_list of a list too short": lambda dist: dist.scatter_object_list([None], [1], 0),
-    "all_gather_object into no list": lambda dist: dist.all_gather_object(None, 1),
-    "broadcast_object_list of no list": lambda dist: dist.broadcast_object_list("text", 0),
-}
-"""torch's own functions check none of these, or call the backend first; so they are made with rankmesh's alone."""
 AT_RANK_0: Calls = {**TENSORS, **RANKS, **LISTS, **SIZES, **ARGUMENTS}
 
 AT_RANK_1: Calls = {
@@ -240,8 +226,3 @@ def at_rank_1(dist: Any, rank: int, size: int, call: str) -> Any:
 @cell(sizes=(2,), call=WITHOUT_GLOO)
 def without_gloo(dist: Any, rank: int, size: int, call: str) -> Any:
     return None if dist is torch.distributed else only(dist, rank == 0, WITHOUT_GLOO[call])
-
-
-@cell(sizes=(2,), call=WITHOUT_TORCH)
-def without_torch(dist: Any, rank: int, size: int, call: str) -> Any:
-    return only(dist, rank == 0, WITHOUT_TORCH[call]) if dist is rankmesh else None

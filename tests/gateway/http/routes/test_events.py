@@ -63,8 +63,8 @@ async def test_what_happens_comes_as_it_happens(client, registry, ask):
         while not listener.last_id:
             await asyncio.sleep(0.01)
         registry.join(ask.join(1))
-        kind, said = await waiting
-        assert (kind, said["ranks"], said["job"]) == ("rank-joining", [1], "job")
+        kind, data = await waiting
+        assert (kind, data["ranks"], data["job"]) == ("rank-joining", [1], "job")
         assert (await listener.next())[0] == "world-complete"
 
 
@@ -75,14 +75,14 @@ async def test_one_that_comes_back_misses_nothing_and_gets_nothing_twice(client,
         async with listen(client, **last) as listener:
             if rank == 0:
                 registry.join(ask.join(rank, 6))
-            kind, said = await listener.next()
-            seen.append((kind, said["ranks"]))
+            kind, data = await listener.next()
+            seen.append((kind, data["ranks"]))
             last = {"Last-Event-ID": listener.last_id}
         registry.join(ask.join(rank + 1, 6))
     async with listen(client, **last) as listener:
         for _ in range(2):
-            kind, said = await listener.next()
-            seen.append((kind, said["ranks"]))
+            kind, data = await listener.next()
+            seen.append((kind, data["ranks"]))
     assert seen == [*(("rank-joining", [rank]) for rank in range(6)), ("world-complete", list(range(6)))]
 
 
@@ -160,18 +160,18 @@ async def test_an_overview(client, registry, ask, clock):
             registry.heartbeat(ask.heartbeat(rank, 2, group))
         clock.advance(1)
     registry.agents.heartbeat(ask.agent(0))
-    said = (await client.get("/v1/overview")).json()
-    assert said["time"] == pytest.approx(time.time(), abs=30)
-    assert said["gateway"]["id"] == registry.id
-    assert [rank["state"] for rank in said["ranks"]] == ["alive", "alive"]
-    assert [entry["agent"]["name"] for entry in said["agents"]] == ["agent-0"]
-    assert (said["groups"][0]["operations_rate"], said["groups"][0]["bytes_rate"]) == (3.0, 96.0)
-    assert said["rates"] == {"operations": 3.0, "bytes": 96.0}
-    assert [(call["op"], call["arrived"], call["missing"]) for call in said["inflight"]] == [
+    shown = (await client.get("/v1/overview")).json()
+    assert shown["time"] == pytest.approx(time.time(), abs=30)
+    assert shown["gateway"]["id"] == registry.id
+    assert [rank["state"] for rank in shown["ranks"]] == ["alive", "alive"]
+    assert [entry["agent"]["name"] for entry in shown["agents"]] == ["agent-0"]
+    assert (shown["groups"][0]["operations_rate"], shown["groups"][0]["bytes_rate"]) == (3.0, 96.0)
+    assert shown["rates"] == {"operations": 3.0, "bytes": 96.0}
+    assert [(call["op"], call["arrived"], call["missing"]) for call in shown["inflight"]] == [
         ("all_reduce(sum, float32 x 4)", [1], [])
     ]
-    assert said["store"] == []
+    assert shown["store"] == []
     async with listen(client, "?overview=true") as listener:
         kind, streamed = await listener.next()
-        assert (kind, streamed["groups"]) == ("overview", said["groups"])
+        assert (kind, streamed["groups"]) == ("overview", shown["groups"])
         assert listener.last_id == str(registry.events.last)

@@ -1,4 +1,4 @@
-"""Groups made, aborted, shrunk and grown over HTTP, with agents that do as they are told."""
+"""Groups made, aborted, shrunk and grown over HTTP, with doubles of the agents."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class TestMake:
         assert says in check(answer, 422, "invalid-request")["detail"]
 
     async def test_of_nobody(self, client):
-        said = check(await client.post("/v1/groups", json={"job": "other", "ranks": [0]}), 404, "job-not-found")
-        assert "'job'" in said["detail"]
+        problem = check(await client.post("/v1/groups", json={"job": "other", "ranks": [0]}), 404, "job-not-found")
+        assert "'job'" in problem["detail"]
 
     async def test_a_name_that_is_taken(self, client, agents):
         check(await client.post("/v1/groups", json={"job": "job", "ranks": [2], "name": "pair"}), 409, "group-exists")
@@ -103,17 +103,17 @@ class TestMake:
     async def test_members_that_are_gone(self, client, registry, ask, agents):
         registry.leave(ask.leave(1))
         registry.leave(ask.leave(2, reason="exit code 3"))
-        said = check(await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1, 2]}), 503, "rank-failed")
-        assert said["ranks"] == [1, 2]
-        assert "rank 2 (host2, pid 102) has failed (exit code 3)" in said["detail"]
+        problem = check(await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1, 2]}), 503, "rank-failed")
+        assert problem["ranks"] == [1, 2]
+        assert "rank 2 (host2, pid 102) has failed (exit code 3)" in problem["detail"]
         assert agents.asked == []
 
     async def test_one_that_refuses_leaves_none_with_it(self, client, agents, eventually):
         agents.plays[2] = doubles.silent
         agents.plays[1] = doubles.problem(503, "not-ready", "the rank is leaving")
-        said = check(await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1, 2]}), 502, "group-not-made")
-        assert said["ranks"] == [1]
-        assert "the agent of rank 1 (host1, pid 101): the rank is leaving" in said["detail"]
+        problem = check(await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1, 2]}), 502, "group-not-made")
+        assert problem["ranks"] == [1]
+        assert "the agent of rank 1 (host1, pid 101): the rank is leaving" in problem["detail"]
         assert agents.what("DELETE", "/v1/groups/00000000000000cc") == agents.what("DELETE")
         assert agents.what("DELETE") in ([0], []), "rank 0 may have been cut off before it answered"
 
@@ -121,8 +121,8 @@ class TestMake:
         monkeypatch.setattr(group_controller, "_NETWORK_SECONDS", 0.2)
         agents.plays[1] = doubles.silent
         answer = await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1], "timeout": 0.1})
-        said = check(answer, 502, "group-not-made")
-        assert said["ranks"] == [1]
+        problem = check(answer, 502, "group-not-made")
+        assert problem["ranks"] == [1]
         assert agents.what("DELETE") == [0]
 
 
@@ -148,8 +148,8 @@ class TestAbort:
 
     async def test_nobody_answers(self, client, agents):
         agents.plays |= dict.fromkeys((0, 1), doubles.problem(500, "internal-error", "a bug"))
-        said = check(await client.post("/v1/groups/pair/abort"), 502, "no-agent-answered")
-        assert "rank 0: a bug; rank 1: a bug" in said["detail"]
+        problem = check(await client.post("/v1/groups/pair/abort"), 502, "no-agent-answered")
+        assert "rank 0: a bug; rank 1: a bug" in problem["detail"]
 
     async def test_of_nobody(self, client):
         check(await client.post("/v1/groups/nobody/abort"), 404, "group-not-found")
