@@ -563,3 +563,10 @@ def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -
     alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
     alone.submit()
     assert alone.log[-1][-1], "the worker executes the call"
+
+
+def test_the_first_failure_is_kept(alone: Alone) -> None:
+    alone.state.abort(GroupAbortedError("first"))
+    alone.state.on_abort(b'{"code": "group-aborted", "message": "second"}')
+    assert alone.state.failure is not None
+    assert alone.state.failure.message == "first"
