@@ -28,6 +28,7 @@ def made(path: Path) -> Iterator[Callable[..., dist.FileStore]]:
 
     def make(*arguments: int) -> dist.FileStore:
         stores.append(dist.FileStore(str(path), *arguments))
+        stores[-1].set_timeout(20)
         return stores[-1]
 
     yield make

@@ -441,7 +441,7 @@ class CallQueueMachine(RuleBasedStateMachine):
 
 TestCallQueue = CallQueueMachine.TestCase
 TestCallQueue.settings = settings(
-    max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
+    max_examples=100, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )
 
 
@@ -506,6 +506,15 @@ def test_a_callback_may_wait_for_completed_work(alone: Alone, held: threading.Ev
     assert following.wait(SECONDS) is True
 
 
+def test_a_synchronous_call_in_a_callback_is_refused(alone: Alone, held: threading.Event) -> None:
+    following = alone.submit(None, LATER).get_future().then(lambda _: alone.submit())
+    held.set()
+    with pytest.raises(
+        RuntimeError, match="a synchronous barrier in a callback would wait for itself: use async_op=True"
+    ):
+        following.wait(SECONDS)
+
+
 @pytest.mark.parametrize("calls", [True, False], ids=["replaced", "idle"])
 def test_one_thread_is_left_after_a_release(alone: Alone, held: threading.Event, calls: bool) -> None:
     """If the callback makes another call, its thread ends and the new worker goes on; else either of them does."""
@@ -554,3 +563,10 @@ def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -
     alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
     alone.submit()
     assert alone.log[-1][-1], "the worker executes the call"
+
+
+def test_the_first_failure_is_kept(alone: Alone) -> None:
+    alone.state.abort(GroupAbortedError("first"))
+    alone.state.on_abort(b'{"code": "group-aborted", "message": "second"}')
+    assert alone.state.failure is not None
+    assert alone.state.failure.message == "first"

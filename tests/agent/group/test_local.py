@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,6 +131,27 @@ def test_a_rank_that_left_does_not_disturb_messages_between_others(trio: World) 
         assert work is not None
         work.wait()
         assert got.all()
+
+    trio.run(attempt)
+
+
+def test_a_receive_from_any_rank_goes_on_while_one_of_them_is_left(trio: World) -> None:
+    waiting = threading.Event()
+
+    def attempt(members: LocalCommunicator) -> None:
+        if members.rank == 2:
+            members.close()
+            members.engine.close()
+        elif members.rank == 1:
+            assert waiting.wait(TIMEOUT)
+            time.sleep(0.05)
+            members.send(np.ones(3), 0, 0, NOW)
+        else:
+            deadline = Deadline(TIMEOUT)
+            while 2 not in members.engine.lost_peers and not deadline.expired():
+                members.engine.progress()
+            waiting.set()
+            assert members.receive(np.zeros(3), -1, 0, NOW) == 1
 
     trio.run(attempt)
 

@@ -328,6 +328,27 @@ def test_the_first_failure_is_reported_although_others_fail_milliseconds_after(j
     ]
 
 
+def state(pid: int) -> str:
+    """Return the state of a process: Z if it has ended, T if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_of_ranks_that_ended_while_the_launcher_did_not_look_a_killed_one_failed_first(job: Job) -> None:
+    job.script("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n" + WRITE_PID + "time.sleep(1000)")
+    launcher = job.start("--nproc-per-node=2", "script.py")
+    job.pids(2)
+    exits, killed = (int((job.folder / f"pid.{rank}").read_text()) for rank in range(2))
+    launcher.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state(launcher.pid) == "T", "the launcher to stop")
+    os.kill(exits, signal.SIGTERM)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: state(exits) == state(killed) == "Z", "both to end")
+    launcher.send_signal(signal.SIGCONT)
+    code, _, stderr = job.finish(launcher)
+    assert code == 128 + signal.SIGKILL
+    assert "[rankmesh] rank 1 failed first: signal SIGKILL (9)" in stderr
+
+
 def test_ranks_that_hang_after_a_failure_are_ended(job: Job) -> None:
     job.script(
         WRITE_PID
