@@ -37,19 +37,19 @@ def streams(me: Me) -> None:
     event.record(cupy.cuda.Stream.null)  # what waits already waits for the record before
     with two:
         copy[...] = array
-    me.say(late=[one.done, two.done], default_goes_on=other.get().tolist())
+    me.report(late=[one.done, two.done], default_goes_on=other.get().tolist())
     never_waited = cupy.cuda.Stream(non_blocking=True)
     never_waited.wait_event(never)
     never_waited.synchronize()
     gate.set()
     two.synchronize()
-    me.say(ordered=copy.get().tolist(), done=[one.done, two.done, event.done, never.done])
+    me.report(ordered=copy.get().tolist(), done=[one.done, two.done, event.done, never.done])
 
     gate.clear()
     blocking.launch_host_func(lambda _: gate.wait(), None)
     other.fill(3)
     null = cupy.cuda.Stream.null
-    me.say(default_waits=not null.done)
+    me.report(default_waits=not null.done)
     one.synchronize()
     gate.set()
     null.synchronize()
@@ -57,14 +57,14 @@ def streams(me: Me) -> None:
     null.launch_host_func(lambda _: gate.wait(), None)
     with blocking:
         other.fill(4)
-    me.say(waits_for_default=not blocking.done)
+    me.report(waits_for_default=not blocking.done)
     gate.set()
-    me.say(last=other.get().tolist())
+    me.report(last=other.get().tolist())
 
 
 def test_streams_are_late_and_events_order_them(ranks: Ranks) -> None:
     (rank,) = ranks.run(streams, 1, env=on_gpus([0]))
-    assert rank.said == {
+    assert rank.reported == {
         "late": [False, False],
         "default_goes_on": [0] * 4,
         "ordered": [1] * 4,
@@ -104,13 +104,13 @@ def mistakes(me: Me, ordered: bool) -> None:
         del array
         two.synchronize()
         freed += copy.item() != 1
-    me.say(wrong=wrong, freed=freed)
+    me.report(wrong=wrong, freed=freed)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_what_is_not_ordered_is_wrong_at_times(ranks: Ranks, ordered: bool) -> None:
     (rank,) = ranks.run(mistakes, 1, env=on_gpus([0], delay=0.005), ordered=ordered)
-    assert {name: count > 0 for name, count in rank.said.items()} == {"wrong": not ordered, "freed": not ordered}
+    assert {name: count > 0 for name, count in rank.reported.items()} == {"wrong": not ordered, "freed": not ordered}
 
 
 def memory(me: Me) -> None:
@@ -128,21 +128,21 @@ def memory(me: Me) -> None:
     for _ in range(1000):
         array = cupy.empty(1000) + 1
         sizes.add((pool.used_bytes(), pool.total_bytes(), runtime.memGetInfo()[0]))
-    me.say(sizes=len(sizes), used=pool.used_bytes())
+    me.report(sizes=len(sizes), used=pool.used_bytes())
     within = cuda.allocation_of(array.data.ptr)
-    me.say(within=[within == cuda.allocation_of(array.data.ptr + 8), within.base <= array.data.ptr])
+    me.report(within=[within == cuda.allocation_of(array.data.ptr + 8), within.base <= array.data.ptr])
     own = cuda.malloc(64)
-    me.say(own=cuda.allocation_of(own).base == own, other=cuda.allocation_of(own).id != within.id)
-    me.say(none=me.attempt(cuda.allocation_of, 0x1000)["error"])
-    me.say(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.malloc, 1 << 24)["text"])
-    me.say(shared_by=cuda.gpu_id(0))
+    me.report(own=cuda.allocation_of(own).base == own, other=cuda.allocation_of(own).id != within.id)
+    me.report(none=me.attempt(cuda.allocation_of, 0x1000)["error"])
+    me.report(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.malloc, 1 << 24)["text"])
+    me.report(shared_by=cuda.gpu_id(0))
 
     # What CuPy refuses, too
     narrow = cupy.zeros((2, 2), ml_dtypes.float8_e4m3fn)
     refused = [(np.asarray, array), (array.fill, np.ones(1000)), (array.__add__, np.ones(1000)), (narrow.fill, 1)]
     refused += [(cupy.ascontiguousarray, narrow.T), (hash, array)]
-    me.say(refused=[me.attempt(*call)["error"] for call in refused], moved=(narrow.copy().get() == 0).all().item())
-    me.say(same=cupy.from_dlpack(array[8:]).data.ptr - array.data.ptr, adopted=cupy.asarray(Foreign(array)).size)
+    me.report(refused=[me.attempt(*call)["error"] for call in refused], moved=(narrow.copy().get() == 0).all().item())
+    me.report(same=cupy.from_dlpack(array[8:]).data.ptr - array.data.ptr, adopted=cupy.asarray(Foreign(array)).size)
 
     pinned = cupy.cuda.alloc_pinned_memory(80)
     host = np.frombuffer(pinned, np.float64, 10)
@@ -151,26 +151,26 @@ def memory(me: Me) -> None:
     cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(), None)
     cuda.copy_async(host.ctypes.data, array.data.ptr, 80, stream)
     host[:] = 0
-    me.say(before=host.tolist(), is_there=cuda.event_completed(cuda.create_event()))
+    me.report(before=host.tolist(), is_there=cuda.event_completed(cuda.create_event()))
     gate.set()
     cuda.synchronize_stream(stream)
-    me.say(after=(host - array[:10].get()).tolist())
+    me.report(after=(host - array[:10].get()).tolist())
 
     text = 'extern "C" __global__ void run(const T* x, T* y, long long n) {'
     text += "long long i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = 2 * x[i]; }"
     kernel = cupy.RawModule(code=text.replace("T*", "double*"), options=("-std=c++14",)).get_function("run")
     array, result = cupy.arange(10, dtype=np.float64), cupy.zeros(10)
     kernel((3,), (4,), (array, result.data.ptr, 10), stream=cupy.cuda.Stream.null)
-    me.say(kernel=(result == array * 2).all().item(), strided=result[1::3].flags.c_contiguous)
+    me.report(kernel=(result == array * 2).all().item(), strided=result[1::3].flags.c_contiguous)
 
 
 @with_kernels
 def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
     (rank,) = ranks.run(memory, 1, env=on_gpus([7], memory=1 << 23, delay=0))
-    said = rank.said
-    assert re.fullmatch(r".+/0000:\w\w:\w\w\.0", said.pop("shared_by"))
-    assert said.pop("sizes") <= 2
-    assert said == {
+    reported = rank.reported
+    assert re.fullmatch(r".+/0000:\w\w:\w\w\.0", reported.pop("shared_by"))
+    assert reported.pop("sizes") <= 2
+    assert reported == {
         "used": 8192,
         "within": [True, True],
         "own": True,
@@ -198,15 +198,15 @@ def lost(me: Me) -> None:
     stream = cupy.cuda.Stream()
     runtime.free(pointer)
     runtime.memsetAsync(pointer, 0, 64, stream.ptr)
-    me.say(fails=me.attempt(stream.synchronize)["text"], still=me.attempt(cupy.empty, 1)["text"])
+    me.report(fails=me.attempt(stream.synchronize)["text"], still=me.attempt(cupy.empty, 1)["text"])
 
 
 def test_memory_that_is_not_there_any_more_is_noticed(ranks: Ranks) -> None:
     (rank,) = ranks.start(lost, 1, env=on_gpus([0]))
     ranks.wait([rank])
     assert "memsetAsync" in rank.stderr.splitlines()[0]
-    assert rank.said["fails"].startswith("cudaErrorIllegalAddress")
-    assert rank.said["still"].startswith("cudaErrorIllegalAddress")
+    assert rank.reported["fails"].startswith("cudaErrorIllegalAddress")
+    assert rank.reported["still"].startswith("cudaErrorIllegalAddress")
 
 
 def test_its_names_and_parameters_are_cupys(ranks: Ranks) -> None:

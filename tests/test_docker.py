@@ -25,16 +25,16 @@ def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedP
 
 
 def test_more_agents_are_like_those_of_compose_yaml() -> None:
-    said = run("agents.py", "6").stdout
+    reported = run("agents.py", "6").stdout
     for number, port in ((4, 8705), (5, 8706)):
-        assert f"  agent-{number}:\n" in said
-        assert f"hostname: agent-{number}\n" in said
-        assert f'"127.0.0.1:{port}:{port}"' in said
+        assert f"  agent-{number}:\n" in reported
+        assert f"hostname: agent-{number}\n" in reported
+        assert f'"127.0.0.1:{port}:{port}"' in reported
         line = f"command: python -m rankmesh_agent --host 0.0.0.0 --port {port} --url http://127.0.0.1:{port}\n"
-        assert line in said
+        assert line in reported
         assert line.replace(str(port), "8701") in (ROOT / "compose.yaml").read_text()
-    assert "agent-3" not in said
-    assert "agent-6" not in said
+    assert "agent-3" not in reported
+    assert "agent-6" not in reported
 
 
 def test_fewer_agents() -> None:

@@ -56,7 +56,7 @@ def test_four_processes_of_this_host_train_on_it(cluster: Cluster, ranks: Ranks)
         for rank in range(4)
     ]
     ranks.wait(started)
-    assert [rank.code for rank in started] == [0] * 4, ranks.told()
+    assert [rank.code for rank in started] == [0] * 4, ranks.transcript()
     assert "all ranks identical" in started[0].stdout
     accuracy = re.search(r"test accuracy: ([\d.]+)%", started[0].stdout)
     assert accuracy is not None
@@ -68,7 +68,7 @@ def add(me: Me) -> None:
     me.init(init_method="http://localhost:8700")
     array = np.full(3, 10.0**me.rank)
     dist.all_reduce(array)
-    me.say(sum=array.tolist())
+    me.report(sum=array.tolist())
     dist.destroy_process_group()
 
 
@@ -108,7 +108,7 @@ def test_two_processes_and_two_curls_reduce_together(cluster: Cluster, ranks: Ra
     for number in (2, 3):
         give_back(cluster, number)
     ranks.succeed(started)
-    assert [rank.said["sum"] for rank in started] == [[1111.0] * 3] * 2
+    assert [rank.reported["sum"] for rank in started] == [[1111.0] * 3] * 2
 
 
 def test_what_one_agent_is_given_another_has(cluster: Cluster) -> None:
@@ -134,7 +134,7 @@ def reduce_until_killed(me: Me) -> None:
     me.init(init_method="http://localhost:8700")
     dist.barrier()
     me.mark(f"going-{me.rank}")
-    me.say(**me.attempt(reduce_for_ever))
+    me.report(**me.attempt(reduce_for_ever))
 
 
 def inspect(service: str) -> dict[str, Any]:
@@ -168,17 +168,17 @@ def test_an_agent_that_is_killed_is_named_and_comes_back(cluster: Cluster, ranks
     name = cluster.hosts(ranks.job)[2]
     kill(name)
     ranks.wait(started)
-    assert [rank.code for rank in started] == [0] * 4, ranks.told()
+    assert [rank.code for rank in started] == [0] * 4, ranks.transcript()
     for rank in started:
-        assert rank.said["error"] == "RankFailedError", ranks.told()
-        assert rank.said["ranks"] == [2], ranks.told()
-        assert name in rank.said["text"], ranks.told()
+        assert rank.reported["error"] == "RankFailedError", ranks.transcript()
+        assert rank.reported["ranks"] == [2], ranks.transcript()
+        assert name in rank.reported["text"], ranks.transcript()
     compose("up", "--detach", "--wait", "--wait-timeout", "60", "--no-recreate")
     cluster.wait_until_free()
     ranks.job += "-again"
     again = ranks.start(add, 4, env=cluster.client)
     ranks.succeed(again)
-    assert [rank.said["sum"] for rank in again] == [[1111.0] * 3] * 4
+    assert [rank.reported["sum"] for rank in again] == [[1111.0] * 3] * 4
 
 
 def test_a_gateway_that_is_killed_comes_back_and_knows_the_agents_and_the_job(cluster: Cluster, ranks: Ranks) -> None:
@@ -200,9 +200,9 @@ def test_the_demo(cluster: Cluster) -> None:
     services = [f"demo-{rank}" for rank in range(4)]
     compose("--profile", "demo", "up", "--detach", "--no-recreate", *services)
     wait_until(lambda: all(inspect(each)["State"]["Status"] == "exited" for each in services), "the end of the demo")
-    said = compose("--profile", "demo", "logs", "--no-color", *services)
-    assert [inspect(service)["State"]["ExitCode"] for service in services] == [0] * 4, said
-    assert "all ranks identical" in said
+    reported = compose("--profile", "demo", "logs", "--no-color", *services)
+    assert [inspect(service)["State"]["ExitCode"] for service in services] == [0] * 4, reported
+    assert "all ranks identical" in reported
     compose("--profile", "demo", "rm", "--force", *services)
 
 

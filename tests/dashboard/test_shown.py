@@ -205,7 +205,7 @@ def test_a_new_failure_is_said_once(double, visit):
     assert page.page.locator("#announcer").text_content() == "", "it is on the page already"
     ranks[1] |= {"state": "failed", "reason": "ended by SIGKILL"}
     announcer = page.page.locator("#announcer")
-    page.until(announcer.text_content, "it to be said")
+    page.until(announcer.text_content, "it to be reported")
     assert announcer.text_content() == "Rank 1 of job failed (host-0, pid 4001): ended by SIGKILL"
     assert page.page.locator("[aria-live]").count() == 1
 

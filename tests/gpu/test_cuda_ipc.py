@@ -45,25 +45,25 @@ def staged(me: Me, rounds: int) -> None:
         dist.all_reduce(second)
         work.wait()
         wrong += int((first.get() != 1 + 2 * turn).any()) + int((second.get() != 1 - 2 * turn).any())
-    me.say(wrong=wrong, backend=dist.get_backend_config())
+    me.report(wrong=wrong, backend=dist.get_backend_config())
     if me.rank == 0:
-        me.say(astray=me.attempt(dist.all_reduce, cupy.ones(3)))
+        me.report(astray=me.attempt(dist.all_reduce, cupy.ones(3)))
     else:
-        me.say(astray=me.attempt(dist.broadcast, cupy.ones(3), 0))
+        me.report(astray=me.attempt(dist.broadcast, cupy.ones(3), 0))
     inputs = [cupy.full(2 * (peer != me.rank), me.rank) for peer in range(me.size)]
     outputs = [cupy.zeros(2 * (peer != me.rank), int) for peer in range(me.size)]
     dist.all_to_all(outputs, inputs)
-    me.say(swapped=[each.get().tolist() for each in outputs])
+    me.report(swapped=[each.get().tolist() for each in outputs])
     dist.destroy_process_group()
 
 
 def test_calls_on_two_streams_take_turns_with_memory_of_ours(ranks: Ranks, machine: Any) -> None:
     environment = machine.shared(2) if machine.gpus else machine.shared(2, delay=0.005)
     for number, rank in enumerate(ranks.run(staged, 2, env=environment, rounds=ROUNDS)):
-        assert rank.said["wrong"] == 0
-        assert "cuda-ipc" in rank.said["backend"]
-        assert rank.said["astray"]["error"] == "CollectiveMismatchError"
-        assert rank.said["swapped"] == [[1 - number] * 2 * (peer != number) for peer in range(2)]
+        assert rank.reported["wrong"] == 0
+        assert "cuda-ipc" in rank.reported["backend"]
+        assert rank.reported["astray"]["error"] == "CollectiveMismatchError"
+        assert rank.reported["swapped"] == [[1 - number] * 2 * (peer != number) for peer in range(2)]
 
 
 def empty(me: Me) -> None:
@@ -79,15 +79,15 @@ def empty(me: Me) -> None:
     dist.all_reduce(nothing)
     dist.all_gather([cupy.zeros(0) for _ in range(me.size)], nothing)
     dist.broadcast(nothing, 1)
-    me.say(found=[each.get().tolist() for each in outputs])
-    me.say(staged=dist.group.WORLD._gpu._collectives.gpu_backend._staging[1])
+    me.report(found=[each.get().tolist() for each in outputs])
+    me.report(staged=dist.group.WORLD._gpu._collectives.gpu_backend._staging[1])
     dist.destroy_process_group()
 
 
 def test_parts_without_elements_do_not_send_the_others_through_memory_of_ours(ranks: Ranks, machine: Any) -> None:
     for number, rank in enumerate(ranks.run(empty, 3, env=machine.shared(3))):
-        assert rank.said["found"] == [[10 * peer + number] * 3 * (peer < number) for peer in range(3)]
-        assert rank.said["staged"] == 0
+        assert rank.reported["found"] == [[10 * peer + number] * 3 * (peer < number) for peer in range(3)]
+        assert rank.reported["staged"] == 0
 
 
 def again(me: Me, rounds: int) -> None:
@@ -116,12 +116,14 @@ def again(me: Me, rounds: int) -> None:
         dist.barrier()
         pool.free_all_blocks()
         dist.barrier()
-    me.say(wrong=wrong, refused=refused)
+    me.report(wrong=wrong, refused=refused)
     dist.destroy_process_group()
 
 
 def test_memory_that_was_freed_makes_room_for_what_comes_in_its_place(ranks: Ranks, machine: Any) -> None:
     started = ranks.run(again, 2, env=machine.shared(2), rounds=6)
-    assert [rank.said["wrong"] for rank in started] == [0, 0]
+    assert [rank.reported["wrong"] for rank in started] == [0, 0]
     if not machine.gpus:  # where memory comes to lie on a GPU is the driver's affair
-        assert any("AlreadyMapped" in text for rank in started for text in rank.said["refused"]), started[0].said
+        assert any("AlreadyMapped" in text for rank in started for text in rank.reported["refused"]), started[
+            0
+        ].reported

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpus import Told, each_engine_once
+from support.gpus import OfEngine, each_engine_once
 from support.hosting import embedded_only
 from support.processes import Me, Ranks
 
@@ -39,11 +39,11 @@ def killed(me: Me, backend: str | None) -> None:
         told = me.attempt(call)
         stream.synchronize()  # goes on
         after = cupy.arange(10).sum().get()
-    me.say(told=told, after=int(after), again=me.attempt(dist.all_reduce, array))
+    me.report(told=told, after=int(after), again=me.attempt(dist.all_reduce, array))
     dist.shrink_group([1], shrink_flags=dist.SHRINK_ABORT)
     other = cupy.full(10, me.rank + 1.0)
     dist.all_reduce(other)
-    me.say(size=dist.get_world_size(), sum=float(other[0].get()))
+    me.report(size=dist.get_world_size(), sum=float(other[0].get()))
     dist.destroy_process_group()
 
 
@@ -57,13 +57,13 @@ def test_a_rank_that_is_killed_is_named_and_the_others_go_on(ranks: Ranks, machi
     survivors = [started[0], started[2]]
     ranks.succeed(survivors)
     for rank in survivors:
-        told = rank.said["told"]
+        told = rank.reported["told"]
         assert told["error"] == "RankFailedError", told
         assert told["ranks"] == [1]
         assert told["at"] - at < SOON
-        assert rank.said["after"] == 45
-        assert rank.said["again"]["ranks"] == [1]
-        assert (rank.said["size"], rank.said["sum"]) == (2, 4.0)
+        assert rank.reported["after"] == 45
+        assert rank.reported["again"]["ranks"] == [1]
+        assert (rank.reported["size"], rank.reported["sum"]) == (2, 4.0)
 
 
 def absent(me: Me) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def everything(me: Me, backend: str | None) -> None:
 
     me.init(timeout=60, backend=backend)
     for part in (absent, astray, mixed, interrupted, ending):
-        me.say(**{part.__name__: part(me)})
+        me.report(**{part.__name__: part(me)})
         me.meet(part.__name__)
     # The process ends with calls on the GPU under way, of groups that it does not destroy.
     group = dist.new_group()
@@ -172,14 +172,14 @@ def everything(me: Me, backend: str | None) -> None:
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the ranks of an engine said; each part has groups of its own, which fail without the others."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> OfEngine:
+    """What the ranks of an engine reported; each part has groups of its own, which fail without the others."""
     return each_engine_once(tmp_path_factory, everything)
 
 
 @each_engine
-def test_a_rank_that_does_not_come_is_named(said: Told, machine: Any, engine: str) -> None:
-    first, second = (of_rank["absent"] for of_rank in said(machine, engine))
+def test_a_rank_that_does_not_come_is_named(reported: OfEngine, machine: Any, engine: str) -> None:
+    first, second = (of_rank["absent"] for of_rank in reported(machine, engine))
     for name in ("first", "told"):
         assert first[name]["error"] == "CollectiveTimeoutError", first[name]
         assert first[name]["ranks"] == [1]
@@ -188,8 +188,8 @@ def test_a_rank_that_does_not_come_is_named(said: Told, machine: Any, engine: st
 
 
 @each_engine
-def test_ranks_that_make_different_calls_are_told_which(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
+def test_ranks_that_make_different_calls_are_told_which(reported: OfEngine, machine: Any, engine: str) -> None:
+    for of_rank in reported(machine, engine):
         told = of_rank["astray"]
         late = {"CollectiveTimeoutError", "GroupAbortedError"}  # one rank's time is over first, which tells the other
         assert told["error"] in ({"CollectiveMismatchError"} if engine == "cuda-ipc" else late), told
@@ -198,8 +198,8 @@ def test_ranks_that_make_different_calls_are_told_which(said: Told, machine: Any
 
 
 @each_engine
-def test_a_rank_with_its_array_in_host_memory_is_named(said: Told, machine: Any, engine: str) -> None:
-    on_gpu, on_host = (of_rank["mixed"]["told"] for of_rank in said(machine, engine))
+def test_a_rank_with_its_array_in_host_memory_is_named(reported: OfEngine, machine: Any, engine: str) -> None:
+    on_gpu, on_host = (of_rank["mixed"]["told"] for of_rank in reported(machine, engine))
     if engine == "cuda-ipc":
         for told in (on_gpu, on_host):
             assert told["error"] == "CollectiveMismatchError", told
@@ -211,8 +211,8 @@ def test_a_rank_with_its_array_in_host_memory_is_named(said: Told, machine: Any,
 
 
 @each_engine
-def test_a_rank_with_its_first_array_in_host_memory_is_named(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
+def test_a_rank_with_its_first_array_in_host_memory_is_named(reported: OfEngine, machine: Any, engine: str) -> None:
+    for of_rank in reported(machine, engine):
         told = of_rank["mixed"]["first"]
         assert told["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), told
         assert told["ranks"]
@@ -221,19 +221,19 @@ def test_a_rank_with_its_first_array_in_host_memory_is_named(said: Told, machine
 
 @pytest.mark.parametrize("how", ["first", "work", "barrier"])
 @each_engine
-def test_ctrl_c_ends_a_wait(said: Told, machine: Any, engine: str, how: str) -> None:
-    told = said(machine, engine)[0]["interrupted"][how]
+def test_ctrl_c_ends_a_wait(reported: OfEngine, machine: Any, engine: str, how: str) -> None:
+    told = reported(machine, engine)[0]["interrupted"][how]
     assert told["error"] == "KeyboardInterrupt", told
     assert told["seconds"] < SOON
 
 
 @each_engine
-def test_a_group_ends_when_its_calls_have_been_carried_out(said: Told, machine: Any, engine: str) -> None:
-    for of_rank in said(machine, engine):
+def test_a_group_ends_when_its_calls_have_been_carried_out(reported: OfEngine, machine: Any, engine: str) -> None:
+    for of_rank in reported(machine, engine):
         assert of_rank["ending"]["sums"] == [1.0 + 2 * number for number in range(10)]
         assert of_rank["ending"]["twice"]["error"] is None
 
 
 @each_engine
-def test_a_process_may_end_without_destroying_its_groups(said: Told, machine: Any, engine: str) -> None:
-    assert len(said(machine, engine)) == 2  # both exited with code 0, and wrote nothing to standard error
+def test_a_process_may_end_without_destroying_its_groups(reported: OfEngine, machine: Any, engine: str) -> None:
+    assert len(reported(machine, engine)) == 2  # both exited with code 0, and wrote nothing to standard error

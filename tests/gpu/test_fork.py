@@ -27,7 +27,7 @@ def forking(me: Me) -> None:
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
-        me.say(status=status)
+        me.report(status=status)
         del dist.group.WORLD.kept
         dist.destroy_process_group()
     else:
@@ -36,4 +36,4 @@ def forking(me: Me) -> None:
 
 def test_a_forked_child_frees_nothing(ranks: Ranks) -> None:
     (rank,) = ranks.run(forking, 1)
-    assert rank.said == {"status": 0, "freed in the parent": True}
+    assert rank.reported == {"status": 0, "freed in the parent": True}

@@ -62,7 +62,7 @@ def calls(me: Me, backend: str | None, rounds: int) -> None:
         some(turn)
     after = settled()
     dist.barrier()  # who ends removes its keys
-    me.say(before=before, after=after, value=float(kept[0].get()))
+    me.report(before=before, after=after, value=float(kept[0].get()))
     dist.destroy_process_group()
 
 
@@ -71,7 +71,7 @@ def test_hundreds_of_calls_leave_nothing_behind(ranks: Ranks, machine: Any, engi
     """Six calls a round; what is made as it is needed first may be there later than before the rounds."""
     environment, backend = machine.engine(engine, 2, delay=0.0)
     for rank in ranks.run(calls, 2, env=environment, backend=backend, rounds=170 if machine.thorough else 50):
-        before, after = rank.said["before"], rank.said["after"]
+        before, after = rank.reported["before"], rank.reported["after"]
         for name in ("memory", "keys"):
             assert after[name] == before[name], (name, before, after)
         for name, room in ("total", 8 << 20), ("events", 200), ("mapped", 8), ("threads", 4), ("descriptors", 16):

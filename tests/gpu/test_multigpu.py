@@ -116,14 +116,14 @@ def leaving(me: Me) -> None:
         dist.destroy_process_group()
         return
     work = dist.all_reduce(array, async_op=True)
-    said = me.attempt(work.wait, 30)
-    me.say(**said)
+    reported = me.attempt(work.wait, 30)
+    me.report(**reported)
     dist.destroy_process_group()
 
 
 def test_a_rank_that_has_left_is_not_waited_for(ranks: Ranks, machine: Any) -> None:
     environment, backend = machine.engine("nccl", 2)
     assert backend == "nccl"
-    said = ranks.run(leaving, 2, env=environment)[0].said
-    assert said["error"] == "RankFailedError"
-    assert said["text"].startswith("rank 1 ")
+    reported = ranks.run(leaving, 2, env=environment)[0].reported
+    assert reported["error"] == "RankFailedError"
+    assert reported["text"].startswith("rank 1 ")

@@ -37,4 +37,4 @@ def test_results_are_those_of_numpy(ranks: Ranks, machine: Any, engine: str, wor
     space = "gpu, roughly" if engine == "nccl" else "gpu"  # NCCL rounds in an order of its own
     cells = cells_of(space, WORLDS[engine])[world][:: 1 if machine.thorough else EVERY]
     started = ranks.run(all_cells, size, env=environment, backend=backend, cells=cells)
-    assert not [text for rank in started for text in rank.said["found"]["wrong"]]
+    assert not [text for rank in started for text in rank.reported["found"]["wrong"]]

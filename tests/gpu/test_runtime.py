@@ -25,7 +25,7 @@ def failing(me: Me) -> None:
     stream.launch_host_func(lambda _: gate.wait(), None)
     runtime.memsetAsync(pointer, 0, 64, stream.ptr)
     cuda.record_event(event, stream.ptr)
-    me.say(before=cuda.event_completed(event))
+    me.report(before=cuda.event_completed(event))
     cupy._memory.release(pointer)
     gate.set()
 
@@ -34,15 +34,15 @@ def failing(me: Me) -> None:
         while not cuda.event_completed(event) and time.monotonic() < until:
             time.sleep(0.001)
 
-    me.say(after=me.attempt(look))
+    me.report(after=me.attempt(look))
 
 
 def test_an_error_of_the_gpu_is_not_taken_for_one_that_is_not_done(ranks: Ranks, machine: Any) -> None:
     (rank,) = ranks.start(failing, 1, env=machine.double([0]))
     ranks.wait([rank])
-    assert rank.said["before"] is False
-    assert rank.said["after"]["error"] == "DistBackendError", rank.said
-    assert "cudaErrorIllegalAddress" in rank.said["after"]["text"]
+    assert rank.reported["before"] is False
+    assert rank.reported["after"]["error"] == "DistBackendError", rank.reported
+    assert "cudaErrorIllegalAddress" in rank.reported["after"]["text"]
 
 
 def in_threads(me: Me) -> None:
@@ -81,14 +81,14 @@ def in_threads(me: Me) -> None:
     thread = threading.Thread(target=on_first, name="user")
     thread.start()
     thread.join()
-    me.say(**told)
+    me.report(**told)
 
 
 def test_a_thread_of_ours_stays_on_the_gpu_that_it_is_used_for(ranks: Ranks, machine: Any) -> None:
     (rank,) = ranks.run(in_threads, 1, env=machine.double([[0, 1]]))
-    assert rank.said["rankmesh-world"] == {"found": True, "left_on": 1, "context": False, "inside": 1}
-    assert rank.said["user"] == {"found": True, "left_on": 0, "context": True, "inside": 1}
-    assert rank.said["first"]
+    assert rank.reported["rankmesh-world"] == {"found": True, "left_on": 1, "context": False, "inside": 1}
+    assert rank.reported["user"] == {"found": True, "left_on": 0, "context": True, "inside": 1}
+    assert rank.reported["first"]
 
 
 def instances(me: Me) -> None:
@@ -100,17 +100,17 @@ def instances(me: Me) -> None:
     array = cupy.full(10, me.rank + 1.0)
     dist.all_reduce(array)
     uuid = cupy.cuda.runtime.getDeviceProperties(0)["uuid"].hex()
-    me.say(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.gpu_id(0), uuid=uuid)
+    me.report(sum=float(array[0].get()), backend=dist.get_backend_config(), identity=cuda.gpu_id(0), uuid=uuid)
     dist.destroy_process_group()
 
 
 def test_instances_of_one_gpu_are_one_gpu_to_nccl(ranks: Ranks, machine: Any) -> None:
     fixed = machine.double([0, 0])
     zero, one = ranks.run(instances, 2, env=lambda rank: {**fixed(rank), "CUDA_DOUBLE_GPUS": f"gpu-0/{rank}"})
-    assert zero.said["uuid"] != one.said["uuid"]
-    assert zero.said["identity"] == one.said["identity"]
-    assert [rank.said["sum"] for rank in (zero, one)] == [3.0, 3.0]
-    assert "nccl" not in zero.said["backend"]
+    assert zero.reported["uuid"] != one.reported["uuid"]
+    assert zero.reported["identity"] == one.reported["identity"]
+    assert [rank.reported["sum"] for rank in (zero, one)] == [3.0, 3.0]
+    assert "nccl" not in zero.reported["backend"]
 
 
 def context(me: Me, backend: str | None) -> None:
@@ -126,7 +126,7 @@ def context(me: Me, backend: str | None) -> None:
     work = dist.all_reduce(array, async_op=True)
     work.get_future().wait(60)
     dist.barrier()
-    me.say(context=cupy._gpus.GPUS[0].context, value=float(array[0].get()))
+    me.report(context=cupy._gpus.GPUS[0].context, value=float(array[0].get()))
     dist.destroy_process_group()
 
 
@@ -134,4 +134,4 @@ def context(me: Me, backend: str | None) -> None:
 def test_calls_make_no_context_on_a_gpu_that_has_no_arrays(ranks: Ranks, machine: Any, engine: str) -> None:
     gpus = [[0, 1], [2, 3]] if engine == "nccl" else [[0, 1], [0, 1]]
     for rank in ranks.run(context, 2, env=machine.double(gpus), backend="nccl" if engine == "nccl" else None):
-        assert rank.said == {"context": False, "value": 2.0**7}
+        assert rank.reported == {"context": False, "value": 2.0**7}

@@ -1,4 +1,4 @@
-"""Which engine carries out calls on arrays on GPUs, and what is said of calls that none can."""
+"""Which engine carries out calls on arrays on GPUs, and what is reported of calls that none can."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ pytestmark = pytest.mark.processes
 
 def chosen(me: Me, backend: str | None, refused: bool) -> None:
     if refused:
-        me.say(nccl=me.attempt(me.init, backend="nccl", timeout=20))
+        me.report(nccl=me.attempt(me.init, backend="nccl", timeout=20))
     me.init(timeout=60, backend=backend)
     host = np.full(3, me.rank + 1.0)
     dist.all_reduce(host)
     dist.barrier()
-    me.say(loaded=[name for name in sys.modules if name.partition(".")[0] == "cupy"], host=float(host[0]))
+    me.report(loaded=[name for name in sys.modules if name.partition(".")[0] == "cupy"], host=float(host[0]))
     import cupy
 
     array = cupy.full(1000, me.rank + 1.0)
     dist.all_reduce(array)
     choice = dist.group.WORLD._gpu
     found = None if choice is None else choice._collectives
-    me.say(
+    me.report(
         sum=float(array[-1].get()),
         engine="host" if found is None else found.backend,
         backend=dist.get_backend(),
@@ -43,10 +43,10 @@ def chosen(me: Me, backend: str | None, refused: bool) -> None:
         work.wait()
     objects = [None] * me.size
     dist.all_gather_object(objects, {"rank": me.rank})
-    me.say(received=float(received[0].get()), objects=objects)
-    me.say(mixed=me.attempt(dist.all_gather, [np.zeros(3) for _ in range(me.size)], sent))
+    me.report(received=float(received[0].get()), objects=objects)
+    me.report(mixed=me.attempt(dist.all_gather, [np.zeros(3) for _ in range(me.size)], sent))
     if me.rank == 0:
-        me.say(anyone=me.attempt(dist.recv, received, timeout=0.1))
+        me.report(anyone=me.attempt(dist.recv, received, timeout=0.1))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -73,7 +73,7 @@ def test_the_engine_fits_the_gpus(
     refused = "nccl" in without
     started = ranks.start(chosen, len(gpus), env=environment, backend=backend, refused=refused)
     ranks.wait(started)
-    assert all(rank.code == 0 for rank in started), ranks.told()
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
     warned = [line for rank in started for line in rank.stderr.splitlines()]
     if engine == "host" and backend is None:
         assert len(warned) == 1, warned
@@ -82,34 +82,34 @@ def test_the_engine_fits_the_gpus(
         assert warned == []
     size = len(gpus)
     for number, rank in enumerate(started):
-        said = rank.said
-        assert said["engine"] == engine, said
-        assert refused or backend == "nccl" or said["loaded"] == [], "before there was an array on a GPU"
+        reported = rank.reported
+        assert reported["engine"] == engine, reported
+        assert refused or backend == "nccl" or reported["loaded"] == [], "before there was an array on a GPU"
         if refused:
-            assert said["nccl"]["error"] == "DistBackendError", said
-            assert "built without NCCL" in said["nccl"]["text"]
-        assert said["sum"] == said["host"] == size * (size + 1) / 2
-        assert said["received"] == (number - 1) % size + 1
-        assert said["objects"] == [{"rank": other} for other in range(size)]
-        assert said["backend"] == ("nccl" if backend == "nccl" else "mesh")
-        assert said["config"].startswith("cpu:mesh")
+            assert reported["nccl"]["error"] == "DistBackendError", reported
+            assert "built without NCCL" in reported["nccl"]["text"]
+        assert reported["sum"] == reported["host"] == size * (size + 1) / 2
+        assert reported["received"] == (number - 1) % size + 1
+        assert reported["objects"] == [{"rank": other} for other in range(size)]
+        assert reported["backend"] == ("nccl" if backend == "nccl" else "mesh")
+        assert reported["config"].startswith("cpu:mesh")
         if engine != "host":
-            assert said["mixed"]["error"] == "TypeError", said["mixed"]
-            assert "all arrays of a call have to be on one GPU, or all in host memory" in said["mixed"]["text"]
+            assert reported["mixed"]["error"] == "TypeError", reported["mixed"]
+            assert "all arrays of a call have to be on one GPU, or all in host memory" in reported["mixed"]["text"]
     if backend != "gloo":
-        assert started[0].said["anyone"]["error"] == "ValueError"
-        assert "needs src" in started[0].said["anyone"]["text"]
+        assert started[0].reported["anyone"]["error"] == "ValueError"
+        assert "needs src" in started[0].reported["anyone"]["text"]
 
 
 def everything_else(me: Me) -> None:
-    me.say(told=me.attempt(me.init, backend="nccl", timeout=20))
+    me.report(told=me.attempt(me.init, backend="nccl", timeout=20))
     me.init(timeout=60)
     array = np.ones(10)
     dist.all_reduce(array)
     dist.all_gather_object([None] * me.size, "object")
     dist.all_reduce_multigpu([array])
     dist.barrier()
-    me.say(nccl=dist.is_nccl_available(), loaded="cupy" in sys.modules)
+    me.report(nccl=dist.is_nccl_available(), loaded="cupy" in sys.modules)
     dist.destroy_process_group()
 
 
@@ -117,7 +117,7 @@ def test_without_cupy_all_but_arrays_on_gpus_works(ranks: Ranks, machine: Any) -
     if machine.gpus:
         pytest.skip("CuPy is installed")
     for rank in ranks.run(everything_else, 2):
-        assert not rank.said["nccl"]
-        assert not rank.said["loaded"]
-        assert rank.said["told"]["error"] == "DistBackendError", rank.said
-        assert "pip install 'rankmesh[gpu]'" in rank.said["told"]["text"]
+        assert not rank.reported["nccl"]
+        assert not rank.reported["loaded"]
+        assert rank.reported["told"]["error"] == "DistBackendError", rank.reported
+        assert "pip install 'rankmesh[gpu]'" in rank.reported["told"]["text"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpus import Told, each_engine_once
+from support.gpus import OfEngine, each_engine_once
 from support.processes import Me, Ranks
 
 import rankmesh as dist
@@ -73,7 +73,7 @@ def read_before(me: Me, rounds: int) -> None:
             early += int((array.get() != me.size).any())
             work.wait()
             assert (array.get() == me.size).all()
-    me.say(early=early)
+    me.report(early=early)
     dist.destroy_process_group()
 
 
@@ -159,13 +159,13 @@ def everything(me: Me, backend: str | None) -> None:
     me.init(timeout=60, backend=backend)
     dist.all_reduce(cupy.ones(1))  # the first one looks which GPUs there are, and waits for all
     for part in (on_the_current_stream, asynchronously, works, freed, two_groups_and_two_threads):
-        me.say(**{part.__name__: part(me)})
+        me.report(**{part.__name__: part(me)})
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the ranks of an engine said."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> OfEngine:
+    """What the ranks of an engine reported."""
     return each_engine_once(tmp_path_factory, everything)
 
 
@@ -183,19 +183,19 @@ SAID: dict[str, Any] = {
 
 @each_engine
 @pytest.mark.parametrize("part", SAID)
-def test_what_uses_a_result_comes_after_the_call(said: Told, machine: Any, engine: str, part: str) -> None:
-    assert [of_rank[part] for of_rank in said(machine, engine)] == [SAID[part]] * 2
+def test_what_uses_a_result_comes_after_the_call(reported: OfEngine, machine: Any, engine: str, part: str) -> None:
+    assert [of_rank[part] for of_rank in reported(machine, engine)] == [SAID[part]] * 2
 
 
 def test_without_waiting_results_are_wrong(ranks: Ranks, machine: Any) -> None:
     """Else the tests of asynchronous calls could not fail."""
     environment = machine.double([0, 1], delay=0.01)
-    assert all(rank.said["early"] > 0 for rank in ranks.run(read_before, 2, env=environment, rounds=40))
+    assert all(rank.reported["early"] > 0 for rank in ranks.run(read_before, 2, env=environment, rounds=40))
 
 
 @each_engine
-def test_a_work_tells_what_becomes_of_the_call(said: Told, machine: Any, engine: str) -> None:
-    first, second = (of_rank["works"] for of_rank in said(machine, engine))
+def test_a_work_tells_what_becomes_of_the_call(reported: OfEngine, machine: Any, engine: str) -> None:
+    first, second = (of_rank["works"] for of_rank in reported(machine, engine))
     assert first["sum"] == second["sum"] == 2000.0
     assert first["soon"]["error"] == "CollectiveTimeoutError"
     assert "it goes on" in first["soon"]["text"]

@@ -120,7 +120,7 @@ class Hosts:
         """Undo it."""
         self._port(host, "master", "br0")
 
-    def told(self) -> str:
+    def transcript(self) -> str:
         """What all commands wrote, for a failing test."""
         return "\n".join(map(repr, self._started))
 

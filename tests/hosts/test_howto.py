@@ -62,11 +62,11 @@ def documents(text: str) -> Iterator[Any]:
 def test_ranks_on_two_hosts_train_together(hosts, page, script, way) -> None:
     script()
     first, second = [hosts.start(host, commands) for host, commands in page[way].items()]
-    assert (first.wait(), second.wait()) == (0, 0), hosts.told()
-    assert "0 1.5" in first.output, hosts.told()
-    assert "1 1.5" in first.output, hosts.told()
-    assert "2 1.5" in second.output, hosts.told()
-    assert "3 1.5" in second.output, hosts.told()
+    assert (first.wait(), second.wait()) == (0, 0), hosts.transcript()
+    assert "0 1.5" in first.output, hosts.transcript()
+    assert "1 1.5" in first.output, hosts.transcript()
+    assert "2 1.5" in second.output, hosts.transcript()
+    assert "3 1.5" in second.output, hosts.transcript()
 
 
 def test_what_carries_the_bytes_is_there_to_see(hosts, page, script) -> None:
@@ -88,7 +88,7 @@ def test_what_carries_the_bytes_is_there_to_see(hosts, page, script) -> None:
     assert (info["member"]["rank"], info["member"]["host"]) == (2, "host2")
     assert info["member"]["http"].startswith(f"http://{hosts.addresses['host2']}:")
     (hosts.folder / "enough").touch()
-    assert [each.wait() for each in started] == [0, 0], hosts.told()
+    assert [each.wait() for each in started] == [0, 0], hosts.transcript()
 
 
 def test_a_host_that_is_cut_off_is_named_on_both_sides(hosts, page, script) -> None:
@@ -97,12 +97,12 @@ def test_a_host_that_is_cut_off_is_named_on_both_sides(hosts, page, script) -> N
     for each in started:
         each.wait_for("1.5")
     hosts.cut("host2")
-    assert [each.wait() for each in started] == [1, 1], hosts.told()
+    assert [each.wait() for each in started] == [1, 1], hosts.transcript()
     for each, ranks, other in zip(started, ("[23]", "[01]"), ("host2", "host1"), strict=True):
         expected = (
             rf"RankFailedError: rank {ranks} \({other}, pid \d+\) failed \(its host has answered nothing for \d+ s"
         )
-        assert re.search(expected, each.output), hosts.told()
+        assert re.search(expected, each.output), hosts.transcript()
 
 
 def test_a_short_interruption_is_sat_out(hosts, page, script) -> None:
@@ -113,7 +113,7 @@ def test_a_short_interruption_is_sat_out(hosts, page, script) -> None:
     hosts.cut("host2")
     hosts.output("host1", "sleep 4")
     hosts.heal("host2")
-    assert [each.wait() for each in started] == [0, 0], hosts.told()
+    assert [each.wait() for each in started] == [0, 0], hosts.transcript()
 
 
 def test_a_rank_that_is_stopped_is_waited_for(hosts, page, script) -> None:
@@ -124,4 +124,4 @@ def test_a_rank_that_is_stopped_is_waited_for(hosts, page, script) -> None:
         each.wait_for("pid")
     pids = wait_until(lambda: (found := re.findall(r"pid (\d+)", started[1].output))[1:] and found, "both ranks' pids")
     hosts.output("host2", f"kill -STOP {' '.join(pids)}; sleep 13; kill -CONT {' '.join(pids)}")
-    assert [each.wait() for each in started] == [0, 0], hosts.told()
+    assert [each.wait() for each in started] == [0, 0], hosts.transcript()

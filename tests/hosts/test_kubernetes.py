@@ -39,6 +39,6 @@ def test_four_pods(hosts, pod) -> None:
     pods = {index: pod(index) for index in (3, 1, 2)}
     pods[3].wait_for(f"still waits for the gateway at http://average-0.{DOMAIN}:29500")  # no name stands for it yet
     pods[0] = pod(0)
-    assert [pods[index].wait() for index in range(4)] == [0, 0, 0, 0], hosts.told()
+    assert [pods[index].wait() for index in range(4)] == [0, 0, 0, 0], hosts.transcript()
     for index in range(4):
-        assert f"rank {index} of 4 on average-{index}: 1.5\n" in pods[index].output, hosts.told()
+        assert f"rank {index} of 4 on average-{index}: 1.5\n" in pods[index].output, hosts.transcript()

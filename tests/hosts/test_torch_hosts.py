@@ -29,7 +29,7 @@ def test_torchrun_on_two_hosts(hosts, secret: str) -> None:
     command = "torchrun --nnodes 2 --nproc-per-node 2 --master-addr host1 --master-port 29500 --node-rank {} train.py"
     variables = {"RANKMESH_TOKEN": secret} if secret else {}
     first, second = [hosts.start(f"host{n + 1}", command.format(n), **variables) for n in range(2)]
-    assert (first.wait(180.0), second.wait(180.0)) == (0, 0), hosts.told()
+    assert (first.wait(180.0), second.wait(180.0)) == (0, 0), hosts.transcript()
     for rank, started in enumerate((first, first, second, second)):
         value = 20.0 if rank in (0, 3) else 10.0
-        assert f"{rank} {value} shm+tcp" in started.output, hosts.told()
+        assert f"{rank} {value} shm+tcp" in started.output, hosts.transcript()

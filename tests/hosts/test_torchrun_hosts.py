@@ -29,7 +29,7 @@ def test_plain_init_process_group(hosts, way) -> None:
         )
         for node in (0, 1)
     ]
-    assert [each.wait() for each in started] == [0, 0], hosts.told()
-    said = re.findall(r"rank (\d) of 4 on host(\d)", "".join(each.output for each in started))
-    assert sorted(rank for rank, _ in said) == ["0", "1", "2", "3"], hosts.told()
-    assert sorted(host for _, host in said) == ["1", "1", "2", "2"], hosts.told()
+    assert [each.wait() for each in started] == [0, 0], hosts.transcript()
+    reported = re.findall(r"rank (\d) of 4 on host(\d)", "".join(each.output for each in started))
+    assert sorted(rank for rank, _ in reported) == ["0", "1", "2", "3"], hosts.transcript()
+    assert sorted(host for _, host in reported) == ["1", "1", "2", "2"], hosts.transcript()

@@ -47,8 +47,8 @@ def in_pieces(me: Me, cells: list[list[list[object]]]) -> None:
 
 def test_calls_are_cut_into_what_can_be_counted(ranks: Ranks) -> None:
     cells = cells_of("groups, in any order", (3,) * len(LIMITS))
-    for said in run(ranks, in_pieces, 3, cells=cells):
-        assert [said[str(most)]["wrong"] for most in LIMITS] == [[]] * len(LIMITS)
+    for reported in run(ranks, in_pieces, 3, cells=cells):
+        assert [reported[str(most)]["wrong"] for most in LIMITS] == [[]] * len(LIMITS)
 
 
 @pytest.mark.skipif(FREE < NEEDED, reason=f"needs {NEEDED // GIB} GiB of free memory, and {FREE // GIB} GiB are there")

@@ -45,7 +45,7 @@ def meet_without(me: Me, how: str, timeout: float = 300) -> None:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
     finally:
-        me.say(seconds=time.monotonic() - began)
+        me.report(seconds=time.monotonic() - began)
 
 
 @pytest.mark.parametrize("how", ["killed", "exit", "raise", "leave"])
@@ -54,31 +54,31 @@ def test_a_rank_that_is_gone_is_named(ranks: Ranks, how: str) -> None:
     run.end(SOON)
     assert run.mpirun.code != 0
     verb = {"raise": "left (it ended with RuntimeError: a mistake)", "leave": "left"}.get(how, "failed")
-    said = run.errors(0)
+    reported = run.errors(0)
     # mpirun ends all when a process dies: it may be faster than the guard. A rank that raised does not die before the
     # others: MPI's own end waits for them.
-    if said or how in ("raise", "leave"):
-        assert "RankFailedError: rank 1 (" in said, run.told()
-        assert f") {verb}" in said, run.told()
-        assert re.search("(during|after) all_reduce #", said), run.told()
+    if reported or how in ("raise", "leave"):
+        assert "RankFailedError: rank 1 (" in reported, run.transcript()
+        assert f") {verb}" in reported, run.transcript()
+        assert re.search("(during|after) all_reduce #", reported), run.transcript()
 
 
 def test_a_rank_that_is_late_is_named(ranks: Ranks) -> None:
     run = MpiRun(ranks, meet_without, 3, how="sleep", timeout=2)
     run.end(SOON)
     assert run.mpirun.code != 0
-    said = run.errors(0) + run.errors(2)
-    assert "waited 2.0 s for rank 1 (" in said, run.told()
-    assert "arrived: 0, 2. MPI lets nothing end this call but the end of the job" in said, run.told()
+    reported = run.errors(0) + run.errors(2)
+    assert "waited 2.0 s for rank 1 (" in reported, run.transcript()
+    assert "arrived: 0, 2. MPI lets nothing end this call but the end of the job" in reported, run.transcript()
 
 
 def test_calls_that_differ_are_named(ranks: Ranks) -> None:
     run = MpiRun(ranks, differ, 2)
     run.end(SOON)
     assert run.mpirun.code != 0
-    said = run.errors(0) + run.errors(1)
-    assert "CollectiveMismatchError" in said
-    assert "rank 0: barrier(); rank 1: all_reduce(float64[3], SUM)" in said
+    reported = run.errors(0) + run.errors(1)
+    assert "CollectiveMismatchError" in reported
+    assert "rank 0: barrier(); rank 1: all_reduce(float64[3], SUM)" in reported
 
 
 def differ(me: Me) -> None:
@@ -92,10 +92,14 @@ def test_of_calls_with_other_numbers_all_are_named(ranks: Ranks) -> None:
     run = MpiRun(ranks, differ_in_number, 2)
     run.end(SOON)
     assert run.mpirun.code != 0
-    said = run.errors(0) + run.errors(1)
-    first = re.search(r"This is all_reduce\(float64\[5\], SUM\) #(\d+); rank 0 has come to barrier\(\) #(\d+)", said)
-    other = re.search(r"This is barrier\(\) #(\d+); rank 1 has come to all_reduce\(float64\[5\], SUM\) #(\d+)", said)
-    assert first or other, run.told()
+    reported = run.errors(0) + run.errors(1)
+    first = re.search(
+        r"This is all_reduce\(float64\[5\], SUM\) #(\d+); rank 0 has come to barrier\(\) #(\d+)", reported
+    )
+    other = re.search(
+        r"This is barrier\(\) #(\d+); rank 1 has come to all_reduce\(float64\[5\], SUM\) #(\d+)", reported
+    )
+    assert first or other, run.transcript()
 
 
 def differ_in_number(me: Me) -> None:

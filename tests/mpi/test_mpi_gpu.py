@@ -33,8 +33,8 @@ def all_cells(me: Me, cells: list[list[object]]) -> None:
 @with_kernels
 def test_an_mpi_that_takes_them_moves_and_reduces_them(ranks: Ranks) -> None:
     cells = cells_of("gpu, in any order", (3,))[0][::4]
-    for said in run(ranks, all_cells, 3, env=GPUS, cells=cells):
-        assert said["found"]["wrong"] == []
+    for reported in run(ranks, all_cells, 3, env=GPUS, cells=cells):
+        assert reported["found"]["wrong"] == []
 
 
 @with_kernels

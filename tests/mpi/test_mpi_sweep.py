@@ -34,9 +34,9 @@ def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None
         "all, reversed": of_groups[world],
         "every other one": of_groups[len(SIZES) + world],
     }
-    said = MpiRun(ranks, all_cells, size, cells=cells).succeed()
+    reported = MpiRun(ranks, all_cells, size, cells=cells).succeed()
     for space in cells:
-        found = [of_rank[space] for of_rank in said if space in of_rank]
+        found = [of_rank[space] for of_rank in reported if space in of_rank]
         assert len(found) == ((size + 1) // 2 if space == "every other one" else size)
         assert not [text for each in found for text in each["wrong"]]
         assert len({each["digest"] for each in found}) == 1, "all_reduce is the same bit for bit at all ranks"

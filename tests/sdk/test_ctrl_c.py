@@ -43,7 +43,7 @@ def be_interrupted(me: Me, call: str, destroys: bool) -> None:
         try:
             wait_in(call)
         finally:
-            me.say(ended_at=time.monotonic())
+            me.report(ended_at=time.monotonic())
             me.mark("interrupted")
             if destroys:
                 dist.destroy_process_group()
@@ -53,7 +53,7 @@ def be_interrupted(me: Me, call: str, destroys: bool) -> None:
         me.wait_for("interrupted")
     began = time.monotonic()
     attempts = [me.attempt(wait_in, partner) for _ in range(3)]
-    me.say(began=began, attempts=attempts)
+    me.report(began=began, attempts=attempts)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,18 @@ def test_the_others_are_told_which_rank_was_interrupted(
     ranks.wait(started)
     interrupted = started[1]
     # Python forgets at times, when code runs at its exit, that Ctrl-C ended it.
-    assert interrupted.code in (-signal.SIGINT, 1), ranks.told()
-    assert interrupted.stderr.endswith("\nKeyboardInterrupt\n"), ranks.told()
-    assert interrupted.said["ended_at"] - interrupted.said["interrupted_at"] < SOON
+    assert interrupted.code in (-signal.SIGINT, 1), ranks.transcript()
+    assert interrupted.stderr.endswith("\nKeyboardInterrupt\n"), ranks.transcript()
+    assert interrupted.reported["ended_at"] - interrupted.reported["interrupted_at"] < SOON
     for other in (started[0], started[2]):
-        assert other.code == 0, ranks.told()
-        attempts = other.said["attempts"]
+        assert other.code == 0, ranks.transcript()
+        attempts = other.reported["attempts"]
         if attempts[0]["error"] is None:  # what rank 1 had contributed before it was interrupted was enough
             del attempts[0]
         for error in attempts:
-            assert "DistBackendError" in error["is"], ranks.told()
-            assert error["ranks"] == [1], ranks.told()
+            assert "DistBackendError" in error["is"], ranks.transcript()
+            assert error["ranks"] == [1], ranks.transcript()
             assert "rank 1" in error["text"]
-            assert error["at"] - max(other.said["began"], interrupted.said["interrupted_at"]) < SOON, ranks.told()
+            assert error["at"] - max(other.reported["began"], interrupted.reported["interrupted_at"]) < SOON, (
+                ranks.transcript()
+            )

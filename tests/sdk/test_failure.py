@@ -33,7 +33,7 @@ def reduce_until_killed(me: Me) -> None:
     me.init()
     dist.barrier()
     me.mark(f"going-{me.rank}")
-    me.say(**me.attempt(reduce_for_ever, 400_000 if me.size == 4 else 1000))
+    me.report(**me.attempt(reduce_for_ever, 400_000 if me.size == 4 else 1000))
 
 
 @pytest.mark.parametrize(("medium", "size", "victim"), [("shm", 3, 1), ("tcp", 4, 1), ("aabb", 4, 1), ("aabb", 4, 2)])
@@ -46,11 +46,13 @@ def test_a_rank_that_is_killed_is_named_at_all_others_soon(
     ranks.wait(started)
     assert started[victim].code == -signal.SIGKILL
     for rank in (each for each in started if each is not started[victim]):
-        assert rank.said["error"] == "RankFailedError" or (medium == "aabb" and "GroupAbortedError" in rank.said["is"])
-        assert rank.said["ranks"] == [victim]
-        assert f"pid {started[victim].process.pid}" in rank.said["text"]
-        assert "heartbeat" not in rank.said["text"], "for one that is missing they would have waited"
-        assert rank.said["at"] - killed < SOON
+        assert rank.reported["error"] == "RankFailedError" or (
+            medium == "aabb" and "GroupAbortedError" in rank.reported["is"]
+        )
+        assert rank.reported["ranks"] == [victim]
+        assert f"pid {started[victim].process.pid}" in rank.reported["text"]
+        assert "heartbeat" not in rank.reported["text"], "for one that is missing they would have waited"
+        assert rank.reported["at"] - killed < SOON
 
 
 def pass_on_for_ever(me: Me) -> None:
@@ -68,7 +70,7 @@ def pass_on_until_killed(me: Me) -> None:
     me.init()
     dist.barrier()
     me.mark(f"going-{me.rank}")
-    me.say(**me.attempt(pass_on_for_ever, me))
+    me.report(**me.attempt(pass_on_for_ever, me))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -79,10 +81,10 @@ def test_a_rank_that_is_killed_in_large_messages_is_named(ranks: Ranks, transpor
     killed = started[1].kill()
     ranks.wait(started)
     for rank in (started[0], started[2]):
-        assert rank.said["error"] == "RankFailedError"
-        assert rank.said["ranks"] == [1]
-        assert "heartbeat" not in rank.said["text"]
-        assert rank.said["at"] - killed < SOON
+        assert rank.reported["error"] == "RankFailedError"
+        assert rank.reported["ranks"] == [1]
+        assert "heartbeat" not in rank.reported["text"]
+        assert rank.reported["at"] - killed < SOON
 
 
 def raise_at_rank_1(me: Me) -> None:
@@ -90,7 +92,7 @@ def raise_at_rank_1(me: Me) -> None:
     dist.barrier()
     if me.rank == 1:
         raise ValueError("no such file: weights.npy")
-    me.say(**me.attempt(dist.all_reduce, np.ones(3)))
+    me.report(**me.attempt(dist.all_reduce, np.ones(3)))
 
 
 def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
@@ -98,9 +100,9 @@ def test_an_uncaught_exception_is_told_to_the_others(ranks: Ranks) -> None:
     ranks.wait(started)
     assert started[1].code == 1
     for rank in (started[0], started[2]):
-        assert rank.said["error"] == "RankFailedError"
-        assert rank.said["ranks"] == [1]
-        assert "ValueError: no such file: weights.npy" in rank.said["text"]
+        assert rank.reported["error"] == "RankFailedError"
+        assert rank.reported["ranks"] == [1]
+        assert "ValueError: no such file: weights.npy" in rank.reported["text"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -58,7 +58,7 @@ def make_every_call(me: Me) -> None:
         dist.all_reduce(each, op=dist.ReduceOp.MAX)
     assert (shapes[0] == size - 1).all()
     dist.barrier()
-    me.say(medium=medium(), digest=digest, left=os.listdir(os.environ["RANKMESH_SHM_DIR"]))
+    me.report(medium=medium(), digest=digest, left=os.listdir(os.environ["RANKMESH_SHM_DIR"]))
     dist.destroy_process_group()
 
 
@@ -73,9 +73,9 @@ def make_every_call(me: Me) -> None:
 )
 def test_every_call(ranks: Ranks, on: Callable, hosts: str, env: dict[str, str], expected: str) -> None:
     started = ranks.run(make_every_call, len(hosts), env=on(hosts, **env))
-    assert {rank.said["medium"] for rank in started} == {expected}
-    assert len({rank.said["digest"] for rank in started}) == 1, "the same bits everywhere"
-    assert not any(rank.said["left"] for rank in started)
+    assert {rank.reported["medium"] for rank in started} == {expected}
+    assert len({rank.reported["digest"] for rank in started}) == 1, "the same bits everywhere"
+    assert not any(rank.reported["left"] for rank in started)
 
 
 def run_short_of_memory(me: Me) -> None:
@@ -87,7 +87,7 @@ def run_short_of_memory(me: Me) -> None:
     array = np.ones(100_000)
     dist.all_reduce(array)
     assert (array == me.size).all()
-    me.say(medium=medium())
+    me.report(medium=medium())
     dist.destroy_process_group()
 
 
@@ -96,7 +96,7 @@ def test_a_host_without_shared_memory_is_told_in_one_warning_and_the_job_goes_ov
 ) -> None:
     started = ranks.start(run_short_of_memory, 4, env=on("aabb"))
     ranks.wait(started)
-    assert [rank.code for rank in started] == [0] * 4, ranks.told()
-    assert {rank.said["medium"] for rank in started} == {"tcp"}
+    assert [rank.code for rank in started] == [0] * 4, ranks.transcript()
+    assert {rank.reported["medium"] for rank in started} == {"tcp"}
     assert started[0].stderr.count("collectives go over TCP, not shared memory") == 1
     assert not any(rank.stderr for rank in started[1:])

@@ -104,38 +104,38 @@ def sdk_part(me, gateway):
         return (np.arange(np.prod(shape), dtype=np.float32) + 10 * me.rank).reshape(shape)
 
     me.init(init_method=gateway, timeout=60)
-    said = {}
+    reported = {}
     array = mine()
     dist.all_reduce(array)
-    said["all_reduce"] = array.tolist()
+    reported["all_reduce"] = array.tolist()
     array = mine()
     dist.reduce(array, dst=2, op=dist.ReduceOp.MAX)
     array = mine()
     dist.broadcast(array, src=3)
-    said["broadcast"] = array.tolist()
+    reported["broadcast"] = array.tolist()
     stack = np.empty((4, 3, 2), np.float32)
     dist.all_gather_into_tensor(stack, mine())
-    said["all_gather"] = stack.tolist()
+    reported["all_gather"] = stack.tolist()
     dist.gather(mine(), [np.empty((3, 2), np.float32) for _ in range(4)] if me.rank == 0 else None, dst=0)
     array = np.empty((3, 2), np.float32)
     dist.scatter(array, src=2)
-    said["scatter"] = array.tolist()
+    reported["scatter"] = array.tolist()
     array = np.empty((3, 2), np.float32)
     dist.reduce_scatter_tensor(array, mine((4, 3, 2)))
-    said["reduce_scatter"] = array.tolist()
+    reported["reduce_scatter"] = array.tolist()
     stack = np.empty((4, 3, 2), np.float32)
     dist.all_to_all_single(stack, mine((4, 3, 2)))
-    said["all_to_all"] = stack.tolist()
+    reported["all_to_all"] = stack.tolist()
     dist.barrier()
     if me.rank == 0:
         dist.send(mine(), dst=2, tag=4)
         array = np.empty((3, 2), np.float32)
-        said["source"] = dist.recv(array, tag=5)
-        said["recv"] = array.tolist()
+        reported["source"] = dist.recv(array, tag=5)
+        reported["recv"] = array.tolist()
     dist.barrier()
-    me.say(**said, mismatch=me.attempt(dist.all_reduce, mine()))
+    me.report(**reported, mismatch=me.attempt(dist.all_reduce, mine()))
     me.mark(f"done-{me.rank}")
-    me.say(gone=me.attempt(dist.all_reduce, mine()))
+    me.report(gone=me.attempt(dist.all_reduce, mine()))
     dist.destroy_process_group()
 
 
@@ -168,7 +168,7 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
     ranks.wait_for("done-0", "done-1")
     for rank, process in enumerate(started):
         for call, arrays in found.items():
-            arrays[rank] = process.said[call]
+            arrays[rank] = process.reported[call]
     expected = {
         "all_reduce": [sum(everyone)] * SIZE,
         "broadcast": [everyone[3]] * SIZE,
@@ -181,17 +181,17 @@ def test_calls_among_two_sdk_ranks_and_two_http_clients_and_what_goes_wrong(rank
     for call, arrays in found.items():
         for rank, array in arrays.items():
             assert array == expected[call][rank].tolist(), (call, rank)
-    assert (started[0].said["source"], started[0].said["recv"]) == (3, everyone[3].tolist())
+    assert (started[0].reported["source"], started[0].reported["recv"]) == (3, everyone[3].tolist())
     for process in started:
-        assert process.said["mismatch"]["error"] == "CollectiveMismatchError", process
+        assert process.reported["mismatch"]["error"] == "CollectiveMismatchError", process
         mine = "rank 2: all_reduce(float32[6], MAX) (over HTTP, shape [3, 2])"
-        assert mine in process.said["mismatch"]["text"]
+        assert mine in process.reported["mismatch"]["text"]
 
     with httpx.Client(timeout=httpx.Timeout(60, read=0.5)) as client, pytest.raises(httpx.ReadTimeout):
         client.post(f"{agents[2]}/v1/groups/world/all_reduce", content=npy(everyone[2]))
     ranks.succeed(started)
     for process in started:
-        gone = process.said["gone"]
+        gone = process.reported["gone"]
         assert (gone["error"], gone["ranks"]) == ("GroupAbortedError", [2]), process
         assert gone["text"] == "the HTTP client of rank 2 went away during all_reduce #12"
     later = http.ask(3, "barrier").result(90)
@@ -208,7 +208,7 @@ def makes_groups_and_leaves(me, gateway):
     array = np.ones(3)
     dist.all_reduce(array, group=first)
     dist.all_reduce(array, group=second)
-    me.say(sum=array.tolist())
+    me.report(sum=array.tolist())
     me.mark(f"done-{me.rank}")
     me.wait_for("asked")
     if me.rank:
@@ -217,7 +217,7 @@ def makes_groups_and_leaves(me, gateway):
     dist.destroy_process_group()
     me.mark(f"left-{me.rank}")
     wait_until(lambda: not any("http" in thread.name for thread in threading.enumerate()), "the threads to end", 20)
-    me.say(seconds=time.monotonic() - began)
+    me.report(seconds=time.monotonic() - began)
 
 
 def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(ranks, gateway):
@@ -251,7 +251,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
         assert make_at_both("pair")["id"] != made["id"]
     ranks.mark("made")
     ranks.wait_for("done-0", "done-1")
-    assert [process.said["sum"] for process in started] == [[4.0] * 3] * 2
+    assert [process.reported["sum"] for process in started] == [[4.0] * 3] * 2
     refused = httpx.delete(f"{urls[0]}/v1/groups/world", timeout=60)
     assert (refused.status_code, refused.json()["code"]) == (409, "group-in-use")
 
@@ -262,7 +262,7 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
         answer = each.result(60)
         assert (answer.status_code, answer.json()["code"]) == (410, "group-aborted"), answer.text
     ranks.succeed(started)
-    assert started[0].said["seconds"] < 20
+    assert started[0].reported["seconds"] < 20
 
 
 def embedded_without_goodbye(me, gateway):
@@ -288,7 +288,7 @@ def attached(me, gateway):
     me.mark(f"joined-{me.rank}")
     if me.rank == 1:
         dist.recv(array, tag=3)
-        me.say(received=array.tolist())
+        me.report(received=array.tolist())
     me.wait_for("end")
     dist.all_reduce(array)
     dist.destroy_process_group()
@@ -310,4 +310,4 @@ def test_an_agent_with_an_attached_process_takes_messages_and_groups_of_its_own_
     assert found[0] == found[1] == [given(1).tolist(), given(0).tolist()]
     ranks.mark("end")
     ranks.succeed(started)
-    assert started[1].said["received"] == [0.0, 1.0, 2.0]
+    assert started[1].reported["received"] == [0.0, 1.0, 2.0]

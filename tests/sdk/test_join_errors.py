@@ -38,7 +38,7 @@ def fail_then_work(me: Me, failing: dict, working: dict, together: bool = False)
     before = me.resources()
     failure = me.attempt(dist.init_process_group, **failing)
     after = me.resources()
-    me.say(**failure)
+    me.report(**failure)
     assert failure["error"] is not None
     assert not dist.is_initialized()
     assert after == before, f"{before} became {after}"
@@ -70,13 +70,15 @@ def test_a_join_that_times_out_names_the_missing_ranks(ranks: Ranks, scheme: str
     method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
     started = ranks.run(two_of_four, 2, method=method)
     for rank in started:
-        said = rank.said
-        assert said["error"] == "JoinTimeoutError", "also when the other gave up a moment earlier, and its gateway too"
-        assert "TimeoutError" in said["is"]
-        assert said["ranks"] == [1, 3]
-        assert "1, 3" in said["text"]
-        assert all(f"pid {each.pid}" in said["text"] for each in started), "who did join is named, too"
-        assert said["seconds"] < SOON, said
+        reported = rank.reported
+        assert reported["error"] == "JoinTimeoutError", (
+            "also when the other gave up a moment earlier, and its gateway too"
+        )
+        assert "TimeoutError" in reported["is"]
+        assert reported["ranks"] == [1, 3]
+        assert "1, 3" in reported["text"]
+        assert all(f"pid {each.pid}" in reported["text"] for each in started), "who did join is named, too"
+        assert reported["seconds"] < SOON, reported
 
 
 def none_of_three(me: Me, method: str) -> None:
@@ -88,18 +90,18 @@ def none_of_three(me: Me, method: str) -> None:
 def test_a_join_without_ranks_that_times_out_says_how_many_are_missing(ranks: Ranks, scheme: str) -> None:
     method = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{ranks.folder}/meet"
     (process,) = ranks.run(none_of_three, 1, method=method)
-    said = process.said
-    assert said["error"] == "JoinTimeoutError"
-    assert said["ranks"] == [], "nobody knows which ones they would have been"
-    assert "2 more" in said["text"]
-    assert f"without a rank yet ({socket.gethostname()}, pid {process.pid})" in said["text"]
+    reported = process.reported
+    assert reported["error"] == "JoinTimeoutError"
+    assert reported["ranks"] == [], "nobody knows which ones they would have been"
+    assert "2 more" in reported["text"]
+    assert f"without a rank yet ({socket.gethostname()}, pid {process.pid})" in reported["text"]
 
 
 def one_too_many(me: Me, method: str) -> None:
     """Two processes without ranks run; the third is refused, and they go on."""
     if me.rank == 2:
         me.wait_for("up-0", "up-1")
-        me.say(**me.attempt(dist.init_process_group, init_method=method, world_size=2, timeout=60))
+        me.report(**me.attempt(dist.init_process_group, init_method=method, world_size=2, timeout=60))
         me.mark("refused")
         return
     dist.init_process_group(init_method=method, world_size=2)
@@ -111,17 +113,17 @@ def one_too_many(me: Me, method: str) -> None:
 
 def test_one_process_more_than_there_are_ranks(ranks: Ranks) -> None:
     started = ranks.run(one_too_many, 3, method=f"tcp://127.0.0.1:{free_port()}")
-    said = started[2].said
-    assert said["error"] == "RankTakenError"
-    assert f"none left for process {started[2].pid}" in said["text"]
-    assert said["seconds"] < SOON
+    reported = started[2].reported
+    assert reported["error"] == "RankTakenError"
+    assert f"none left for process {started[2].pid}" in reported["text"]
+    assert reported["seconds"] < SOON
 
 
 def alone_for_a_while(me: Me, gateway: str) -> None:
     options = {"init_method": gateway, "rank": me.rank, "world_size": 2}
     if me.rank == 1:
         failure = me.attempt(dist.init_process_group, **options, timeout=1)
-        me.say(**failure)
+        me.report(**failure)
         me.mark("failed")
     else:
         me.wait_for("failed")
@@ -130,8 +132,8 @@ def alone_for_a_while(me: Me, gateway: str) -> None:
 
 def test_a_rank_that_gave_up_can_join_again_at_the_same_gateway(ranks: Ranks, gateway: str) -> None:
     started = ranks.run(alone_for_a_while, 2, gateway=gateway)
-    assert started[1].said["error"] == "JoinTimeoutError"
-    assert started[1].said["ranks"] == [0]
+    assert started[1].reported["error"] == "JoinTimeoutError"
+    assert started[1].reported["ranks"] == [0]
 
 
 # Ranks that do not agree
@@ -150,11 +152,11 @@ def the_same_rank_twice(me: Me, gateway: str) -> None:
 
 def test_the_same_rank_twice(ranks: Ranks, gateway: str) -> None:
     started = ranks.run(the_same_rank_twice, 3, gateway=gateway)
-    said = started[2].said
-    assert said["error"] == "RankTakenError"
-    assert said["ranks"] == [1]
-    assert f"pid {started[1].pid}" in said["text"], "the holder is named"
-    assert said["seconds"] < SOON
+    reported = started[2].reported
+    assert reported["error"] == "RankTakenError"
+    assert reported["ranks"] == [1]
+    assert f"pid {started[1].pid}" in reported["text"], "the holder is named"
+    assert reported["seconds"] < SOON
 
 
 def other_world_size(me: Me, method: str) -> None:
@@ -168,12 +170,12 @@ def other_world_size(me: Me, method: str) -> None:
 
 def test_different_world_sizes(ranks: Ranks) -> None:
     started = ranks.run(other_world_size, 2, method=f"tcp://127.0.0.1:{free_port()}")
-    said = started[1].said
-    assert said["error"] == "WorldSizeMismatchError"
-    assert "3" in said["text"]
-    assert f"pid {started[0].pid}" in said["text"]
-    assert "WORLD_SIZE" in said["text"]
-    assert said["seconds"] < SOON
+    reported = started[1].reported
+    assert reported["error"] == "WorldSizeMismatchError"
+    assert "3" in reported["text"]
+    assert f"pid {started[0].pid}" in reported["text"]
+    assert "WORLD_SIZE" in reported["text"]
+    assert reported["seconds"] < SOON
 
 
 def other_token(me: Me, method: str) -> None:
@@ -185,7 +187,7 @@ def other_token(me: Me, method: str) -> None:
     me.wait_for("up")
     os.environ["RANKMESH_TOKEN"] = "wrong"
     before = me.resources()
-    me.say(**me.attempt(dist.init_process_group, **options, timeout=60))
+    me.report(**me.attempt(dist.init_process_group, **options, timeout=60))
     assert me.resources() == before
     os.environ["RANKMESH_TOKEN"] = "right"
     work(me, options)
@@ -194,15 +196,15 @@ def other_token(me: Me, method: str) -> None:
 def test_the_wrong_token(ranks: Ranks) -> None:
     ranks.mark("up")
     started = ranks.run(other_token, 2, method=f"tcp://127.0.0.1:{free_port()}")
-    said = started[1].said
-    assert said["error"] == "AuthenticationError"
-    assert "RANKMESH_TOKEN" in said["text"]
-    assert said["seconds"] < SOON
+    reported = started[1].reported
+    assert reported["error"] == "AuthenticationError"
+    assert "RANKMESH_TOKEN" in reported["text"]
+    assert reported["seconds"] < SOON
 
 
 def with_settings(me: Me, method: str, variable: str, values: list[str]) -> None:
     os.environ[variable] = values[me.rank]
-    me.say(**me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=2, timeout=30))
+    me.report(**me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=2, timeout=30))
 
 
 @pytest.mark.parametrize(
@@ -211,11 +213,11 @@ def with_settings(me: Me, method: str, variable: str, values: list[str]) -> None
 def test_settings_that_differ_are_named_on_every_rank(ranks: Ranks, variable: str, values: list[str]) -> None:
     method = f"tcp://127.0.0.1:{free_port()}"
     for started in ranks.run(with_settings, 2, method=method, variable=variable, values=values):
-        assert started.said["error"] == "DistNetworkError"
+        assert started.reported["error"] == "DistNetworkError"
         assert re.search(
-            rf"{variable} differs .*: {values[0]} on rank 0 .*; {values[1]} on rank 1 ", started.said["text"]
+            rf"{variable} differs .*: {values[0]} on rank 0 .*; {values[1]} on rank 1 ", started.reported["text"]
         )
-        assert started.said["seconds"] < SOON
+        assert started.reported["seconds"] < SOON
 
 
 # One rank, and another process at its address, or none
@@ -229,7 +231,7 @@ def fail_and_work_in_turn(me: Me, cells: dict[str, dict]) -> None:
         failure = me.attempt(dist.init_process_group, **cell["failing"], world_size=2)
         assert not dist.is_initialized()
         assert me.resources() == before, name
-        me.say(**{name: failure})
+        me.report(**{name: failure})
         os.environ["RANKMESH_BIND"] = "127.0.0.1"
         work(me, {"init_method": cell["then"], "rank": 0, "world_size": 1})
 
@@ -261,14 +263,14 @@ def test_a_rank_that_cannot_join_says_why_in_time_and_can_join_then(ranks: Ranks
         }
         (process,) = ranks.run(fail_and_work_in_turn, 1, cells=cells)
     for name, (_, _, error, texts) in table.items():
-        said = process.said[name]
-        assert error in said["is"], (name, said)
-        assert all(text in said["text"] for text in texts), (name, said)
-        assert said["seconds"] < SOON, name
-    assert "TimeoutError" in process.said["nobody at the address"]["is"]
-    assert nobody in process.said["nobody at the address"]["address"]
-    assert process.said["a silent listener at rank 0's"]["address"] == silent
-    assert process.said["nobody at the file"]["ranks"] == [0]
+        reported = process.reported[name]
+        assert error in reported["is"], (name, reported)
+        assert all(text in reported["text"] for text in texts), (name, reported)
+        assert reported["seconds"] < SOON, name
+    assert "TimeoutError" in process.reported["nobody at the address"]["is"]
+    assert nobody in process.reported["nobody at the address"]["address"]
+    assert process.reported["a silent listener at rank 0's"]["address"] == silent
+    assert process.reported["nobody at the file"]["ranks"] == [0]
     assert not (ranks.folder / "meet").exists()
 
 

@@ -63,9 +63,9 @@ def test_it_shows_as_failed_and_in_the_events(ranks: Ranks, gateway: str, transp
 
     info = wait_until(failed, "rank 1 to show as failed")
     assert "lost its connection to it" in info["reason"], "after 10 s without a heartbeat the reason is that"
-    said = next(said for kind, said in happened if kind == "rank-failed")
-    assert said["ranks"] == [1]
-    assert f"pid {started[1].pid}" in said["detail"]
+    reported = next(reported for kind, reported in happened if kind == "rank-failed")
+    assert reported["ranks"] == [1]
+    assert f"pid {started[1].pid}" in reported["detail"]
     assert [info["state"] for info in get(f"{gateway}/v1/ranks")] == ["alive", "failed", "alive"]
     ranks.mark("seen")
     happened.close()  # type: ignore[attr-defined]

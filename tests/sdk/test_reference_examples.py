@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
-from support.once import Said, once
+from support.once import Reports, once
 from support.processes import Me, Rank, Ranks, free_port, wait_until
 from support.reference import EXAMPLES, shown
 
@@ -15,21 +15,21 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-Printed = Callable[[int], Said]
+Printed = Callable[[int], Reports]
 
 
 def all_examples(me: Me) -> None:
     me.init(timeout=60)
     for name, example in EXAMPLES.items():
         if len(example.shows) == me.size:
-            me.say(**{name: list(map(shown, example.run(me.rank, me.size)))})
+            me.report(**{name: list(map(shown, example.run(me.rank, me.size)))})
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Printed:
     """What the examples for a number of ranks showed."""
-    return once(tmp_path_factory, lambda ranks, size: [rank.said for rank in ranks.run(all_examples, size)])
+    return once(tmp_path_factory, lambda ranks, size: [rank.reported for rank in ranks.run(all_examples, size)])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

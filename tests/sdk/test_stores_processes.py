@@ -40,7 +40,7 @@ def share(me, port):
             taken = work(me, store)
         store.barrier("over", me.size)
         me.meet(f"over-{kind[:3]}")  # or the server would be gone before its last answer has come
-    me.say(taken=taken)
+    me.report(taken=taken)
 
 
 def work(me, store):
@@ -57,7 +57,7 @@ def work(me, store):
 
 
 def test_four_processes_share_stores(ranks):
-    taken = [rank.said["taken"] for rank in ranks.run(share, 4, port=free_port())]
+    taken = [rank.reported["taken"] for rank in ranks.run(share, 4, port=free_port())]
     assert sorted(number for each in taken for number in each) == list(range(30))
     assert all(each == sorted(each) for each in taken)
     assert not (ranks.folder / "store").exists()
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_the_wait_for_the_others(me, master):
 def orphaned(me, port):
     store = open_store(me, "tcp", port)
     me.mark(f"ready-{me.rank}")
-    me.say(attempt=me.attempt(store.get, "never"))
+    me.report(attempt=me.attempt(store.get, "never"))
 
 
 def test_a_wait_for_a_killed_master_fails(ranks):
@@ -116,9 +116,9 @@ def test_a_wait_for_a_killed_master_fails(ranks):
     killed = master.kill()
     ranks.wait([master])
     ranks.succeed([client])
-    assert client.said["attempt"]["error"] == "DistNetworkError"
-    assert f"127.0.0.1:{port}" in client.said["attempt"]["text"]
-    assert client.said["attempt"]["at"] - killed < 30
+    assert client.reported["attempt"]["error"] == "DistNetworkError"
+    assert f"127.0.0.1:{port}" in client.reported["attempt"]["text"]
+    assert client.reported["attempt"]["at"] - killed < 30
 
 
 def killed_writers(me):

@@ -42,11 +42,11 @@ def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None
     digests = set()
     for transport in WORLDS[size]:
         environment = {"RANKMESH_TRANSPORT": transport, "RANKMESH_SLOT_BYTES": str(8 * SLOT_BYTES)}
-        said = [rank.said for rank in ranks.run(all_cells, size, env=environment, cells=cells)]
+        reported = [rank.reported for rank in ranks.run(all_cells, size, env=environment, cells=cells)]
         for space in cells:
-            found = [of_rank[space] for of_rank in said if space in of_rank]
+            found = [of_rank[space] for of_rank in reported if space in of_rank]
             assert len(found) == (GROUPS[space][world] if space in GROUPS else size)
             assert not [text for each in found for text in each["wrong"]]
             assert len({each["digest"] for each in found}) == 1, "all_reduce is the same bit for bit at all ranks"
-        digests.add(said[0]["api"]["digest"])
+        digests.add(reported[0]["api"]["digest"])
     assert len(digests) == 1, "all_reduce is the same bit for bit over any transport"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import hosting
 from support.me import GATEWAY
-from support.once import Said, once
+from support.once import Reports, once
 from support.processes import Me, Ranks
 from support.wrong import MISMATCHED, SIZE, WRONG, try_mismatched, try_wrong
 
@@ -45,19 +45,19 @@ def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dic
 
 
 @pytest.fixture(scope="module")
-def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Said]:
-    """What the ranks said of a body over a medium."""
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
+    """What the ranks reported of a body over a medium."""
     return once(
         tmp_path_factory,
-        lambda ranks, body, medium: [rank.said for rank in ranks.run(body, SIZE, env=variables(ranks, medium))],
+        lambda ranks, body, medium: [rank.reported for rank in ranks.run(body, SIZE, env=variables(ranks, medium))],
     )
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Said], name: str) -> None:
-    said = tried(wrong_ones, "tcp")
-    assert len(said[1][name]) == 2, "rank 1 made it alone, then with the others"
-    for attempt in (attempt for of_rank in said for attempt in of_rank[name]):
+def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Reports], name: str) -> None:
+    reported = tried(wrong_ones, "tcp")
+    assert len(reported[1][name]) == 2, "rank 1 made it alone, then with the others"
+    for attempt in (attempt for of_rank in reported for attempt in of_rank[name]):
         assert attempt["error"] == WRONG[name].error.__name__, attempt["text"]
         assert re.search(WRONG[name].says, attempt["text"])
         assert attempt["seconds"] < 30
@@ -67,9 +67,9 @@ def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Said],
 
 @pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
 @pytest.mark.parametrize("name", MISMATCHED)
-def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Said], medium: str, name: str) -> None:
-    said = tried(mismatched_ones, medium)
-    for attempt in (attempt for of_rank in said for attempt in of_rank[name]):
+def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Reports], medium: str, name: str) -> None:
+    reported = tried(mismatched_ones, medium)
+    for attempt in (attempt for of_rank in reported for attempt in of_rank[name]):
         assert attempt["error"] == "CollectiveMismatchError", attempt["text"]
         assert "the ranks did not make the same call" in attempt["text"]
         assert all(f"rank {rank}: " in attempt["text"] for rank in range(SIZE)), "names each rank's call"

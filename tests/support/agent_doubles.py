@@ -53,17 +53,17 @@ class Agents:
         _, rank, path = scope["path"].split("/", 2)
         document = json.loads(body) if body else None
         self.asked.append((int(rank), scope["method"], f"/{path}", document))
-        said = self.plays.get(int(rank), self.usual)(scope["method"], f"/{path}", document)
-        if not isinstance(said, tuple):
-            answering, gone = asyncio.ensure_future(said), asyncio.ensure_future(receive())
+        reported = self.plays.get(int(rank), self.usual)(scope["method"], f"/{path}", document)
+        if not isinstance(reported, tuple):
+            answering, gone = asyncio.ensure_future(reported), asyncio.ensure_future(receive())
             await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
                 answering.cancel()
                 self.hung_up.append(int(rank))
                 return
             gone.cancel()
-            said = answering.result()
-        status, document = said
+            reported = answering.result()
+        status, document = reported
         content = b"" if document is None else json.dumps(document).encode()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": content})

@@ -24,11 +24,11 @@ BACKENDS = ("gloo", "rankmesh")
 TIMEOUT = timedelta(seconds=60)
 SECONDS = 480.0
 
-Told = dict[str, list[Any]]
+Results = dict[str, list[Any]]
 """By cell and then by rank: what it returned, or the exception as ``{"error": class, "text": what it says}``."""
 
 
-def run_cells(ranks: Ranks, modules: Sequence[str], sizes: Sequence[int]) -> dict[tuple[int, str], Told]:
+def run_cells(ranks: Ranks, modules: Sequence[str], sizes: Sequence[int]) -> dict[tuple[int, str], Results]:
     """Run the cells of some modules in as many processes as the largest world has; return what came, by world.
 
     Args:
@@ -40,11 +40,11 @@ def run_cells(ranks: Ranks, modules: Sequence[str], sizes: Sequence[int]) -> dic
     ranks.wait(started, seconds=SECONDS)
     for rank in started:
         complaints = [word for word in ("Traceback", "Exception", "[rankmesh]") if word in rank.stderr]
-        assert (rank.code, complaints) == (0, []), ranks.told()  # torch's own log and warnings are there, too
-    return {(size, backend): _told(ranks.folder, backend, size) for size in sizes for backend in BACKENDS}
+        assert (rank.code, complaints) == (0, []), ranks.transcript()  # torch's own log and warnings are there, too
+    return {(size, backend): _results(ranks.folder, backend, size) for size in sizes for backend in BACKENDS}
 
 
-def _told(folder: Path, backend: str, size: int) -> Told:
+def _results(folder: Path, backend: str, size: int) -> Results:
     by_rank = [torch.load(_path(folder, backend, size, rank)) for rank in range(size)]
     return {name: [rank.get(name) for rank in by_rank] for name in by_rank[0]}
 

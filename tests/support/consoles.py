@@ -65,9 +65,9 @@ def run(steps: list[Step], folder: Path, environment: Mapping[str, str], seconds
     return found
 
 
-def fits(printed: str, said: str) -> bool:
+def fits(printed: str, reported: str) -> bool:
     """Whether what was printed is what the page says."""
-    parts = [re.escape(part) for part in re.split(rf"^{ANYTHING}\n", said, flags=re.MULTILINE)]
+    parts = [re.escape(part) for part in re.split(rf"^{ANYTHING}\n", reported, flags=re.MULTILINE)]
     pattern = "(?:.*\n)*".join(part.replace(ANYTHING, ".*") for part in parts)
     text = printed if not printed or printed.endswith("\n") else f"{printed}\n"
     return re.fullmatch(pattern, text) is not None

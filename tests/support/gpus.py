@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from support.cpu_kernels import COMPILER
-from support.once import Said, once
+from support.once import Reports, once
 from support.processes import Ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 DOUBLE = TESTS / "support" / "cuda_double"
 with_kernels = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for the kernels")
 """For tests whose ranks launch kernels."""
-Told = Callable[[Any, str], Said]
-"""Given the machine and an engine: what the ranks of a world of two said."""
+OfEngine = Callable[[Any, str], Reports]
+"""Given the machine and an engine: what the ranks of a world of two reported."""
 
 
 def on_gpus(
@@ -50,16 +50,16 @@ def on_gpus(
     return variables
 
 
-def each_engine_once(paths: pytest.TempPathFactory, body: Callable[..., Any]) -> Told:
-    """Return what runs a body with two ranks over an engine, once for each engine, and gives by rank what they said.
+def each_engine_once(paths: pytest.TempPathFactory, body: Callable[..., Any]) -> OfEngine:
+    """Return a function that gives what two ranks over an engine report when they run a body, once for each engine.
 
     Args:
         paths: where the runs get their folders.
         body: what the ranks run.
     """
 
-    def start(ranks: Ranks, machine: Any, engine: str) -> Said:
+    def start(ranks: Ranks, machine: Any, engine: str) -> Reports:
         environment, backend = machine.engine(engine, 2)
-        return [rank.said for rank in ranks.run(body, 2, env=environment, backend=backend)]
+        return [rank.reported for rank in ranks.run(body, 2, env=environment, backend=backend)]
 
     return once(paths, start)

@@ -71,7 +71,7 @@ class Cluster:
             time.sleep(0.02)
         return found[1]
 
-    def told(self) -> str:
+    def transcript(self) -> str:
         """What all of them wrote."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.iterdir()))
 

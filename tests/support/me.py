@@ -50,8 +50,8 @@ class Me:
         method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
 
-    def say(self, **what: Any) -> None:
-        """Tell the test something: it finds it in ``Rank.said``."""
+    def report(self, **what: Any) -> None:
+        """Tell the test something: it finds it in ``Rank.reported``."""
         print(json.dumps(what), flush=True)
 
     def mark(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Me:
                 time.sleep(0.05)
                 frames = traceback.extract_stack(sys._current_frames()[main])
                 seen = seen + 1 if any("/rankmesh" in frame.filename for frame in frames) else 0
-            self.say(interrupted_at=time.monotonic())
+            self.report(interrupted_at=time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=watch, daemon=True).start()

@@ -75,8 +75,8 @@ class MpiRun:
         """Return what a rank wrote to Python's standard error: what MPI itself says is not in it."""
         return self._read(rank, "err")
 
-    def said(self, rank: int) -> dict[str, Any]:
-        """Return what a rank said, merged."""
+    def reported(self, rank: int) -> dict[str, Any]:
+        """Return what a rank reported, merged."""
         merged: dict[str, Any] = {}
         for line in self.output(rank).splitlines():
             if line.startswith("{"):
@@ -84,11 +84,11 @@ class MpiRun:
         return merged
 
     def succeed(self, seconds: float = 120) -> list[dict[str, Any]]:
-        """Wait until all have ended well, with nothing in ``errors``; return what they said."""
+        """Wait until all have ended well, with nothing in ``errors``; return what they reported."""
         self.end(seconds)
         quiet = not any(self.errors(rank) for rank in range(self.size))
-        assert (self.mpirun.code, quiet) == (0, True), self.told()
-        return [self.said(rank) for rank in range(self.size)]
+        assert (self.mpirun.code, quiet) == (0, True), self.transcript()
+        return [self.reported(rank) for rank in range(self.size)]
 
     def end(self, seconds: float = 120) -> None:
         """Wait until all have ended."""
@@ -98,9 +98,9 @@ class MpiRun:
             self.mpirun.kill(signal.SIGTERM)  # it ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.mpirun.process.wait(10)
-            raise AssertionError(f"{error}\n{self.told()}") from None
+            raise AssertionError(f"{error}\n{self.transcript()}") from None
 
-    def told(self) -> str:
+    def transcript(self) -> str:
         """Return what all of them wrote."""
         each = [
             f"--- rank {rank}\n{self.output(rank)}{self.errors(rank)}{self._read(rank, 'mpi')}"
@@ -114,7 +114,7 @@ class MpiRun:
 
 
 def run(ranks: Ranks, body: Callable[..., Any], size: int, **options: Any) -> list[dict[str, Any]]:
-    """Run a body under mpirun; return what the ranks said, once all have succeeded. See MpiRun."""
+    """Run a body under mpirun; return what the ranks reported, once all have succeeded. See MpiRun."""
     return MpiRun(ranks, body, size, **options).succeed()
 
 

@@ -10,20 +10,20 @@ import pytest
 
 from support.processes import Ranks
 
-Said = list[dict[str, Any]]
-"""What ranks said, by rank."""
+Reports = list[dict[str, Any]]
+"""What ranks reported, by rank."""
 
 
-def once(paths: pytest.TempPathFactory, start: Callable[..., Said]) -> Callable[..., Said]:
-    """Return a function that runs ranks, and gives by rank what they said: one run for the same arguments.
+def once(paths: pytest.TempPathFactory, start: Callable[..., Reports]) -> Callable[..., Reports]:
+    """Return a function that runs ranks, and gives by rank what they reported: one run for the same arguments.
 
     Args:
         paths: where the runs get their folders.
-        start: called with a new Ranks and the arguments; returns what the ranks said once they have succeeded.
+        start: called with a new Ranks and the arguments; returns what the ranks reported once they have succeeded.
     """
 
     @functools.cache
-    def run(*arguments: Any) -> Said | Exception:
+    def run(*arguments: Any) -> Reports | Exception:
         ranks = Ranks(paths.mktemp("once"))
         try:
             return start(ranks, *arguments)
@@ -32,10 +32,10 @@ def once(paths: pytest.TempPathFactory, start: Callable[..., Said]) -> Callable[
         finally:
             ranks.end()
 
-    def said(*arguments: Any) -> Said:
+    def reported(*arguments: Any) -> Reports:
         found = run(*arguments)
         if isinstance(found, Exception):
             raise found
         return found
 
-    return said
+    return reported

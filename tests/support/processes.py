@@ -1,7 +1,7 @@
 """Ranks as real processes: started with a function to run, watched, and gone when the test is over.
 
 A *body* is a function of a test module, ``def body(me: Me, ...)``, which runs in a process forked by
-``support.rank_server``. It talks to the test with ``me.say(...)``, and to the other ranks with marks: files that are
+``support.rank_server``. It talks to the test with ``me.report(...)``, and to the other ranks with marks: files that are
 made once and waited for.
 """
 
@@ -111,8 +111,8 @@ class Rank:
         return self._stderr.read_text(errors="replace")
 
     @property
-    def said(self) -> dict[str, Any]:
-        """Everything it said so far, merged."""
+    def reported(self) -> dict[str, Any]:
+        """Everything it reported so far, merged."""
         merged: dict[str, Any] = {}
         for line in self.stdout.splitlines(keepends=True):
             if line.startswith("{") and line.endswith("\n"):
@@ -225,13 +225,13 @@ class Ranks:
         deadline = time.monotonic() + seconds
         running = started
         while running := [rank for rank in running if rank.code is None]:
-            assert time.monotonic() < deadline, f"these still ran after {seconds:g} s:\n{self.told()}"
+            assert time.monotonic() < deadline, f"these still ran after {seconds:g} s:\n{self.transcript()}"
             time.sleep(0.01)
 
     def succeed(self, started: Sequence[Rank], seconds: float = DEADLINE) -> None:
         """Wait until these have ended, with exit code 0 and nothing on standard error."""
         self.wait(started, seconds)
-        assert all(rank.code == 0 and not rank.stderr for rank in started), self.told()
+        assert all(rank.code == 0 and not rank.stderr for rank in started), self.transcript()
 
     def run(self, body: Callable[..., Any], size: int, **options: Any) -> list[Rank]:
         """Start a body and wait until all ranks have succeeded."""
@@ -251,11 +251,11 @@ class Ranks:
             if not failed and all(rank.code is not None for rank in self.started):
                 missing = [name for name in missing if not (self.folder / name).exists()]  # as a last word
                 failed = [rank.name for rank in self.started] if missing else []
-            assert not failed, f"{', '.join(failed)} ended; the marks {missing} are not there:\n{self.told()}"
-            assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for the marks {missing}:\n{self.told()}"
+            assert not failed, f"{', '.join(failed)} ended; the marks {missing} are not there:\n{self.transcript()}"
+            assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for the marks {missing}:\n{self.transcript()}"
             time.sleep(0.01)
 
-    def told(self) -> str:
+    def transcript(self) -> str:
         """What all processes wrote, for a failing test."""
         return "\n".join(map(repr, self.started))
 

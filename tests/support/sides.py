@@ -173,7 +173,7 @@ def run_cells(ranks: Ranks, modules: Sequence[str]) -> Outcomes:
         ranks.wait(processes)
         for rank, process in enumerate(processes):
             ours = [line for line in process.stderr.splitlines() if ".cpp:" not in line]  # the rest is torch's own log
-            assert (process.code, ours) == (0, []), ranks.told()
+            assert (process.code, ours) == (0, []), ranks.transcript()
             for size, by_name in json.loads(outcomes_file(ranks.folder, kind, rank).read_text()).items():
                 for name, sides in by_name.items():
                     by_rank = found.setdefault(int(size), {}).setdefault(name, [{} for _ in range(int(size) or 1)])

@@ -293,13 +293,13 @@ def try_wrong(me: Me) -> None:
     for name, wrong in WRONG.items():
         alone = attempt(me, wrong.call, makes_it=me.rank == 1)
         together = attempt(me, wrong.call)
-        me.say(**{name: [alone, together] if me.rank == 1 else [together]})
+        me.report(**{name: [alone, together] if me.rank == 1 else [together]})
 
 
 def try_mismatched(me: Me) -> None:
     """Make the calls that do not fit together, by the caller's thread and by the worker's; tell what came of each."""
     for name, call in MISMATCHED.items():
-        me.say(**{name: [attempt(me, call), attempt(me, lambda a, call=call: later(a, call))]})
+        me.report(**{name: [attempt(me, call), attempt(me, lambda a, call=call: later(a, call))]})
 
 
 def attempt(me: Me, call: Callable[[Caller], Any], *, makes_it: bool = True) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def fake() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "said"),
+    ("make", "error", "reported"),
     [
         (
             lambda: torch.ones(3, device="meta"),
@@ -243,11 +243,11 @@ def fake() -> torch.Tensor:
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch: sparse and nested tensors are beta
 def test_a_tensor_without_plain_host_memory_is_refused(
-    make: Callable[[], torch.Tensor], error: type[Exception], said: str
+    make: Callable[[], torch.Tensor], error: type[Exception], reported: str
 ) -> None:
     tensor = make()
     for take in (flat_in, flat_out):
-        with pytest.raises(error, match=f"^loss is a .*{said}"):
+        with pytest.raises(error, match=f"^loss is a .*{reported}"):
             take(tensor, "loss")
 
 

@@ -26,7 +26,7 @@ def test_started_in_any_way_two_ranks_train_alike(ranks: Ranks) -> None:
         for program, launcher in commands.items()
     }
     ranks.wait(list(started.values()), seconds=180.0)
-    assert [process.code for process in started.values()] == [0, 0, 0], ranks.told()
+    assert [process.code for process in started.values()] == [0, 0, 0], ranks.transcript()
     wait_until(lambda: not ranks.left(), "multiprocessing's resource tracker, which ends after the program")
 
     printed = {

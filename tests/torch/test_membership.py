@@ -115,16 +115,16 @@ def make_mistakes(me: Me) -> None:
     soon = datetime.timedelta(seconds=1)
     store = c10d.HashStore()
     alone = {"store": store, "rank": 0, "world_size": 1}
-    me.say(
+    me.report(
         missing=me.attempt(c10d.init_process_group, "rankmesh", store=store, rank=0, world_size=2, timeout=soon),
         options=me.attempt(c10d.init_process_group, "rankmesh", pg_options=object(), **alone),
     )
     os.environ["RANKMESH_HOSTING"] = "attached"
-    me.say(attached=me.attempt(c10d.init_process_group, "rankmesh", **alone))
+    me.report(attached=me.attempt(c10d.init_process_group, "rankmesh", **alone))
     os.environ["RANKMESH_HOSTING"] = "embedded"
     c10d.init_process_group("rankmesh", **alone)
     c10d.barrier()
-    me.say(threads=me.resources()[0])
+    me.report(threads=me.resources()[0])
     # ends without destroy_process_group
 
 
@@ -132,11 +132,11 @@ def test_mistakes_are_named(ranks: Ranks) -> None:
     (rank,) = ranks.start(make_mistakes, 1)
     ranks.wait([rank])
     assert rank.code == 0, rank
-    missing = rank.said["missing"]
+    missing = rank.reported["missing"]
     assert (missing["error"], missing["ranks"]) == ("JoinTimeoutError", [1])
     assert missing["is"].count("DistNetworkError") == 2
-    assert "pg_options" in rank.said["options"]["text"]
-    assert "RANKMESH_GATEWAY" in rank.said["attached"]["text"]
+    assert "pg_options" in rank.reported["options"]["text"]
+    assert "RANKMESH_GATEWAY" in rank.reported["attached"]["text"]
 
 
 SCRIPT = """\
@@ -172,7 +172,7 @@ def come_as_launched(me: Me) -> None:
     """Plain ``env://`` of torch's, which would want RANK and three more."""
     c10d.init_process_group("rankmesh")
     assert c10d.get_rank() == rankmesh.get_rank() == me.rank
-    me.say(sum=summed(), gateway=c10d.group.WORLD.gateway)
+    me.report(sum=summed(), gateway=c10d.group.WORLD.gateway)
     c10d.destroy_process_group()
 
 
@@ -181,5 +181,5 @@ def test_under_slurm_torchs_env_needs_no_more_variables(ranks: Ranks) -> None:
     step = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0"}
     env = lambda rank: {**step, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": str(rank)}  # noqa: E731
     for rank in ranks.run(come_as_launched, 2, env=env):
-        assert rank.said["sum"] == 3.0
-        assert rank.said["gateway"] == f"http://127.0.0.1:{20000 + job % 9000}"
+        assert rank.reported["sum"] == 3.0
+        assert rank.reported["gateway"] == f"http://127.0.0.1:{20000 + job % 9000}"

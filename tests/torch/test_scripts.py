@@ -68,7 +68,7 @@ def test_a_script_prints_the_same(ranks: Ranks, name: str, command: Command, siz
         for library, script in scripts.items()
     ]
     ranks.wait(both, seconds=90.0)
-    assert [rank.code for rank in both] == [0, 0], ranks.told()
+    assert [rank.code for rank in both] == [0, 0], ranks.transcript()
     torchs, ours = (printed(rank, scripts[library].parent) for library, rank in zip(scripts, both, strict=True))
     assert ours == torchs
     assert len(ours) == lines, ours

@@ -31,6 +31,6 @@ def all_cells(me: Me, cells: list[list[object]]) -> None:
 def test_results_are_those_of_numpy(ranks: Ranks, world: int, size: int) -> None:
     # torch refuses products of complex numbers before a backend sees them.
     cells = [cell for cell in cells_of("torch", SIZES)[world] if (cell.dtype[:7], cell.op) != ("complex", "PRODUCT")]
-    found = [rank.said["found"] for rank in ranks.run(all_cells, size, cells=cells)]
+    found = [rank.reported["found"] for rank in ranks.run(all_cells, size, cells=cells)]
     assert not [text for each in found for text in each["wrong"]]
     assert len({each["digest"] for each in found}) == 1, "all_reduce is the same bit for bit at all ranks"

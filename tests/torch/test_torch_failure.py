@@ -47,7 +47,7 @@ def wait_in_all_ways(me: Me) -> None:
         "message": me.attempt(message.wait),
         "call": me.attempt(c10d.all_reduce, torch.ones(3)),
     }
-    me.say(**found, failed=[work.is_completed(), work.is_success(), type(work.exception()).__name__])
+    me.report(**found, failed=[work.is_completed(), work.is_success(), type(work.exception()).__name__])
     c10d.destroy_process_group()
 
 
@@ -58,18 +58,18 @@ def test_a_killed_rank_is_named_wherever_the_others_wait(ranks: Ranks) -> None:
     ranks.wait(started)
     assert started[1].code == -signal.SIGKILL
     for rank in (started[0], started[2]):
-        assert rank.code == 0, ranks.told()
+        assert rank.code == 0, ranks.transcript()
         for call in CALLS:
-            said = rank.said[call]
-            assert "rank 1" in said["text"], (call, said)
-            assert "RuntimeError" in said["is"], (call, said)
+            reported = rank.reported[call]
+            assert "rank 1" in reported["text"], (call, reported)
+            assert "RuntimeError" in reported["is"], (call, reported)
         for call in ("wait", "message", "call"):
-            assert rank.said[call]["error"] == "RankFailedError", ranks.told()
-            assert rank.said[call]["ranks"] == [1]
-            assert rank.said[call]["is"].count("DistBackendError") == 2  # RankMesh's and torch's
+            assert rank.reported[call]["error"] == "RankFailedError", ranks.transcript()
+            assert rank.reported[call]["ranks"] == [1]
+            assert rank.reported[call]["is"].count("DistBackendError") == 2  # RankMesh's and torch's
         for call in ("backward", "future", "chain"):  # torch's C++ passes on what the error says
-            assert "RankFailedError" in rank.said[call]["text"] or rank.said[call]["error"] == "RankFailedError"
-        assert rank.said["failed"] == [True, False, "RankFailedError"]
+            assert "RankFailedError" in rank.reported[call]["text"] or rank.reported[call]["error"] == "RankFailedError"
+        assert rank.reported["failed"] == [True, False, "RankFailedError"]
 
 
 @on_ranks(3)
@@ -127,13 +127,13 @@ def end_with_an_error(me: Me) -> None:
     if me.rank == 1:
         c10d.irecv(torch.ones(1), src=0).get_future().then(lambda done: done.value())
         raise ValueError("no such file: weights.npy")
-    me.say(**me.attempt(c10d.all_reduce, torch.ones(1)))
+    me.report(**me.attempt(c10d.all_reduce, torch.ones(1)))
     c10d.destroy_process_group()
 
 
 def test_a_rank_that_waits_in_a_future_ends_by_its_error(ranks: Ranks) -> None:
     started = ranks.start(end_with_an_error, 2)
     ranks.wait(started)
-    assert started[1].code == 1, ranks.told()
-    assert started[0].said["error"] == "RankFailedError"
-    assert "ValueError: no such file: weights.npy" in started[0].said["text"]
+    assert started[1].code == 1, ranks.transcript()
+    assert started[0].reported["error"] == "RankFailedError"
+    assert "ValueError: no such file: weights.npy" in started[0].reported["text"]

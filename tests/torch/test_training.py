@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.backends import BACKENDS, Told, run_cells
+from support.backends import BACKENDS, Results, run_cells
 from support.processes import Ranks
 from support.sides import cells_of
 
@@ -24,7 +24,7 @@ HALVES = "float16|several_dtypes"
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, str], Told]]:
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, str], Results]]:
     ranks = Ranks(tmp_path_factory.mktemp("worlds"))
     try:
         yield run_cells(ranks, MODULES, SIZES)
@@ -52,7 +52,7 @@ def compare(found: Any, wanted: Any, size: int, tolerance: float, place: str) ->
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "size"), CASES)
-def test_it_is_as_over_gloo(worlds: dict[tuple[int, str], Told], name: str, size: int) -> None:
+def test_it_is_as_over_gloo(worlds: dict[tuple[int, str], Results], name: str, size: int) -> None:
     wanted, found = (worlds[size, backend].get(name, []) for backend in BACKENDS)
     for told in (wanted, found):
         assert len(told) == size, f"{name}: an earlier cell failed"

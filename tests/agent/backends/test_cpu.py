@@ -188,11 +188,11 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
 @pytest.fixture
 def unanswered(pair: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds for which rank 1's host has answered nothing, as rank 0 is told; and what the clock says."""
-    said = {"silence": 0.0, "clock": 1000.0}
+    reported = {"silence": 0.0, "clock": 1000.0}
     connection = pair.meshes[0]._peers[1].connection
-    monkeypatch.setattr(connection, "silent_seconds", lambda: said["silence"], raising=False)
-    monkeypatch.setattr(engine.time, "monotonic", lambda: said["clock"])
-    return said
+    monkeypatch.setattr(connection, "silent_seconds", lambda: reported["silence"], raising=False)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: reported["clock"])
+    return reported
 
 
 def test_a_host_that_answers_nothing_for_long_is_held_for_failed(pair: World, unanswered: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""A group on several hosts: what passes between them, what is said of wrong calls, and how it fails."""
+"""A group on several hosts: what passes between them, what is reported of wrong calls, and how it fails."""
 
 from __future__ import annotations
 

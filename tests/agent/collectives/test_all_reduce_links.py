@@ -34,7 +34,7 @@ PLAIN = {ReduceOp.AVG: ReduceOp.SUM}
 
 
 def in_rank_order(op: ReduceOp, parts: Sequence[Array]) -> Array:
-    """Return what is said of most algorithms: one after the other."""
+    """Return what is reported of most algorithms: one after the other."""
     return expected(op, list(parts))
 
 

@@ -260,8 +260,8 @@ def test_mpiexec_is_told_by_its_process_whatever_is_between():
     """
     own = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "PYTHON": sys.executable, "CODE": code}
     shell = ["sh", "-ec", starter]
-    said = subprocess.run(shell, env={**here, **own}, capture_output=True, text=True, check=True, timeout=60).stdout
-    pid, *ranks = said.split()
+    reported = subprocess.run(shell, env={**here, **own}, capture_output=True, text=True, check=True, timeout=60).stdout
+    pid, *ranks = reported.split()
     assert ranks == [f"mpiexec-{pid}", str(FIRST_PORT + int(pid) % PORTS)] * 2
 
 

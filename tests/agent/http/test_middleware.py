@@ -37,12 +37,12 @@ class Echo:
 
 def ask(guard, path="/v1/info", method="GET", chunks=(b"",), **headers):
     """Return the status, headers and body of the answer to one request."""
-    said = {"host": "localhost:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    reported = {"host": "localhost:8000"} | {name.replace("_", "-"): value for name, value in headers.items()}
     scope = {
         "type": "http",
         "method": method,
         "path": path,
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in said.items() if value is not None],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in reported.items() if value is not None],
     }
     messages = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     messages[-1]["more_body"] = False
@@ -107,11 +107,11 @@ def test_a_refusal_says_what_to_do(app):
     assert headers[b"www-authenticate"] == b'Bearer realm="rankmesh"'
     assert headers[b"content-type"] == b"application/problem+json"
     assert int(headers[b"content-length"]) == len(body)
-    said = json.loads(body)
-    assert said["code"] == "unauthenticated"
-    assert said["status"] == 401
-    assert "Bearer" in said["detail"]
-    assert "secret" not in said["detail"]
+    reported = json.loads(body)
+    assert reported["code"] == "unauthenticated"
+    assert reported["status"] == 401
+    assert "Bearer" in reported["detail"]
+    assert "secret" not in reported["detail"]
 
 
 # Host and Origin
@@ -256,15 +256,15 @@ def test_problem_of_an_error_has_its_data():
         ("PUT", "/large", LIMIT + 1, 413),
     ],
 )
-@pytest.mark.parametrize("said", [True, False])
-def test_some_requests_may_have_larger_bodies(method, path, length, status, said):
+@pytest.mark.parametrize("reported", [True, False])
+def test_some_requests_may_have_larger_bodies(method, path, length, status, reported):
     guard = SecurityMiddleware(
         Echo(),
         max_body=LIMIT,
         large_body=2 * LIMIT,
         is_large=lambda method, path: (method, path) == ("POST", "/large"),
     )
-    headers = {"content_length": str(length)} if said else {}
+    headers = {"content_length": str(length)} if reported else {}
     found, _, body = ask(guard, path, method, (b"x" * LIMIT, b"x" * (length - LIMIT)), **headers)
     assert found == status
     assert status == 413 or body == str(length).encode()

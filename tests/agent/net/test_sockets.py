@@ -1,4 +1,4 @@
-"""Listening, and what is said when it cannot be done."""
+"""Listening, and what is reported when it cannot be done."""
 
 from __future__ import annotations
 

@@ -306,9 +306,11 @@ def test_who_comes_says_who_it_is(transport, listener, identity):
         asked.append(identity)
         return True
 
-    (connecting,), ((said, accepting),) = meet([transport.dial(listener.address, identity)], listener, admits=admits)
+    (connecting,), ((reported, accepting),) = meet(
+        [transport.dial(listener.address, identity)], listener, admits=admits
+    )
     with contextlib.closing(connecting), contextlib.closing(accepting):
-        assert asked == [said] == [identity.ljust(IDENTITY_BYTES, b"\0")]
+        assert asked == [reported] == [identity.ljust(IDENTITY_BYTES, b"\0")]
 
 
 def test_who_is_not_admitted_is_told_and_is_no_arrival(transport, listener, shm):

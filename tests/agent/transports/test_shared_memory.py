@@ -99,20 +99,20 @@ def test_no_directory(shm):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "reported"),
     [
         (errno.ENOSPC, r"has no room for 3 MiB of shared memory \(\d+ MiB are free\); .*docker run --shm-size"),
         (errno.ENOMEM, r"has no room"),
         (errno.EFBIG, r"cannot map shared memory .*: File too large"),
     ],
 )
-def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, said):
+def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, reported):
     def full(*_):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(DistNetworkError, match=said):
+    with pytest.raises(DistNetworkError, match=reported):
         Mapping.create(str(shm), "job", 3 << 20)
     assert list(shm.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -201,14 +201,14 @@ def test_the_host_is_that_of_the_shared_directory(shm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "said"),
+    ("system", "machine", "reported"),
     [
         ("linux", "x86_64", ""),
         ("linux", "aarch64", "shared memory needs the memory order of x86-64, this is aarch64"),
         ("darwin", "arm64", "shared memory needs Linux, this is darwin"),
     ],
 )
-def test_where_memory_can_be_shared(monkeypatch, system, machine, said):
+def test_where_memory_can_be_shared(monkeypatch, system, machine, reported):
     monkeypatch.setattr(shared_memory.sys, "platform", system)
     monkeypatch.setattr(shared_memory.platform, "machine", lambda: machine)
-    assert unsupported() == said
+    assert unsupported() == reported

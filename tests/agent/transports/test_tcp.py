@@ -26,7 +26,7 @@ def listener():
 
 @contextlib.contextmanager
 def stranger(address: str, says: bytes = b""):
-    """A bare socket that has said something."""
+    """A bare socket that has reported something."""
     with socket.create_connection(split_address(address), timeout=60) as sock:
         sock.sendall(says)
         yield sock

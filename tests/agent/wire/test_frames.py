@@ -87,7 +87,7 @@ def test_decode_takes_any_bytes_at_any_offset(kind):
 
 
 @pytest.mark.parametrize(
-    ("offset", "bytes_there", "said"),
+    ("offset", "bytes_there", "reported"),
     [
         (0, b"HTTP", "b'HTTP'"),
         (3, b"\0", "RankMesh port"),
@@ -100,10 +100,10 @@ def test_decode_takes_any_bytes_at_any_offset(kind):
         (6, b"\xff\xff", "unknown dtype code 65535"),
     ],
 )
-def test_what_is_not_a_frame_of_ours_is_refused(offset, bytes_there, said):
+def test_what_is_not_a_frame_of_ours_is_refused(offset, bytes_there, reported):
     data = bytearray(encode(Opcode.ENTER))
     data[offset : offset + len(bytes_there)] = bytes_there
-    with pytest.raises(ProtocolError, match=said):
+    with pytest.raises(ProtocolError, match=reported):
         decode(data)
 
 

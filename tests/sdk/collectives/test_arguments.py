@@ -193,7 +193,7 @@ def be_late(me: Me) -> None:
                     errors[f"{name} root={root} async_op={async_op}"] = me.attempt(run)
                 dist.barrier()  # the world is none the worse
                 dist.destroy_process_group(group)
-    me.say(errors=errors)
+    me.report(errors=errors)
     dist.destroy_process_group()
 
 
@@ -201,12 +201,12 @@ def be_late(me: Me) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_every_collective_names_the_rank_that_does_not_come_in_time(ranks: Ranks, transport: str) -> None:
     zero, _ = ranks.run(be_late, 2, env={"RANKMESH_TRANSPORT": transport})
-    errors = zero.said["errors"]
+    errors = zero.reported["errors"]
     assert len(errors) == 2 * (12 + 4)
-    for name, said in errors.items():
-        assert said["error"] == "CollectiveTimeoutError", (name, said)
-        assert said["ranks"] == [1], name
-        assert f"{name.split()[0].removesuffix('_single')} #1 in group" in said["text"], name
-        assert "waited 0.1 s for rank 1" in said["text"], name
-        assert "arrived: 0" in said["text"], name
-        assert 0.09 < said["seconds"] < 30, name
+    for name, reported in errors.items():
+        assert reported["error"] == "CollectiveTimeoutError", (name, reported)
+        assert reported["ranks"] == [1], name
+        assert f"{name.split()[0].removesuffix('_single')} #1 in group" in reported["text"], name
+        assert "waited 0.1 s for rank 1" in reported["text"], name
+        assert "arrived: 0" in reported["text"], name
+        assert 0.09 < reported["seconds"] < 30, name

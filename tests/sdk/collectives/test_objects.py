@@ -293,10 +293,10 @@ def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> N
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def wrong(kind: str, words: list, call: object, *arguments: object, **options: object) -> list:
-        said = me.attempt(call, *arguments, **options)
-        assert said["error"] == kind, said
-        assert all(word in said["text"] for word in words), (words, said)
-        return said["ranks"]
+        reported = me.attempt(call, *arguments, **options)
+        assert reported["error"] == kind, reported
+        assert all(word in reported["text"] for word in words), (words, reported)
+        return reported["ranks"]
 
     def fine() -> None:
         out = [None] * size
@@ -349,13 +349,13 @@ def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> N
     fine()
 
     # Another source, another collective, an array.
-    said = ["rank 1: all_gather(", "broadcast_object_list of 1 objects from rank 1", "from rank 0"]
-    wrong("CollectiveMismatchError", said, dist.broadcast_object_list, [1], src=1 if rank == 1 else 0)
-    said = ["(gather_object)", "(all_gather_object)"]
+    reported = ["rank 1: all_gather(", "broadcast_object_list of 1 objects from rank 1", "from rank 0"]
+    wrong("CollectiveMismatchError", reported, dist.broadcast_object_list, [1], src=1 if rank == 1 else 0)
+    reported = ["(gather_object)", "(all_gather_object)"]
     if rank == 1:
-        wrong("CollectiveMismatchError", said, dist.gather_object, 1)
+        wrong("CollectiveMismatchError", reported, dist.gather_object, 1)
     else:
-        wrong("CollectiveMismatchError", said, dist.all_gather_object, out, 1)
+        wrong("CollectiveMismatchError", reported, dist.all_gather_object, out, 1)
     if rank == 1:
         wrong("CollectiveMismatchError", ["all_gather_object"], dist.all_reduce, np.ones(3))
     else:
@@ -384,8 +384,8 @@ def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> N
         dist.send_object_list([1, 2], dst=1)
     if rank == 1:
         got = ["as it was"]
-        said = ["rank 0 sent 2 objects, but object_list has 1 items"]
-        assert wrong("DistBackendError", said, dist.recv_object_list, got, src=0) == [0]
+        reported = ["rank 0 sent 2 objects, but object_list has 1 items"]
+        assert wrong("DistBackendError", reported, dist.recv_object_list, got, src=0) == [0]
         assert got == ["as it was"]
         got = [None, None]
         assert dist.recv_object_list(got, src=0) == 0
@@ -417,10 +417,12 @@ def hostile(me: Me) -> None:
         if rank == 0:
             call(*arguments, **options)
             return
-        said = me.attempt(call, *arguments, **options)
-        assert said["error"] == "ProtocolError", said
-        assert "what rank 0 sent cannot be read: a pickled object arrived and was not read" in said["text"], said
-        assert said["ranks"] == [0]
+        reported = me.attempt(call, *arguments, **options)
+        assert reported["error"] == "ProtocolError", reported
+        assert "what rank 0 sent cannot be read: a pickled object arrived and was not read" in reported["text"], (
+            reported
+        )
+        assert reported["ranks"] == [0]
 
     def fine() -> None:
         out = [None] * 3
@@ -469,10 +471,10 @@ def stay_away(me: Me) -> None:
         me.meet("given up")
     else:
         out = [None] * 3
-        said = me.attempt(dist.all_gather_object, out, 1, timeout=0.5)
+        reported = me.attempt(dist.all_gather_object, out, 1, timeout=0.5)
         me.meet("given up")
-        assert said["ranks"] == [1]
-        me.say(**said)
+        assert reported["ranks"] == [1]
+        me.report(**reported)
     dist.destroy_process_group()
 
 
@@ -484,14 +486,14 @@ def die_half_way(me: Me) -> None:
     if me.rank == 1:
         rankmesh._collectives.objects.transfer_rests = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
     out = ["as it was"] * 3
-    said = me.attempt(dist.gather_object, bytes(1_000_000), out if me.rank == 0 else None)
-    me.say(out=out, **said)
+    reported = me.attempt(dist.gather_object, bytes(1_000_000), out if me.rank == 0 else None)
+    me.report(out=out, **reported)
 
 
 @pytest.mark.processes
 def test_a_rank_that_stays_away_is_named_in_time(ranks: Ranks) -> None:
     started = ranks.run(stay_away, 3)
-    errors = {started[rank].said["error"] for rank in (0, 2)}
+    errors = {started[rank].reported["error"] for rank in (0, 2)}
     assert "CollectiveTimeoutError" in errors
     assert errors <= {"CollectiveTimeoutError", "GroupAbortedError"}, "whose deadline passed first tells the other"
 
@@ -500,6 +502,6 @@ def test_a_rank_that_stays_away_is_named_in_time(ranks: Ranks) -> None:
 def test_a_rank_that_dies_half_way_is_named(ranks: Ranks) -> None:
     started = ranks.start(die_half_way, 3)
     ranks.wait(started)
-    assert started[0].said["error"] == "RankFailedError"
-    assert started[0].said["ranks"] == [1]
-    assert started[0].said["out"] == ["as it was"] * 3
+    assert started[0].reported["error"] == "RankFailedError"
+    assert started[0].reported["ranks"] == [1]
+    assert started[0].reported["out"] == ["as it was"] * 3

@@ -176,8 +176,8 @@ def test_messages_of_three_ranks(me: Me) -> None:
         fixed = np.ones(3)
         fixed.flags.writeable = False
         ops = [dist.P2POp(dist.isend, np.zeros(3), 1, tag=4), dist.P2POp(dist.irecv, fixed, 2, tag=4)]
-        said = me.attempt(dist.batch_isend_irecv, ops)
-        assert said["error"] == "ValueError", said
+        reported = me.attempt(dist.batch_isend_irecv, ops)
+        assert reported["error"] == "ValueError", reported
         dist.send(np.ones(3), 1, tag=4)
     elif rank == 1:
         got = np.zeros(3)
@@ -188,10 +188,10 @@ def test_messages_of_three_ranks(me: Me) -> None:
     for count in (small, large):
         for wrong in (np.full(count + 1, -1.0), np.full(count, -1, "f4"), np.full(2 * count, -1, "f4")):
             if rank == 0:
-                said = me.attempt(dist.recv, wrong, 1)
-                assert said["error"] == "DistBackendError", said
-                assert f"rank 1 sent float64[{count}] with tag 0, but the receive expects" in said["text"]
-                assert said["ranks"] == [1]
+                reported = me.attempt(dist.recv, wrong, 1)
+                assert reported["error"] == "DistBackendError", reported
+                assert f"rank 1 sent float64[{count}] with tag 0, but the receive expects" in reported["text"]
+                assert reported["ranks"] == [1]
                 assert (wrong == -1).all()
             elif rank == 1:
                 told = me.attempt(send_until_told, np.ones(count))

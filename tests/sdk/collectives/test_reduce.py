@@ -92,8 +92,8 @@ def monitor(me: Me) -> None:
         group = dist.new_group([3, 2, 1, 0], sort_ranks=False)
         dist.barrier()  # nobody is late who is not meant to be
         if early:
-            said = me.attempt(dist.monitored_barrier, group, 0.5, wait_all_ranks)
-            me.say(**{str(wait_all_ranks): said})
+            reported = me.attempt(dist.monitored_barrier, group, 0.5, wait_all_ranks)
+            me.report(**{str(wait_all_ranks): reported})
         dist.barrier()
         dist.destroy_process_group(group)
     dist.destroy_process_group()
@@ -103,10 +103,10 @@ def monitor(me: Me) -> None:
 def test_a_monitored_barrier_names_the_first_or_all_that_do_not_come(ranks: Ranks) -> None:
     started = ranks.run(monitor, 4)
     for wait_all_ranks, missing, words in (("False", ([1], [2]), "rank"), ("True", ([2, 1], [1, 2]), "ranks")):
-        found = [started[rank].said[wait_all_ranks] for rank in (0, 3)]
-        for said in found:
-            assert said["error"] == "CollectiveTimeoutError", said
-            assert said["ranks"] in missing
-            named = ", ".join(map(str, said["ranks"]))
-            assert said["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 500 ms")
-            assert "waited 0.5 s for rank" in said["text"]
+        found = [started[rank].reported[wait_all_ranks] for rank in (0, 3)]
+        for reported in found:
+            assert reported["error"] == "CollectiveTimeoutError", reported
+            assert reported["ranks"] in missing
+            named = ", ".join(map(str, reported["ranks"]))
+            assert reported["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 500 ms")
+            assert "waited 0.5 s for rank" in reported["text"]

@@ -53,7 +53,7 @@ def test_collectives_on_registered_arrays(me: Me) -> None:
 
 def ask_for_different_arrays(me: Me) -> None:
     me.init()
-    me.say(**me.attempt(dist.empty, 100 + dist.get_rank()))
+    me.report(**me.attempt(dist.empty, 100 + dist.get_rank()))
     array = dist.empty(5)
     array[:] = 1
     dist.all_reduce(array)
@@ -62,8 +62,8 @@ def ask_for_different_arrays(me: Me) -> None:
 
 def test_ranks_that_ask_for_different_arrays_are_told_and_go_on(ranks: Ranks) -> None:
     for started in ranks.run(ask_for_different_arrays, 2):
-        assert started.said["error"] == "CollectiveMismatchError"
-        assert "rank 0: empty(float32[100]); rank 1: empty(float32[101])" in started.said["text"]
+        assert started.reported["error"] == "CollectiveMismatchError"
+        assert "rank 0: empty(float32[100]); rank 1: empty(float32[101])" in started.reported["text"]
 
 
 @pytest.mark.usefixtures("alone")

@@ -50,11 +50,11 @@ def program(ranks: Ranks, main: Callable[..., Any], *uses: Callable[..., Any], *
 
 
 def run(ranks: Ranks, main: Callable[..., Any], *uses: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Run a program to its end; return what it said as JSON."""
+    """Run a program to its end; return what it reported as JSON."""
     started = program(ranks, main, *uses, **arguments)
     ranks.succeed([started])
     helpers_end(ranks)
-    return started.said
+    return started.reported
 
 
 def helpers_end(ranks: Ranks) -> None:
@@ -75,7 +75,9 @@ def pids(ranks: Ranks, count: int) -> list[int]:
     def written() -> list[int]:
         return [int(text) for path in ranks.folder.glob("pid.*") if (text := path.read_text()).endswith("\n")]
 
-    return wait_until(lambda: len(written()) == count and written(), f"{count} processes to begin: {ranks.told()}")
+    return wait_until(
+        lambda: len(written()) == count and written(), f"{count} processes to begin: {ranks.transcript()}"
+    )
 
 
 def write_pid(i: int) -> None:
@@ -241,22 +243,26 @@ def test_a_failure_comes_back_and_nothing_is_left(ranks: Ranks, method: str, how
     assert started.code == 0, started
     assert started.stderr == ("no space left\n" if "say why" in hows else "")
     for how in hows:
-        said = started.said[how]
-        assert (said["error_index"], len(said["pids"])) == (1, 3)
-        assert said["error_pid"] in said["pids"]
+        reported = started.reported[how]
+        assert (reported["error_index"], len(reported["pids"])) == (1, 3)
+        assert reported["error_pid"] in reported["pids"]
         if how in RAISED:
-            assert said["error"] == "ProcessRaisedException"
-            beginning = f"process 1 (pid {said['error_pid']}) raised:\n\nTraceback (most recent call last):"
-            assert said["text"].startswith(beginning)
-            assert ", in fail\n" in said["text"]
-            assert said["text"].endswith(RAISED[how])
+            assert reported["error"] == "ProcessRaisedException"
+            beginning = f"process 1 (pid {reported['error_pid']}) raised:\n\nTraceback (most recent call last):"
+            assert reported["text"].startswith(beginning)
+            assert ", in fail\n" in reported["text"]
+            assert reported["text"].endswith(RAISED[how])
         else:
             code, name = EXITED[how]
-            assert (said["error"], said["exit_code"], said["signal_name"]) == ("ProcessExitedException", code, name)
-            assert said["text"].endswith(f"terminated with {f'signal {name}' if name else f'exit code {code}'}")
-        assert said["seconds"] < SOON
-        assert (said["alive"], said["children"]) == ([], 0)
-    descriptors = {each["descriptors"] for each in started.said.values()}
+            assert (reported["error"], reported["exit_code"], reported["signal_name"]) == (
+                "ProcessExitedException",
+                code,
+                name,
+            )
+            assert reported["text"].endswith(f"terminated with {f'signal {name}' if name else f'exit code {code}'}")
+        assert reported["seconds"] < SOON
+        assert (reported["alive"], reported["children"]) == ([], 0)
+    descriptors = {each["descriptors"] for each in started.reported.values()}
     assert len(descriptors) == 1, "the first call starts the standard library's helpers, no other adds any"
 
 
@@ -283,9 +289,9 @@ def spawn_failing_slowly(how: str) -> None:
 @processes
 @pytest.mark.parametrize(("how", "end"), [("raise", "ValueError: this was first\n"), ("exit", "with exit code 5")])
 def test_the_first_failure_is_raised_although_another_process_ended_before(ranks: Ranks, how: str, end: str) -> None:
-    said = run(ranks, spawn_failing_slowly, fail_slowly, description, how=how)
-    assert said["error_index"] == 1
-    assert said["text"].endswith(end)
+    reported = run(ranks, spawn_failing_slowly, fail_slowly, description, how=how)
+    assert reported["error_index"] == 1
+    assert reported["text"].endswith(end)
 
 
 def raise_among_ranks(i: int, size: int) -> None:
@@ -315,13 +321,13 @@ def wait_for_failing_ranks(size: int, port: int) -> None:
 
 @processes
 def test_the_other_ranks_hear_of_an_exception_before_they_are_ended(ranks: Ranks) -> None:
-    said = run(ranks, wait_for_failing_ranks, raise_among_ranks, description, size=3, port=free_port())
-    assert (said["error"], said["error_index"]) == ("ProcessRaisedException", 1)
+    reported = run(ranks, wait_for_failing_ranks, raise_among_ranks, description, size=3, port=free_port())
+    assert (reported["error"], reported["error_index"]) == ("ProcessRaisedException", 1)
     for other in (0, 2):
         heard = (ranks.folder / f"heard.{other}").read_text()
         assert heard.startswith("rank 1 ")
         assert "ValueError: bad sample" in heard
-    assert said["seconds"] < 60, "a grace period ends with the last process"
+    assert reported["seconds"] < 60, "a grace period ends with the last process"
 
 
 def ignore_signals(i: int) -> None:
@@ -382,8 +388,8 @@ def join_by_hand() -> None:
 
 @processes
 def test_a_context_is_joined_by_hand(ranks: Ranks) -> None:
-    said = run(ranks, join_by_hand, write_pid, sleep_until_told)
-    assert sorted(said["pids"]) == sorted(pids(ranks, 2))
+    reported = run(ranks, join_by_hand, write_pid, sleep_until_told)
+    assert sorted(reported["pids"]) == sorted(pids(ranks, 2))
 
 
 def leave_daemons() -> None:
@@ -559,8 +565,8 @@ def start_only_one() -> None:
 
 @processes
 def test_when_one_cannot_be_started_the_others_are_ended(ranks: Ranks) -> None:
-    said = run(ranks, start_only_one, write_pid, PickledOnce, sleep_with)
-    assert said == {"text": "cannot be sent twice", "children": 0}
+    reported = run(ranks, start_only_one, write_pid, PickledOnce, sleep_with)
+    assert reported == {"text": "cannot be sent twice", "children": 0}
 
 
 # Wrong calls

@@ -1,4 +1,4 @@
-"""What is said in a multicast group, and who is believed."""
+"""What is reported in a multicast group, and who is believed."""
 
 from __future__ import annotations
 

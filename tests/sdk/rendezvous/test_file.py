@@ -121,7 +121,10 @@ class TestSeveralJobs:
         url = ours.find()
         with another_process(path, "other") as other:
             assert answers(other.url)
-            assert {job: said["url"] for job, said in gateways(path).items()} == {"job": url, "other": other.url}
+            assert {job: reported["url"] for job, reported in gateways(path).items()} == {
+                "job": url,
+                "other": other.url,
+            }
             ours.close()
             assert set(gateways(path)) == {"other"}
             other.close()

@@ -77,6 +77,6 @@ def test_it_says_whose_jobs_it_leaves(hosted, settings, caplog):
     join(hosted, "left behind")
     with caplog.at_level(logging.INFO, "rankmesh"):
         hosted.close(settings.job)
-    (said,) = caplog.messages
-    assert "ends with job 'job'" in said
-    assert "ranks of 'left behind' are still there" in said
+    (reported,) = caplog.messages
+    assert "ends with job 'job'" in reported
+    assert "ranks of 'left behind' are still there" in reported

@@ -20,9 +20,9 @@ def by(me: Me, method: str, embedded: list[int] | None = None, **options: object
     if me.rank in (embedded or []):
         method += "?hosting=embedded"
     failed = me.attempt(dist.init_process_group, init_method=method, rank=me.rank, world_size=me.size, **options)
-    me.say(**failed)
+    me.report(**failed)
     if failed["error"] is None:
-        me.say(agent=type(dist._session.session.current().agent).__name__)
+        me.report(agent=type(dist._session.session.current().agent).__name__)
         array = np.ones(1000)
         dist.all_reduce(array)
         assert (array == me.size).all()
@@ -32,23 +32,23 @@ def by(me: Me, method: str, embedded: list[int] | None = None, **options: object
 
 def test_a_gateway_with_agents_has_processes_attach_and_others_may_join_them(ranks: Ranks) -> None:
     url = hosting.cluster({}, 3).url
-    said = [rank.said for rank in ranks.run(by, 3, method=url, embedded=[1])]
-    assert [one["agent"] for one in said] == ["RemoteAgent", "Agent", "RemoteAgent"]
+    reported = [rank.reported for rank in ranks.run(by, 3, method=url, embedded=[1])]
+    assert [one["agent"] for one in reported] == ["RemoteAgent", "Agent", "RemoteAgent"]
 
 
 def test_a_gateway_without_agents_leaves_them_embedded(ranks: Ranks, gateway: str) -> None:
-    assert [rank.said["agent"] for rank in ranks.run(by, 2, method=gateway)] == ["Agent"] * 2
+    assert [rank.reported["agent"] for rank in ranks.run(by, 2, method=gateway)] == ["Agent"] * 2
 
 
 def test_who_insists_on_an_agent_is_told_that_there_is_none(ranks: Ranks, gateway: str) -> None:
-    said = ranks.run(by, 1, method=f"{gateway}?hosting=attached", timeout=1)[0].said
-    assert said["error"] in ("DistNetworkError", "NoAgentsError")
-    assert "no standalone agent" in said["text"]
+    reported = ranks.run(by, 1, method=f"{gateway}?hosting=attached", timeout=1)[0].reported
+    assert reported["error"] in ("DistNetworkError", "NoAgentsError")
+    assert "no standalone agent" in reported["text"]
 
 
 def test_a_hosting_that_there_is_not(ranks: Ranks, gateway: str) -> None:
-    said = ranks.run(by, 1, method=f"{gateway}?hosting=cloud")[0].said
-    assert (said["error"], "hosting='cloud'" in said["text"]) == ("ValueError", True)
+    reported = ranks.run(by, 1, method=f"{gateway}?hosting=cloud")[0].reported
+    assert (reported["error"], "hosting='cloud'" in reported["text"]) == ("ValueError", True)
 
 
 def until_it_fails() -> None:
@@ -61,13 +61,13 @@ def lose_the_agent(me: Me, method: str) -> None:
     dist.init_process_group(init_method=method, rank=me.rank, world_size=2, timeout=30)
     agent = dist._session.session.current().agent
     dist.barrier()
-    me.say(name=agent._client._offer.name)
+    me.report(name=agent._client._offer.name)
     if me.rank == 0:
         os.kill(agent._client._offer.pid, signal.SIGKILL)
-        me.say(**me.attempt(until_it_fails))
+        me.report(**me.attempt(until_it_fails))
         me.mark("over")
     else:
-        me.say(**me.attempt(until_it_fails))
+        me.report(**me.attempt(until_it_fails))
         me.wait_for("over")
     dist.destroy_process_group()
 
@@ -75,10 +75,10 @@ def lose_the_agent(me: Me, method: str) -> None:
 def test_the_loss_of_an_agent_is_the_loss_of_its_rank(ranks: Ranks) -> None:
     started = ranks.run(lose_the_agent, 2, method=hosting.cluster({}, 2, "to be killed").url)
     for rank in started:
-        assert rank.said["error"] == "RankFailedError"
-        assert rank.said["ranks"] == [0]
-        assert rank.said["seconds"] < 30
-    assert f"the agent of this rank, '{started[0].said['name']}'" in started[0].said["text"]
+        assert rank.reported["error"] == "RankFailedError"
+        assert rank.reported["ranks"] == [0]
+        assert rank.reported["seconds"] < 30
+    assert f"the agent of this rank, '{started[0].reported['name']}'" in started[0].reported["text"]
 
 
 def come_and_go(me: Me, method: str) -> None:

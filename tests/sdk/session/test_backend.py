@@ -379,12 +379,12 @@ def test_an_engine_over_the_groups_store(me: Me) -> None:
     assert [each["rank"] for each in objects] == [0, 1, 2]
     # Calls that do not fit together never reach the engine; neither does what it lacks. The group goes on.
     step = engine.step
-    said = me.attempt(dist.all_reduce, np.ones(2 + (rank == 1)))
-    assert said["error"] == "CollectiveMismatchError", said
-    assert "rank 1: all_reduce(float64[3], SUM)" in said["text"]
-    said = me.attempt(dist.reduce, np.ones(2), 0)
-    assert said["error"] == "DistBackendError", said
-    assert "backend 'plain' does not offer reduce" in said["text"]
+    reported = me.attempt(dist.all_reduce, np.ones(2 + (rank == 1)))
+    assert reported["error"] == "CollectiveMismatchError", reported
+    assert "rank 1: all_reduce(float64[3], SUM)" in reported["text"]
+    reported = me.attempt(dist.reduce, np.ones(2), 0)
+    assert reported["error"] == "DistBackendError", reported
+    assert "backend 'plain' does not offer reduce" in reported["text"]
     assert engine.step == step
     dist.barrier()
     # Messages go over the mesh.
@@ -458,10 +458,10 @@ def test_an_engine_that_cannot_be_made_on_one_rank_is_told_to_the_others(me: Me,
         after = me.resources()
         assert after[0] == before[0], after
     elif world:
-        said = me.attempt(dist.barrier)
-        assert said["error"] in ("GroupAbortedError", "RankFailedError"), said
-        assert "no pigeons left" in said["text"], said
-        assert said["ranks"] == [1]
+        reported = me.attempt(dist.barrier)
+        assert reported["error"] in ("GroupAbortedError", "RankFailedError"), reported
+        assert "no pigeons left" in reported["text"], reported
+        assert reported["ranks"] == [1]
         dist.destroy_process_group()
     else:
         dist.barrier()  # the world is none the worse
@@ -478,9 +478,9 @@ def test_a_creator_waits_no_longer_than_the_groups_timeout(me: Me) -> None:
 
     dist.Backend.register_backend("pigeon", create)
     me.init()
-    said = me.attempt(dist.new_group, backend="pigeon", timeout=1)
-    assert said["error"] == ("OSError" if me.rank == 1 else "StoreTimeoutError"), said
-    assert said["seconds"] < 30, said
+    reported = me.attempt(dist.new_group, backend="pigeon", timeout=1)
+    assert reported["error"] == ("OSError" if me.rank == 1 else "StoreTimeoutError"), reported
+    assert reported["seconds"] < 30, reported
     dist.barrier()
     assert dist.get_pg_count() == 1
     dist.destroy_process_group()

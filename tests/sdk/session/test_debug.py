@@ -17,7 +17,7 @@ VARIABLES = ("RANKMESH_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has been said about the level, here or in the environment."""
+    """Nothing has been reported about the level, here or in the environment."""
     monkeypatch.setattr(debug, "_level", None)
     monkeypatch.setattr(debug, "below_detail", False)
     for name in VARIABLES:
@@ -104,10 +104,10 @@ def test_at_detail_a_note_has_the_shapes_of_that_moment_and_the_callers_line() -
     note = debug.details_of(tensors)
     tensors[0].resize((6,), refcheck=False)
     assert note is not None
-    said = note()
-    assert said.startswith(f"called at {__file__}:")
-    assert "in test_at_detail_a_note_has_the_shapes" in said
-    assert said.endswith("float32 (2, 3), int8 (), uint8 (4,), builtins.object")
+    reported = note()
+    assert reported.startswith(f"called at {__file__}:")
+    assert "in test_at_detail_a_note_has_the_shapes" in reported
+    assert reported.endswith("float32 (2, 3), int8 (), uint8 (4,), builtins.object")
 
 
 # Mismatches
@@ -132,13 +132,13 @@ def differ(me: Me) -> None:
         dist.set_debug_level(level)
         texts = {}
         for name, call in calls.items():
-            said = me.attempt(call)
-            assert said["error"] == "CollectiveMismatchError", said
-            texts[name] = said["text"]
+            reported = me.attempt(call)
+            assert reported["error"] == "CollectiveMismatchError", reported
+            texts[name] = reported["text"]
             array = np.ones(3)
             dist.all_reduce(array)
             assert array[0] == 2, "the group goes on"
-        me.say(**{level: texts})
+        me.report(**{level: texts})
     dist.destroy_process_group()
 
 
@@ -150,18 +150,20 @@ def in_a_batch(array: np.ndarray[Any, Any]) -> None:
 @pytest.mark.processes
 def test_mismatches_always_raise_and_detail_adds_every_ranks_shapes_and_lines(ranks: Ranks) -> None:
     zero, one = ranks.run(differ, 2)
-    assert zero.said == one.said, "every rank is told the same"
-    off, detail = zero.said["OFF"], zero.said["DETAIL"]
+    assert zero.reported == one.reported, "every rank is told the same"
+    off, detail = zero.reported["OFF"], zero.reported["DETAIL"]
     for name, text in off.items():
         assert "rank 0: " in text, name
         assert "rank 1: " in text, name
         assert "called at" not in text, name
     for name, text in detail.items():
         first, second = text.split("rank 1: ")
-        for said, rank in ((first, 0), (second, 1)):
-            assert re.search(r"called at \S+/test_debug\.py:\d+ in (differ\.<locals>\.<lambda>|in_a_batch)", said), name
+        for reported, rank in ((first, 0), (second, 1)):
+            assert re.search(
+                r"called at \S+/test_debug\.py:\d+ in (differ\.<locals>\.<lambda>|in_a_batch)", reported
+            ), name
             if name in ("all_reduce", "all_gather", "single", "batch", "coalesced", "later"):
-                assert re.search(rf"\((2, |3, )?{3 + rank},?\)", said), f"{name}: the shape of rank {rank}"
+                assert re.search(rf"\((2, |3, )?{3 + rank},?\)", reported), f"{name}: the shape of rank {rank}"
     assert "float32 (2, 3)" in detail["all_reduce"]
     assert "float64 (4, 1)" in detail["root"]
     assert "sends [2, 4] elements to the ranks and expects [3, 3]" in off["splits"]

@@ -127,7 +127,7 @@ def without_ranks(me: Me, methods: list[str], explicit: dict[str, int]) -> None:
         if number == 0:
             before = me.resources()
     assert me.resources() == before, f"{before} became {me.resources()}"
-    me.say(got=got)
+    me.report(got=got)
 
 
 def test_ranks_that_are_left_out_are_given_out(ranks: Ranks, gateway: str) -> None:
@@ -140,7 +140,7 @@ def test_ranks_that_are_left_out_are_given_out(ranks: Ranks, gateway: str) -> No
     env = {"RANKMESH_BIND": "127.0.0.1"}  # the multicast stays on this machine
     started = ranks.start(without_ranks, 3, env=env, methods=methods, explicit={"1": 2})
     ranks.succeed(started)
-    got = [rank.said["got"] for rank in started]
+    got = [rank.reported["got"] for rank in started]
     assert got[1] == [2] * 8, "an explicit rank is kept"
     assert all({got[0][number], got[2][number]} == {0, 1} for number in range(8)), got
 
@@ -290,7 +290,7 @@ def one_of_two_jobs(me: Me, method: str, group_name: str, amount: int) -> None:
         value = np.full(10, amount)
         dist.all_reduce(value)
         assert (value == 2 * amount).all(), value
-    me.say(ranks=dist.get_process_group_ranks())
+    me.report(ranks=dist.get_process_group_ranks())
     dist.destroy_process_group()
 
 

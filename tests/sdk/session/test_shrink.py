@@ -12,7 +12,7 @@ import rankmesh as dist
 
 
 def check_world(me: Me, ranks: list[int]) -> None:
-    """The world has these of the first world's ranks, under new numbers: everything is said and done in those."""
+    """The world has these of the first world's ranks, under new numbers: everything is reported and done in those."""
     size, rank = len(ranks), ranks.index(me.rank)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
     assert dist.get_process_group_ranks() == list(range(size))
@@ -51,16 +51,16 @@ def check_world(me: Me, ranks: list[int]) -> None:
         late = size - 1
         group = dist.new_group()
         if rank != late:
-            said = me.attempt(dist.barrier, group, timeout=1)
-            assert said["ranks"] == [late], said
+            reported = me.attempt(dist.barrier, group, timeout=1)
+            assert reported["ranks"] == [late], reported
         dist.barrier()
-        said = me.attempt(dist.all_reduce, np.ones(1 + (rank == late)))
-        assert said["error"] == "CollectiveMismatchError", said
-        assert f"rank {late}: all_reduce(float64[2], SUM)" in said["text"], said
+        reported = me.attempt(dist.all_reduce, np.ones(1 + (rank == late)))
+        assert reported["error"] == "CollectiveMismatchError", reported
+        assert f"rank {late}: all_reduce(float64[2], SUM)" in reported["text"], reported
         if rank == 0:
-            said = me.attempt(dist.recv, np.ones(1), late, timeout=0.05)
-            assert f"recv from rank {late} " in said["text"], said
-            assert said["ranks"] == [late], said
+            reported = me.attempt(dist.recv, np.ones(1), late, timeout=0.05)
+            assert f"recv from rank {late} " in reported["text"], reported
+            assert reported["ranks"] == [late], reported
     # Groups are made of the new numbers.
     group = dist.new_group(range(size - 1, -1, -1), sort_ranks=False)
     assert dist.get_process_group_ranks(group) == list(range(size))[::-1]
@@ -93,8 +93,8 @@ def test_groups_shrink_and_their_ranks_are_numbered_anew(me: Me) -> None:
             again = dist.shrink_group([1 - smaller.rank()], smaller, dist.SHRINK_ABORT)
             assert dist.get_process_group_ranks(again) == [me.rank]
         else:
-            said = me.attempt(dist.shrink_group, [1], trio)
-            assert said["error"] == "RuntimeError", said
+            reported = me.attempt(dist.shrink_group, [1], trio)
+            assert reported["error"] == "RuntimeError", reported
     assert dist.get_world_size() == 5
     dist.barrier()
     # The world, twice: ranks 2 and 0 leave.
@@ -134,15 +134,15 @@ def shrink_after_a_death(me: Me) -> None:
     for _ in range(2):
         dist.barrier()
         me.mark(f"going-{len(world)}-{me.rank}")
-        said = me.attempt(reduce_until_a_rank_fails)
-        assert said["error"] == "RankFailedError", said
-        (failed,) = said["ranks"]
+        reported = me.attempt(reduce_until_a_rank_fails)
+        assert reported["error"] == "RankFailedError", reported
+        (failed,) = reported["ranks"]
         before = dist.group.WORLD
         dist.shrink_group([failed])
         assert me.attempt(dist.barrier, before)["error"] in ("RankFailedError", "GroupAbortedError")
         del world[failed]
         check_world(me, world)
-    me.say(world=world)
+    me.report(world=world)
     dist.destroy_process_group()
 
 
@@ -156,7 +156,7 @@ def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ran
         started[dying].kill()
         alive.remove(dying)
     ranks.succeed([started[rank] for rank in alive])
-    assert [started[rank].said["world"] for rank in alive] == [[0, 3], [0, 3]]
+    assert [started[rank].reported["world"] for rank in alive] == [[0, 3], [0, 3]]
     ranks.wait(started)
     assert started[1].code == started[2].code == -signal.SIGKILL
 
@@ -165,8 +165,8 @@ def shrink_by_the_first(me: Me) -> None:
     me.init()
     dist.barrier()
     me.mark(f"going-{me.rank}")
-    said = me.attempt(reduce_until_a_rank_fails)
-    assert (said["error"], said["ranks"]) == ("RankFailedError", [0]), said
+    reported = me.attempt(reduce_until_a_rank_fails)
+    assert (reported["error"], reported["ranks"]) == ("RankFailedError", [0]), reported
     dist.shrink_group([0])
     check_world(me, [1, 2])
     dist.destroy_process_group()

@@ -394,10 +394,10 @@ def test_an_immutable_array_can_be_sent_but_not_received_into(name: str) -> None
     flat_out(np.array(Immutable(elements)), "weights")
 
 
-@pytest.mark.parametrize(("device", "said"), [(Device.kDLROCM, "kDLROCM"), (10, "10"), (14, "14")])
-def test_an_array_on_a_device_is_refused(device: int, said: str) -> None:
+@pytest.mark.parametrize(("device", "reported"), [(Device.kDLROCM, "kDLROCM"), (10, "10"), (14, "14")])
+def test_an_array_on_a_device_is_refused(device: int, reported: str) -> None:
     for take in (flat_in, flat_out):
-        with pytest.raises(TypeError, match=rf"loss is a .*OnDevice on DLPack device {said}: .*copy on the CPU"):
+        with pytest.raises(TypeError, match=rf"loss is a .*OnDevice on DLPack device {reported}: .*copy on the CPU"):
             take(OnDevice(device), "loss")
 
 

@@ -202,7 +202,7 @@ def _ops(dtype: str) -> list[str]:
 
 
 def _in_any_order(cell: Cell, rounds: bool) -> Cell | None:
-    """Return a cell like this one, None where nothing can be said of its result."""
+    """Return a cell like this one, None where nothing can be reported of its result."""
     kind = DTYPES[cell.dtype].kind
     product = (kind == "c" or cell.dtype == "complex32") and cell.op == "PRODUCT"
     if kind in "biu" or not cell.op:
@@ -240,4 +240,4 @@ def go_through(api: Any, cells: Iterable[Cell], group: Any = None, place: Place 
 
 def sweep(me: Me, name: str, cells: Iterable[Sequence[Any]], api: Any, group: Any = None) -> None:
     """Go through cells, which came to a rank's process as JSON, and report it to the test by this name."""
-    me.say(**{name: go_through(api, itertools.starmap(Cell, cells), group)})
+    me.report(**{name: go_through(api, itertools.starmap(Cell, cells), group)})

@@ -85,7 +85,7 @@ def run(plan: Plan, limit: float) -> Iterator[Outcome]:
                 yield Outcome(*json.loads(line))
             if process.wait() != 0:
                 printed.seek(0)
-                last = (printed.read().splitlines() or ["it said nothing"])[-1]
+                last = (printed.read().splitlines() or ["it reported nothing"])[-1]
                 yield Outcome("", FAILED, f"the tests ended early, exit code {process.returncode}: {last}", limit, 0.0)
         finally:
             timer.cancel()

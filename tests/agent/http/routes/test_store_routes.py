@@ -255,9 +255,9 @@ class TestWaiting:
 
         monkeypatch.setattr(agent.store, "execute", lambda command, idempotency_key="": execute(command))
         await client.get("/v1/store/k", params={"wait": asked})
-        for path, said in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
+        for path, reported in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
-            await client.post(f"/v1/store/{path}", content=f'{{{said}, "timeout": {written}}}', headers=JSON)
+            await client.post(f"/v1/store/{path}", content=f'{{{reported}, "timeout": {written}}}', headers=JSON)
         assert waits == [given, given, given]
 
 

@@ -105,7 +105,7 @@ ARGUMENTS = {
     "not a member": ("gather", X, {"dst": "1"}, "dst=1 is not in group 'world', whose ranks are [0]"),
     "to itself": ("send", X, {"dst": "0"}, "own rank"),
     "from itself": ("recv", X, {"src": "0"}, "own rank"),
-    "nothing said": ("recv", b"", {}, "dtype=float32&shape=2,3"),
+    "nothing reported": ("recv", b"", {}, "dtype=float32&shape=2,3"),
     "dtype alone": ("recv", b"", {"dtype": "int8"}, "dtype=float32&shape=2,3"),
     "no stack": ("scatter", X, {}, "a stack of 1"),
     "a scalar": ("all_to_all", npy(np.float32(1)), {}, "a stack of 1"),

@@ -102,10 +102,10 @@ def ranks_whose_tensors_differ(group: Any, rank: int, size: int, what: str) -> A
 
 @cell(sides=OVER)
 def what_cannot_be_summed(group: Any, rank: int, size: int) -> Any:
-    for tensor, op, said in (
+    for tensor, op, reported in (
         (torch.ones(2).to_sparse(), c10d.ReduceOp.MAX, "summed only"),
         (torch.eye(2).to_sparse_csr(), c10d.ReduceOp.SUM, "to_sparse_coo"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=reported):
             c10d.all_reduce(tensor, op, group)
     usable(group, size)
