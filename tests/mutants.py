@@ -190,7 +190,7 @@ FAULTS = [
     Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n                name", "False:\n                name", QUEUE, "a callback waits for itself"),
     Fault(GROUP + "call_queue.py", "except CollectiveMismatchError:", "except ZeroDivisionError:", GROUPS, "a mismatch ends the group"),
     Fault(GROUP + "call_queue.py", "state.abort(error)\n                raise", "raise", GROUPS, "a failed call does not end the group"),
-    Fault(GROUP + "call_queue.py", "self._state.abort(error)  #", "pass  #", "sdk/test_ctrl_c.py", "Ctrl-C leaves a queued call running"),
+    Fault(GROUP + "call_queue.py", "self._state.abort(error)  #", "pass  #", QUEUE, "Ctrl-C leaves a queued call running"),
     Fault(GROUP + "call_queue.py", "            self._queue.put(None)", "            pass", GROUPS, "the worker thread stays"),
     Fault(GROUP + "call_queue.py", "stats.failures += 1", "pass", GROUPS, "failures are not counted"),
     Fault(GROUP + "call_queue.py", "            state.started_at = None", "            pass", GROUPS, "a call that ended is shown as under way"),

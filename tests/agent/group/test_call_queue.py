@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import signal
 import threading
 import weakref
 from collections import Counter
@@ -563,6 +564,24 @@ def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -
     alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
     alone.submit()
     assert alone.log[-1][-1], "the worker executes the call"
+
+
+def test_ctrl_c_in_a_queued_call_aborts_the_group(alone: Alone, held: threading.Event) -> None:
+    """The worker must not go on with the caller's array."""
+    ran: list[int] = []
+
+    def interrupt() -> None:
+        wait_until(lambda: len(alone.queue.active_records()) == 2, "the call to be queued")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupted = in_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        alone.submit(lambda: ran.append(1))
+    interrupted.result(SECONDS)
+    held.set()
+    with pytest.raises(GroupAbortedError):
+        alone.submit(lambda: ran.append(2))
+    assert not ran
 
 
 def test_the_first_failure_is_kept(alone: Alone) -> None:
