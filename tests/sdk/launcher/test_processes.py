@@ -334,19 +334,30 @@ def state(pid: int) -> str:
 
 
 def test_of_ranks_that_ended_while_the_launcher_did_not_look_a_killed_one_failed_first(job: Job) -> None:
-    job.script("signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n" + WRITE_PID + "time.sleep(1000)")
-    launcher = job.start("--nproc-per-node=2", "script.py")
-    job.pids(2)
+    job.script(f"""
+        def end(*_):
+            print("the last output of", rank, file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(3)
+        signal.signal(signal.SIGTERM, end)
+        {WRITE_PID.strip()}
+        while rank < 2 or not os.path.exists("pid.1"):
+            time.sleep(0.01)
+        while os.path.exists("/proc/" + open("pid.1").read().strip()):  # until the launcher has reaped it
+            time.sleep(0.01)
+    """)
+    launcher = job.start("--nproc-per-node=3", "script.py")
+    job.pids(3)
     exits, killed = (int((job.folder / f"pid.{rank}").read_text()) for rank in range(2))
     launcher.send_signal(signal.SIGSTOP)
     wait_until(lambda: state(launcher.pid) == "T", "the launcher to stop")
     os.kill(exits, signal.SIGTERM)
-    os.kill(killed, signal.SIGKILL)
+    os.kill(killed, signal.SIGTERM)
     wait_until(lambda: state(exits) == state(killed) == "Z", "both to end")
     launcher.send_signal(signal.SIGCONT)
     code, _, stderr = job.finish(launcher)
     assert code == 128 + signal.SIGKILL
     assert "[rankmesh] rank 1 failed first: signal SIGKILL (9)" in stderr
+    assert stderr.index("the last output of 1") < stderr.index("[rankmesh] rank 1 failed: ")
 
 
 def test_ranks_that_hang_after_a_failure_are_ended(job: Job) -> None:
