@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
 _LONGEST = 1 << 18  # bytes of a message
+_PLACEHOLDER = "-" * 64
+"""Value of the marker in the server's environment: a rank's replaces it in place."""
 
 
 class Program(NamedTuple):
@@ -80,8 +82,7 @@ class Fork(NamedTuple):
 
     def enter(self) -> None:
         """Make the process that has just been forked one with this environment, folder and output."""
-        number = os.environ[MARKER].encode()
-        _overwrite_environ(number, self.environment[MARKER].encode())
+        _overwrite_environ(self.environment[MARKER])
         os.environ.clear()
         os.environ.update(self.environment)
         os.chdir(self.program.folder)
@@ -92,14 +93,15 @@ class Fork(NamedTuple):
         sys.argv = [self.program.file, str(self.rank), str(self.size)]
 
 
-def _overwrite_environ(before: bytes, after: bytes) -> None:
-    """Replace a value in what /proc/PID/environ shows, which os.environ does not change."""
-    assert len(before) == len(after)
+def _overwrite_environ(marker: str) -> None:
+    """Replace the marker's value in what /proc/PID/environ shows, which os.environ does not change."""
+    value = marker.encode() + b"\0"
+    assert len(value) <= len(_PLACEHOLDER)
     start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start, see proc(5)
-    found = Path("/proc/self/environ").read_bytes().index(before)
+    found = Path("/proc/self/environ").read_bytes().index(_PLACEHOLDER.encode())
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start + found)
-        memory.write(after)
+        memory.write(value)
 
 
 def serve(connection: socket.socket) -> Fork | None:
@@ -159,7 +161,7 @@ class RankServer:
         with there:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.rank_server", str(there.fileno())],
-                env={**environment, MARKER: "-" * len(environment[MARKER])},
+                env={**environment, MARKER: _PLACEHOLDER},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
