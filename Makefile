@@ -26,9 +26,9 @@ test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # ROOM is a folder of the agent, the gateway or the SDK, or a file, as it is called under tests/: ROOM=agent/store.
-test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM or of all
-	$(BIN)/python -m pytest $(if $(ROOM),tests/$(ROOM),tests/agent tests/gateway tests/sdk) -m "not processes and not slow" \
-		$(if $(ROOM),,$(PARALLEL)) $(ARGS)
+test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM, or of all without the slow ones
+	$(BIN)/python -m pytest $(if $(ROOM),tests/$(ROOM),tests/agent tests/gateway tests/sdk) \
+		-m "not processes$(if $(ROOM),, and not slow)" $(if $(ROOM),,$(PARALLEL)) $(ARGS)
 
 test-attached: $(VENV)/.dev  ## Run the SDK's tests with ranks that attach to standalone agents
 	RANKMESH_TEST_HOSTING=attached $(BIN)/python -m pytest $(ATTACHED) $(PARALLEL) $(ARGS)

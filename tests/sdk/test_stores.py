@@ -10,6 +10,8 @@ from support.store_machine import Subject, drive
 
 import rankmesh as dist
 
+pytestmark = pytest.mark.slow
+
 FILE = ("delete_key", "queue_push", "queue_pop", "queue_len")
 
 

@@ -16,6 +16,8 @@ from rankmesh_agent.device.kernels import LARGE_CAPACITY, OPTIONS, SMALL_CAPACIT
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_CODE, FROM_NAME, OPAQUE, display, family
 from rankmesh_agent.wire.ops import ReduceOp
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 DType = np.dtype[Any]
 

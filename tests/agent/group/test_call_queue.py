@@ -440,7 +440,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         self.group.close()
 
 
-TestCallQueue = CallQueueMachine.TestCase
+TestCallQueue = pytest.mark.slow(CallQueueMachine.TestCase)
 TestCallQueue.settings = settings(
     max_examples=100, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )

@@ -88,6 +88,7 @@ UNAVAILABLE = [CLOSING, A_BUG, (500, "Internal Server Error"), (502, "<html>")]
 COMPLETE = 200, asdict(JoinReply(True, "job", 1, 1, [member(0)], []))
 
 
+@pytest.mark.slow
 class TestJoin:
     @pytest.mark.parametrize(
         ("responses", "seconds", "error", "asked"),

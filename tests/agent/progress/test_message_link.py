@@ -68,6 +68,7 @@ def test_the_calls_here_go_by_way_of_rank_0() -> None:
     assert algorithm(OpType.BARRIER, "link", 0, SIZE) is barrier.star_link
 
 
+@pytest.mark.slow
 @every_rank
 @pytest.mark.parametrize("call", [small, LocalCommunicator.barrier], ids=["all_reduce", "barrier"])
 def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int, call: Callable[..., None]) -> None:

@@ -381,6 +381,7 @@ class TestTokens:
         assert impostor or "cannot be reached" in str(caught.value)
 
 
+@pytest.mark.slow
 class TestWaits:
     def test_the_thread_that_sets_a_key_sends_the_response(self, raw, owned, waits):
         """The response comes while the server's thread is blocked."""

@@ -14,6 +14,8 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.http_client import BlockingHttpStore, HttpStore
 from rankmesh_agent.store.memory import BlockingMemoryStore
 
+pytestmark = pytest.mark.slow
+
 
 def over_tcp(url: str) -> StoreClient:
     found = StoreClient(url, "secret")

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -275,7 +276,7 @@ class RegistryMachine(RuleBasedStateMachine):
                 assert logged[n, rank] == record.state(self.now)
 
 
-TestRegistry = RegistryMachine.TestCase
+TestRegistry = pytest.mark.slow(RegistryMachine.TestCase)
 TestRegistry.settings = settings(
     max_examples=60, stateful_step_count=40, derandomize=True, deadline=None, database=None
 )

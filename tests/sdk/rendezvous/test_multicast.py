@@ -14,6 +14,8 @@ from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.schemas import JoinRequest, Member
 
+pytestmark = pytest.mark.slow
+
 GROUP = "239.255.41.9"
 
 

@@ -57,6 +57,7 @@ def test_port_0_is_any_free_port(opened, settings, answers):
         assert answers(opened(TcpLocator, HERE, 0, rank, settings).find())
 
 
+@pytest.mark.slow
 class TestSomebodyElseThere:
     def test_rank_0_says_who(self, settings):
         with socket.create_server((HERE, 0)) as silent, pytest.raises(AddressInUseError, match="in use by"):
@@ -69,6 +70,7 @@ class TestSomebodyElseThere:
             assert locator._hosted is None
 
 
+@pytest.mark.slow
 class TestAnotherHostsAddress:
     ELSEWHERE = "192.0.2.77"
 
