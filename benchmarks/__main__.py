@@ -33,14 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
         session = Session(full(), full_effort, joins=3, ddp=5)
     else:
         effort = Effort(options.rounds, min(3, options.rounds), options.budget, seconds=options.seconds)
-        chosen = cases([name for name in options.only if name in OPERATIONS], options.ranks, options.sizes)
-        sizes = gpu.SIZES if options.sizes is SIZES else options.sizes
         session = Session(
-            chosen,
+            cases([name for name in options.only if name in OPERATIONS], options.ranks, options.sizes),
             lambda case: effort,
             **{part: options.rounds for part in PARTS if part in options.only},
             gpu_ranks=gpu.RANKS if options.ranks is RANKS else options.ranks,
-            gpu_sizes=sizes,
+            gpu_sizes=gpu.SIZES if options.sizes is SIZES else options.sizes,
         )
     run = session.measure([IMPLEMENTATIONS[name] for name in options.peers])
     if options.json is not None:
