@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 MARKER = "RANKS_OF_TEST"
 """The variable that names the test in the environment of every process that belongs to it."""
 _LONGEST = 1 << 18  # bytes of a message
+_SECONDS = 60.0  # for the import of a test module, and for the server's end
 _PLACEHOLDER = "-" * 64
 """Value of the marker in the server's environment: a rank's replaces it in place."""
 
@@ -166,6 +167,7 @@ class RankServer:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
             )
+        here.settimeout(_SECONDS)
         self._connection = here
         self._lock = threading.Lock()
         self._codes: dict[int, int] = {}
@@ -192,7 +194,7 @@ class RankServer:
 
     def _read(self) -> dict[str, Any]:
         message = self._connection.recv(_LONGEST)
-        assert message, f"the server of ranks ended: exit code {self._process.wait()}"
+        assert message, f"the server of ranks ended: exit code {self._process.wait(_SECONDS)}"
         answer: dict[str, Any] = json.loads(message)
         if "ended" in answer:
             self._codes[answer["ended"]] = answer["code"]
@@ -201,7 +203,11 @@ class RankServer:
     def close(self) -> None:
         """End the server."""
         self._connection.close()
-        self._process.wait()
+        try:
+            self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class ForkedProcess:

@@ -198,8 +198,13 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def authenticate(self, token: str, *, client: bool, seconds: float) -> bytes:
+    def authenticate(self, token: str, seconds: float, refusal: AuthenticationError | None = None) -> bytes:
         """Run the mutual challenge: both ends prove that they know the token.
+
+        Args:
+            token: the shared secret.
+            seconds: time limit.
+            refusal: at the client, the error if the server refuses the proof, or ends; None at the server.
 
         Returns:
             The connection's name at both ends.
@@ -209,10 +214,7 @@ class FramedStream:
             ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        refusal = AuthenticationError(
-            "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
-        )
-        script = handshake.client_script(token, refusal) if client else handshake.server_script(token)
+        script = handshake.server_script(token) if refusal is None else handshake.client_script(token, refusal)
         try:
             return Handshake(self.sock, script).run(seconds)
         except TimeoutError:

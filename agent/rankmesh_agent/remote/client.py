@@ -17,7 +17,7 @@ from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
@@ -83,7 +83,10 @@ class AgentDialer:
             if address == self._path:
                 sock.connect(address)
             stream = FramedStream(sock)
-            stream.authenticate(self._token, client=True, seconds=seconds)
+            refusal = AuthenticationError(
+                "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
+            )
+            stream.authenticate(self._token, seconds, refusal)
         except BaseException:
             sock.close()
             raise

@@ -42,12 +42,10 @@ class LeaseStream:
         self.session: Session | None = None
         self._send_lock = threading.Lock()
         self._over = False
-        self._joined = False
 
     def end(self) -> None:
         """End the process's streams: the lease has ended."""
-        self._close_session()
-        if self._joined and not self._over:
+        if self._close_session() and not self._over:
             self._stream.shutdown()
 
     def serve(self) -> None:
@@ -105,7 +103,6 @@ class LeaseStream:
             self._stream.shutdown()
             return
         self.session = Session(agent)
-        self._joined = True
         if self._over:  # released before the session was there
             self._close_session()
         world, descriptors = describe_group(agent.world)
@@ -118,10 +115,12 @@ class LeaseStream:
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK, document, descriptors)
 
-    def _close_session(self) -> None:
+    def _close_session(self) -> bool:
+        """Close the session; return whether there was one."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
+        return session is not None
 
     def _execute(self, frame: Frame) -> None:
         """Execute a request over the lease's stream."""

@@ -142,7 +142,7 @@ class SessionServer:
 
     def _serve(self, stream: FramedStream) -> None:
         try:
-            stream.authenticate(self._token, client=False, seconds=CHALLENGE_SECONDS)
+            stream.authenticate(self._token, CHALLENGE_SECONDS)
             frame = stream.receive(Deadline(CHALLENGE_SECONDS))
             document = attach_frames.decode_json(frame.document)
             if frame.header.kind == Request.ACQUIRE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -196,24 +197,22 @@ class StoreClient(BlockingStore):
             raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
         if split.scheme != "http":
             raise _NotSupported(f"{split.scheme} is not http")
-        refused = False
-        while True:
-            connection = _Connection(self._connect_unix() or self._connect(host, port, split.netloc, timeout))
-            try:
-                connection.name = connection.authenticate(self._token, client=True, seconds=timeout)
-                return connection
-            except AuthenticationError:
-                connection.close()
-                # An owner that ends closes the connection without a message, too: the second attempt tells which.
-                if refused:
-                    raise AuthenticationError(
-                        f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here",
-                        address=self._url,
-                    ) from None
-                refused = True
-            except BaseException:
-                connection.close()
-                raise
+        with contextlib.suppress(AuthenticationError):
+            return self._open_connection(host, port, split.netloc, timeout)
+        # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
+        return self._open_connection(host, port, split.netloc, timeout)
+
+    def _open_connection(self, host: str, port: int, netloc: str, timeout: float) -> _Connection:
+        refusal = AuthenticationError(
+            f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
+        )
+        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, timeout))
+        try:
+            connection.name = connection.authenticate(self._token, timeout, refusal)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _connect(self, host: str, port: int, netloc: str, timeout: float) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""

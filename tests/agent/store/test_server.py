@@ -62,7 +62,7 @@ class Raw:
         try:
             self.unix_socket = unix_socket_of(head)
             if token is not None:
-                self.name = FramedStream(self.sock).authenticate(token, client=True, seconds=60.0)
+                self.name = FramedStream(self.sock).authenticate(token, 60.0, AuthenticationError("refused"))
             self.sock.settimeout(60.0)
         except BaseException:
             self.sock.close()
