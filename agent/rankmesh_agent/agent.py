@@ -19,7 +19,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.join import JobMembership
+from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.disconnects import DisconnectMonitor

@@ -11,7 +11,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.join import JobMembership
+from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import GroupRequest

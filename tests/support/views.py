@@ -11,7 +11,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
-from rankmesh_agent.wire.stats import AgentStats, HeartbeatStats, OperationStats, StoreStats
+from rankmesh_agent.wire.stats import AgentStats, GroupOpStats, HeartbeatStats, StoreStats
 
 
 class FakeGroup:
@@ -133,8 +133,8 @@ class FakeAgent:
     def vitals(self) -> AgentStats:
         return AgentStats(
             [
-                OperationStats(4096, 1.25, 1, [0, 2, 1] + [0] * 13, "world", "all_reduce", 2, 0.5),
-                OperationStats(8, 0.5, 0, [0] * 15 + [1], 'odd "name"\\n', "send"),
+                GroupOpStats(4096, 1.25, 1, [0, 2, 1] + [0] * 13, "world", "all_reduce", 2, 0.5),
+                GroupOpStats(8, 0.5, 0, [0] * 15 + [1], 'odd "name"\\n', "send"),
             ],
             HeartbeatStats(7, 1, 0.25),
             StoreStats({"get": 5, "set": 2}, 3),

@@ -12,7 +12,7 @@ from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 
 
-class RankElsewhereError(DistBackendError):
+class DelegatedRankError(DistBackendError):
     """The process that is attached to the rank's agent executes the rank's collectives."""
 
     code = "rank-elsewhere"
@@ -43,7 +43,7 @@ class DelegatedBackend(Backend):
         """Does nothing: the attached process may still use the segment."""
 
     def _refuse(self, call: Call) -> NoReturn:
-        raise RankElsewhereError(
+        raise DelegatedRankError(
             f"{call.name}: the process that is attached to this agent executes this rank's collectives; make the call "
             "there, or end its lease first",
             op=call.name,

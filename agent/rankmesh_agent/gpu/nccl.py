@@ -94,7 +94,7 @@ def _nccl_reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None
     return _NcclReduction(_TYPES[dtype], _OPS[op])
 
 
-class _Member(TransferCollectives):
+class _NcclRank(TransferCollectives):
     """This process's membership of an NCCL communicator, for one GPU.
 
     Args:
@@ -193,13 +193,15 @@ class NcclBackend(GpuBackend):
         self._size = size
         self._group = group
         self._nccl = runtime.nccl()
-        self._connections: dict[_Key, list[_Member]] = {}
+        self._connections: dict[_Key, list[_NcclRank]] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm of a call. A call with a subject has several arrays, each on a GPU of its own."""
-        return functools.partial(self._run_multigpu if call.subject else self._run_single, getattr(_Member, call.name))
+        return functools.partial(
+            self._run_multigpu if call.subject else self._run_single, getattr(_NcclRank, call.name)
+        )
 
     def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
         (member,) = self._members((), (launch.device,), range(self._size), launch)
@@ -293,7 +295,7 @@ class NcclBackend(GpuBackend):
 
     def _members(
         self, which: tuple[int, ...], devices: tuple[int, ...], ranks: Sequence[int], launch: Launch
-    ) -> list[_Member]:
+    ) -> list[_NcclRank]:
         """Return this rank's members of a communicator of some ranks, one per device; created at first use."""
         members = self._connections.get((which, devices))
         if members is not None:
@@ -309,7 +311,7 @@ class NcclBackend(GpuBackend):
             self._connections[which, devices] = members
         return members
 
-    def _init_comm(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_Member]:
+    def _init_comm(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_NcclRank]:
         """Create a communicator: its first rank publishes the id, and the others that they are about to join."""
         own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
         deadline, why = launch.deadline, f"{launch.description} in group {self._group!r} connects the GPUs"
@@ -317,13 +319,13 @@ class NcclBackend(GpuBackend):
         found = self._exchange.gather(what, ranks, deadline, why)[0]
         size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
 
-        def connect() -> list[_Member]:
+        def connect() -> list[_NcclRank]:
             members, multigpu = [], len(devices) > 1
             with self.grouped() if multigpu else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
                     with runtime.on_device(device):
                         comm = self._nccl.NcclCommunicator(size, found, rank)
-                        members.append(_Member(comm, rank, size, multigpu, self.grouped))
+                        members.append(_NcclRank(comm, rank, size, multigpu, self.grouped))
             return members
 
         return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)

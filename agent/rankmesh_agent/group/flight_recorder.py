@@ -18,7 +18,7 @@ import numpy as np
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
-from rankmesh_agent.wire.stats import OperationStats, OpStats
+from rankmesh_agent.wire.stats import GroupOpStats, OpStats
 
 DEFAULT_CAPACITY = 1000
 """Calls and messages that the flight recorder keeps by default."""
@@ -108,15 +108,15 @@ class FlightRecorder:
             for op, stats in group.op_stats().items():
                 self._ended.setdefault(op, OpStats()).add(stats)
 
-    def operations(self) -> list[OperationStats]:
+    def operations(self) -> list[GroupOpStats]:
         """Return the statistics and the calls in flight, by group in the order of their creation, ended ones last.
 
         There are at most MAX_GROUPS + 2 groups, to bound the number of metrics; groups of one name count as one.
         """
-        found: dict[tuple[str, str], OperationStats] = {}
+        found: dict[tuple[str, str], GroupOpStats] = {}
 
-        def at(group: str, op: str) -> OperationStats:
-            return found.setdefault((group, op), OperationStats(group=group, op=op))
+        def at(group: str, op: str) -> GroupOpStats:
+            return found.setdefault((group, op), GroupOpStats(group=group, op=op))
 
         with self._lock:
             now = time.monotonic()

@@ -55,8 +55,8 @@ def connect_all(
     """
     check_settings(members)
     lower = [member for member in members if member.rank < me.rank]
-    dials = [_Dial(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
-    connector = _Connector(me, members, epoch, listener, dials)
+    outgoing = [_OutgoingConnection(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
+    connector = _Connector(me, members, epoch, listener, outgoing)
     try:
         while len(connector.connections) < len(members) - 1:
             if deadline.expired():
@@ -105,14 +105,19 @@ class _Connector:
     """
 
     def __init__(
-        self, me: Member, members: Sequence[Member], epoch: int, listener: TcpListener, dials: Sequence[_Dial]
+        self,
+        me: Member,
+        members: Sequence[Member],
+        epoch: int,
+        listener: TcpListener,
+        outgoing: Sequence[_OutgoingConnection],
     ) -> None:
         self.connections: dict[int, Connection] = {}
         self._me = me
         self._higher = {member.rank: member for member in members if member.rank > me.rank}
         self._epoch = epoch
         self._listener = listener
-        self._dials = list(dials)
+        self._outgoing = list(outgoing)
 
     def advance(self, deadline: Deadline) -> None:
         """Sleep until a connection can continue, then continue it."""
@@ -121,22 +126,22 @@ class _Connector:
         poll = select.poll()
         for fd in self._listener.descriptors():
             poll.register(fd, select.POLLIN)
-        under_way: dict[int, _Dial] = {}
-        for dial in list(self._dials):
-            if dial.pending is None and dial.retry_at <= now:
-                self._add(dial, dial.begin())
-            if dial.pending is not None:
-                fd = dial.pending.fileno()
-                under_way[fd] = dial
-                poll.register(fd, dial.pending.events())
+        under_way: dict[int, _OutgoingConnection] = {}
+        for each in list(self._outgoing):
+            if each.pending is None and each.retry_at <= now:
+                self._add(each, each.begin())
+            if each.pending is not None:
+                fd = each.pending.fileno()
+                under_way[fd] = each
+                poll.register(fd, each.pending.events())
             else:
-                rest = min(rest, max(0.0, dial.retry_at - now))
+                rest = min(rest, max(0.0, each.retry_at - now))
         ready = {fd for fd, _ in poll.poll(1000 * min(rest, deadline.remaining()))}
-        for fd, dial in under_way.items():
+        for fd, each in under_way.items():
             if fd in ready:
-                self._add(dial, dial.advance())
-            elif dial.abandon_at <= now:
-                dial.abandon()
+                self._add(each, each.advance())
+            elif each.abandon_at <= now:
+                each.abandon()
         for identity, connection in self._listener.accept(ready, lambda identity: self._rank_of(identity) is not None):
             rank = self._rank_of(identity)
             assert rank is not None
@@ -145,10 +150,10 @@ class _Connector:
                 previous.close()  # the peer has abandoned that connection and made this one
             self.connections[rank] = connection
 
-    def _add(self, dial: _Dial, connection: Connection | None) -> None:
+    def _add(self, outgoing: _OutgoingConnection, connection: Connection | None) -> None:
         if connection is not None:
-            self.connections[dial.peer.rank] = connection
-            self._dials.remove(dial)
+            self.connections[outgoing.peer.rank] = connection
+            self._outgoing.remove(outgoing)
 
     def _rank_of(self, identity: bytes) -> int | None:
         """Return the rank of a client, None if this process does not expect it."""
@@ -162,8 +167,8 @@ class _Connector:
 
     def timeout_error(self, deadline: Deadline) -> DistNetworkError:
         """Return the error that names the missing ranks."""
-        if self._dials:
-            return self._dials[0].error()
+        if self._outgoing:
+            return self._outgoing[0].error()
         missing = [member for rank, member in self._higher.items() if rank not in self.connections]
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(
@@ -175,13 +180,13 @@ class _Connector:
 
     def close(self) -> None:
         """Abandon the join: close all connections."""
-        for dial in self._dials:
-            dial.close()
+        for each in self._outgoing:
+            each.close()
         for connection in self.connections.values():
             connection.close()
 
 
-class _Dial:
+class _OutgoingConnection:
     """The outgoing connection to a lower rank: tries its addresses in turn, repeatedly.
 
     Attributes:

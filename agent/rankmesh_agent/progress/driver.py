@@ -47,7 +47,7 @@ class Driver(ABC):
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, connections, oversubscribed)
-        self._background = BackgroundProgress(self)
+        self._background = ProgressThread(self)
 
     @abstractmethod
     def poll_once(self, timeout: float) -> None:
@@ -115,7 +115,7 @@ class Driver(ABC):
             self._followers -= 1
 
 
-class BackgroundProgress:
+class ProgressThread:
     """Drives the engine in a thread of its own while asynchronous messages are outstanding.
 
     The thread yields to the foreground, and stays away while the foreground calls again and again: two threads that

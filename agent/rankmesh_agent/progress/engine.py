@@ -20,7 +20,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.progress.poller import POLL_INTERVAL
-from rankmesh_agent.progress.ports import SinkTable
+from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError

@@ -44,7 +44,7 @@ class _KeyAndValue:
 
 
 @dataclass(frozen=True)
-class _SeveralKeys:
+class _MultiKeyCommand:
     keys: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class MultiSet(Write[None]):
 
 
 @dataclass(frozen=True)
-class Wait(_SeveralKeys, Waiting[None]):
+class Wait(_MultiKeyCommand, Waiting[None]):
     """Return when all of some keys have values at the same time.
 
     Raises:
@@ -234,7 +234,7 @@ class Wait(_SeveralKeys, Waiting[None]):
 
 
 @dataclass(frozen=True)
-class Check(_SeveralKeys, Immediate[bool]):
+class Check(_MultiKeyCommand, Immediate[bool]):
     """Return whether each of some keys has a value, or a queue that is not empty."""
 
     def apply(self, table: Table) -> bool:

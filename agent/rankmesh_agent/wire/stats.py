@@ -33,7 +33,7 @@ class OpStats:
 
 
 @dataclass
-class OperationStats(OpStats):
+class GroupOpStats(OpStats):
     """The calls, or messages, of one operation in one group.
 
     Attributes:
@@ -89,7 +89,7 @@ class AgentStats:
         lost: number of peers whose connection broke without a goodbye.
     """
 
-    operations: list[OperationStats] = field(default_factory=list)
+    operations: list[GroupOpStats] = field(default_factory=list)
     heartbeats: HeartbeatStats | None = None
     store: StoreStats | None = None
     peers: dict[str, int] = field(default_factory=dict)

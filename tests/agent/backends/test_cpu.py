@@ -14,7 +14,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress import driver, engine
-from rankmesh_agent.progress.driver import BackgroundProgress
+from rankmesh_agent.progress.driver import ProgressThread
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.shm_ring import RING_BYTES
 from rankmesh_agent.wire.errors import RankFailedError
@@ -37,13 +37,13 @@ def send(members: LocalCommunicator, to: int, tag: int = 0) -> None:
 def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks once more whether there is something to do, not over and over while it keeps the lock."""
     looks: dict[Any, int] = dict.fromkeys(pair.meshes, 0)
-    idle = BackgroundProgress._idle
+    idle = ProgressThread._idle
 
-    def counted(thread: BackgroundProgress) -> bool:
+    def counted(thread: ProgressThread) -> bool:
         looks[thread._engine] += 1
         return idle(thread)
 
-    monkeypatch.setattr(BackgroundProgress, "_idle", counted)
+    monkeypatch.setattr(ProgressThread, "_idle", counted)
     go = threading.Event()
 
     def call(members: LocalCommunicator) -> None:

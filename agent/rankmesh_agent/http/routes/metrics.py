@@ -19,7 +19,7 @@ from rankmesh_agent.http.prometheus import render_metrics
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
-from rankmesh_agent.wire.stats import BOUNDS, AgentStats, OperationStats
+from rankmesh_agent.wire.stats import BOUNDS, AgentStats, GroupOpStats
 
 router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
 
@@ -70,11 +70,11 @@ def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
         )
 
 
-def _operations(operations: list[OperationStats]) -> Iterator[Metric]:
+def _operations(operations: list[GroupOpStats]) -> Iterator[Metric]:
     by = ["group", "op"]
 
     def family(
-        kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, of: Callable[[OperationStats], float]
+        kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, of: Callable[[GroupOpStats], float]
     ) -> Metric:
         found = kind(name, text, labels=by)
         for each in operations:
