@@ -18,6 +18,11 @@ T = TypeVar("T")
 class AsyncStore(ABC):
     """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
 
+    @property
+    def local(self) -> AsyncStore:
+        """The same store, for requests that another agent has forwarded: it does not forward them again."""
+        return self
+
     @abstractmethod
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
         """Execute a command, wait if it has to wait, and return its result.

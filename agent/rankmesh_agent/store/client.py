@@ -17,6 +17,7 @@ from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
 
@@ -30,6 +31,20 @@ T = TypeVar("T")
 
 class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
+
+
+class Attempt:
+    """What is known about earlier attempts to execute a command at other owners.
+
+    Attributes:
+        retried: identity of the first request that may have been executed, if any.
+    """
+
+    retried = b""
+
+    def may_follow(self, error: DistNetworkError) -> bool:
+        """Return whether the command can be sent to the next owner after an error."""
+        return isinstance(error, StoreMovedError) or isinstance(error.__cause__, OSError | StreamClosedError)
 
 
 class _Connection(FramedStream):
@@ -144,8 +159,9 @@ class StoreClient(BlockingStore):
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
+    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS, attempt: Attempt | None = None) -> T:
         """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
+        attempt = attempt or Attempt()
         if self._http is not None:
             return self._http.execute(command)
         try:
@@ -157,13 +173,14 @@ class StoreClient(BlockingStore):
         began = time.monotonic()
         try:
             try:
-                return self._call(connection, command, timeout)
+                return self._call(connection, command, timeout, attempt.retried)
             except StreamClosedError:  # the owner closed it while it was idle, perhaps
-                retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
+                if command.writes and not attempt.retried:
+                    attempt.retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq)
                 rest: Command[T] = command
                 if isinstance(command, Waiting):
                     rest = command.with_timeout(max(0.0, command.seconds - (time.monotonic() - began)))
-                return self._call(self._pool.connect(lambda: self._open(timeout)), rest, timeout, retried)
+                return self._call(self._pool.connect(lambda: self._open(timeout)), rest, timeout, attempt.retried)
         except (StreamClosedError, StreamTimeoutError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 

@@ -12,6 +12,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store import http_codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore, BlockingStore
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistError,
@@ -22,7 +23,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     StoreTimeoutError,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import FORWARDED_HEADER, LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 IDLE_SECONDS = 2.0
 """Lifetime of an unused connection: less than the 5 s after which uvicorn closes its end."""
@@ -44,20 +45,24 @@ class HttpStore(AsyncStore):
     Args:
         url: base URL of the agent that owns the keys and values.
         token: the job's token; empty for none.
+        forwarded: whether the requests are other clients', which the agent must not forward to yet another one.
 
     Attributes:
         url, token: the same.
     """
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str = "", *, forwarded: bool = False) -> None:
         self.url = url.rstrip("/")
         self.token = token
+        self._forwarded = forwarded
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
         if self._transport is None:  # made here, because it belongs to the running event loop
             self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
-        exchange = _exchange(self.url, self.token, command, idempotency_key, RESPONSE_SECONDS)
+        exchange = _exchange(
+            self.url, self.token, command, idempotency_key, RESPONSE_SECONDS, forwarded=self._forwarded
+        )
         try:
             request = next(exchange)
             while True:
@@ -124,9 +129,13 @@ def _options(url: str) -> dict[str, Any]:
     return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
 
 
-def _exchange(url: str, token: str, command: Command[T], idempotency_key: str, timeout: float) -> Exchange[T]:
+def _exchange(
+    url: str, token: str, command: Command[T], idempotency_key: str, timeout: float, *, forwarded: bool = False
+) -> Exchange[T]:
     """Request a command, by consecutive long polls if it waits."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if forwarded:
+        headers[FORWARDED_HEADER] = "1"
     if command.writes:
         headers["Idempotency-Key"] = idempotency_key or secrets.token_hex(16)
     if not isinstance(command, Waiting):
@@ -195,6 +204,9 @@ def _error_of(url: str, response: httpx.Response) -> DistError:
         return _not_a_store_error(url, response)
     if kind is not None and issubclass(kind, DistStoreError):
         return kind(detail)
+    if code == StoreMovedError.code:
+        ranks = found.get("ranks")
+        return StoreMovedError(detail, ranks=ranks if isinstance(ranks, list) else ())
     return DistNetworkError(f"the store at {url} answered {response.status_code}: {detail}", address=url)
 
 
