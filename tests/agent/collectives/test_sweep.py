@@ -6,10 +6,7 @@ megabytes is measured in kilobytes, so that short arrays go through all of them 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
-from support.http_ranks import applications, clients
 from support.sweep.cell import Cell, Place
 from support.sweep.cover import SLOT_BYTES, cells_of, go_through
-from support.sweep.media import OverCommunicator, OverHttp, Pool
+from support.sweep.media import OverCommunicator, Pool, over_http
 from support.threads import LATER, NOW, World, in_threads, world
 
 from rankmesh_agent.backends.base import Backend
@@ -137,30 +133,11 @@ def all_of(medium: Medium) -> Taken:
     return {each for each in algorithms() if each[1] == medium and each[0] is not OpType.BARRIER}
 
 
-@contextlib.contextmanager
-def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop in a thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 @pytest.mark.slow
 def test_over_http() -> None:
     cells = cells_of("http", (3,))[0][::3]  # every value; what pairs of them do, the media above show
-    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
-        opened = clients(applications(made))
-        asked = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(20)
-        try:
-            found = in_threads(3, lambda rank: go_through(OverHttp(rank, 3, asked[rank], loop), cells))
-        finally:
-            asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result(20)
+    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, over_http(made) as apis:
+        found = in_threads(3, lambda rank: go_through(apis[rank], cells))
         assert not [text for each in found for text in each["wrong"]]
 
 
