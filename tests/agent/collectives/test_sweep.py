@@ -24,7 +24,6 @@ from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -186,24 +185,3 @@ def test_asynchronous_calls_keep_their_order_and_synchronous_ones_queue_behind_t
 
     for got in four.run(call):
         assert (got == float(four.size) ** 5).all()
-
-
-NOTHING: dict[str, Callable[[LocalCommunicator, Array], Any]] = {
-    "all_reduce": lambda comm, array: comm.all_reduce(array, ReduceOp.SUM, NOW),
-    "reduce": lambda comm, array: comm.reduce(array, ReduceOp.SUM, 0, NOW),
-    "broadcast": lambda comm, array: comm.broadcast(array, 0, NOW),
-    "all_gather": lambda comm, array: comm.all_gather([array] * comm.size, array, NOW),
-    "gather": lambda comm, array: comm.gather([array] * comm.size if comm.rank == 0 else [], array, 0, NOW),
-    "scatter": lambda comm, array: comm.scatter(array, [array] * comm.size if comm.rank == 0 else [], 0, NOW),
-    "reduce_scatter": lambda comm, array: comm.reduce_scatter(array, [array] * comm.size, ReduceOp.SUM, NOW),
-    "all_to_all": lambda comm, array: comm.all_to_all([array] * comm.size, [array] * comm.size, NOW),
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-def test_a_call_with_nothing_to_move_is_compared_and_waits_too(four: World, name: str) -> None:
-    def call(comm: LocalCommunicator) -> None:
-        with pytest.raises(CollectiveMismatchError, match=name):
-            NOTHING[name](comm, np.empty(0)) if comm.rank % 2 else comm.barrier(NOW)
-
-    four.run(call)

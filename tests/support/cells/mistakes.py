@@ -69,7 +69,6 @@ ARGUMENTS: Calls = {
     "get_group_rank in a string": lambda dist: dist.get_group_rank("world", 0),
     "destroy_process_group of a string": lambda dist: dist.destroy_process_group("world"),
     "tag as a string": lambda dist: dist.send(ones(), 1, tag="one"),
-    "tag as a float": lambda dist: dist.isend(ones(), 1, tag=1.5),
     "tag as None": lambda dist: dist.irecv(ones(), 1, tag=None),
     "timeout of a barrier as a string": lambda dist: dist.barrier(timeout="soon"),
     "timeout of a group as a string": lambda dist: dist.new_group([0], timeout="soon"),
