@@ -84,15 +84,7 @@ class Wrong(NamedTuple):
 
 
 def _wrong(error: type[Exception], says: str, http: str = "", *, request: str = "", **calls: Call) -> dict[str, Wrong]:
-    """Return rows of the table.
-
-    Args:
-        error: the exception.
-        says: a pattern of its message.
-        http: a pattern of the problem's detail, if it is another one.
-        request: the same, of a request that the endpoint's schema excludes.
-        calls: the calls, by name.
-    """
+    """Return rows of the table; ``http`` is another pattern of the detail, ``request`` that of a schema's violation."""
     problem = 422, "invalid-request" if request else "invalid-call", request or http or says
     return {name: Wrong(call, error, says, problem) for name, call in calls.items()}
 
@@ -128,10 +120,12 @@ WRONG: dict[str, Wrong] = {
         send_to_two_ranks=lambda api, a: api.send(a(), dst=0, group_dst=0),
     ),
     **_wrong(
-        ValueError, r"(src|dst) is missing",
+        ValueError, r"(src|dst|peer) is missing: give \1 \(a global rank\) or group_\1", "(src|dst) is missing",
         broadcast_without_a_source=lambda api, a: api.broadcast(a()),
         reduce_without_a_destination=lambda api, a: api.reduce(a()),
         send_without_a_destination=lambda api, a: api.send(a()),
+        isend_without_a_destination=lambda api, a: api.isend(a()),
+        message_without_a_peer=lambda api, a: api.P2POp(api.isend, a()),
     ),
     **_wrong(
         TypeError, "must be a whole number", request=r"query\.(src|dst|tag)",
@@ -145,11 +139,11 @@ WRONG: dict[str, Wrong] = {
         recv_with_a_tag_of_65_bits=lambda api, a: api.recv(a(), src=a.other, tag=1 << 64),
     ),
     **_wrong(
-        ValueError, "is this rank", "is this agent's own rank",
+        ValueError, "is this rank: a process does not send to itself, copy", "is this agent's own rank",
         send_to_itself=lambda api, a: api.send(a(), dst=a.rank),
         recv_from_itself=lambda api, a: api.recv(a(), src=a.rank),
-        isend_to_itself=lambda api, a: api.isend(a(), dst=a.rank).wait(),
-        irecv_from_itself=lambda api, a: api.irecv(a(), src=a.rank).wait(),
+        isend_to_itself=lambda api, a: api.isend(a(), group_dst=a.rank).wait(),
+        irecv_from_itself=lambda api, a: api.irecv(a(), group_src=a.rank).wait(),
         messages_to_itself=lambda api, a: api.batch_isend_irecv([api.P2POp(api.isend, a(), a.rank)]),
     ),
     **_wrong(
@@ -394,7 +388,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "the SDK multiplies by factors": _FACTORS,
     },
     "http": {
-        "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|(isend|irecv|messages|batch)\w+|no_messages",
+        "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|(isend|irecv|message|batch)\w+|no_messages",
         "there are no group ranks": r"\w+_group_rank_3|\w+_two_ranks",
         "outputs are in the response": r"\w+_into_\w+|all_to_all_of_(large_)?unexpected_sizes|gather_with_a_list\w+",
         "a rank that receives sends an example, which may be a stack": r"scatter_with_a_list\w+",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,23 +24,16 @@ from support.wrong import (
 
 
 @contextlib.contextmanager
-def communicators(transport: str, **options: Any) -> Iterator[list[Any]]:
-    with world(SIZE, transport, **options) as made:
-        yield [OverCommunicator(comm) for comm in made.communicators]
+def apis_over(medium: str) -> Iterator[list[Any]]:
+    """The API of each rank over a medium, by rank."""
+    with world(SIZE, medium if medium == "segment" else "tcp", hosts="aab" if medium == "hosts" else "") as made:
+        if medium == "http":
+            with over_http(made, NPY) as apis:
+                yield apis
+        else:
+            yield [OverCommunicator(comm) for comm in made.communicators]
 
 
-@contextlib.contextmanager
-def endpoints() -> Iterator[list[Any]]:
-    with world(SIZE, "tcp") as made, over_http(made, NPY) as apis:
-        yield apis
-
-
-MEDIA: dict[str, Callable[[], contextlib.AbstractContextManager[list[Any]]]] = {
-    "tcp": partial(communicators, "tcp"),
-    "segment": partial(communicators, "segment"),
-    "hosts": partial(communicators, "tcp", hosts="aab"),
-    "http": endpoints,
-}
 INVALID = {
     "communicator": [name for name in expressible(WRONG, "communicator") if WRONG[name].says == UNDEFINED],
     "http": expressible(WRONG, "http"),
@@ -58,7 +50,7 @@ def found(request: pytest.FixtureRequest) -> tuple[str, list[Attempts]]:
         invalid = try_invalid(apis[rank], rank, INVALID[kind])
         return invalid | try_mismatched(apis[rank], rank, expressible(MISMATCHED, kind), queued=kind != "http")
 
-    with MEDIA[request.param]() as apis:
+    with apis_over(request.param) as apis:
         return kind, in_threads(SIZE, run)
 
 

@@ -22,13 +22,6 @@ class TestAlone:
 
     pytestmark = pytest.mark.usefixtures("alone")
 
-    @every_call
-    def test_a_process_does_not_send_to_itself(self, call: Any) -> None:
-        side = "dst" if "send" in call.__name__ else "src"
-        for named in ({side: 0}, {f"group_{side}": 0}):
-            with pytest.raises(ValueError, match=f"{side} is this rank: a process does not send to itself, copy"):
-                call(np.ones(1), **named)
-
     @every_receive
     @pytest.mark.parametrize("tag", [1 << 63, -(1 << 63) - 1])
     def test_a_tag_has_64_bits(self, call: Any, tag: int) -> None:

@@ -30,23 +30,14 @@ def ones() -> torch.Tensor:
     return torch.ones(4)
 
 
-def two() -> list[torch.Tensor]:
-    return [ones(), ones()]
-
-
-TENSORS: Calls = {
+AT_RANK_0: Calls = {
     "all_to_all_single of a sparse tensor": lambda dist: dist.all_to_all_single(ones().to_sparse(), ones()),
-    "all_gather_coalesced into a flat list": lambda dist: dist.all_gather_coalesced(two(), [ones()]),
-}
-RANKS: Calls = {
-    "a message to nowhere": lambda dist: dist.P2POp(dist.isend, ones()),
+    "all_gather_coalesced into a flat list": lambda dist: dist.all_gather_coalesced([ones(), ones()], [ones()]),
     "get_global_rank of a rank too high": lambda dist: dist.get_global_rank(subgroup(dist), 1),
     "get_group_rank of a rank that is no member": lambda dist: dist.get_group_rank(subgroup(dist), 1),
     "broadcast_object_list from a rank too high": lambda dist: dist.broadcast_object_list([1], 2),
     "scatter_object_list from a rank too high": lambda dist: dist.scatter_object_list([None], None, 2),
     "send_object_list to oneself": lambda dist: dist.send_object_list([1], 0),
-}
-LISTS: Calls = {
     "gather_object without a list": lambda dist: dist.gather_object(1, None, 0),
     "scatter_object_list without a list": lambda dist: dist.scatter_object_list([None], None, 0),
     "scatter_object_list into an empty list": lambda dist: dist.scatter_object_list([], [1, 2], 0),
@@ -56,8 +47,6 @@ LISTS: Calls = {
     ),
     "a message that is no function": lambda dist: dist.P2POp("isend", ones(), 1),
     "a message with the blocking function": lambda dist: dist.P2POp(dist.send, ones(), 1),
-}
-ARGUMENTS: Calls = {
     "PREMUL_SUM without a factor": lambda dist: dist.all_reduce(ones(), op=dist.ReduceOp.PREMUL_SUM),
     "group as a string": lambda dist: dist.all_reduce(ones(), group="world"),
     "group as a number": lambda dist: dist.broadcast(ones(), 0, group=1),
@@ -94,8 +83,6 @@ WITHOUT_GLOO: Calls = {
     "broadcast of a tensor on another device": lambda dist: dist.broadcast(torch.ones(2, device="meta"), 0),
 }
 """gloo checks none of these: it crashes, waits until its timeout, or makes the call; so they are not made there."""
-AT_RANK_0: Calls = {**TENSORS, **RANKS, **LISTS, **ARGUMENTS}
-
 AT_RANK_1: Calls = {
     "gather into a list at a rank that does not gather": lambda dist: dist.gather_object(1, [None, None], 0),
     "get_backend of a group of others": lambda dist: dist.get_backend(subgroup(dist)),
