@@ -199,7 +199,7 @@ FAULTS = [
     Fault(GROUP + "state.py", "            self.broadcast_abort()\n", "", FAILURE, "members are not told of a loss before this rank leaves"),
     Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
-    Fault(GROUP + "local_state.py", "        if self.failure is None:\n            self.failure = _decode_failure", "        if True:\n            self.failure = _decode_failure", FAILURE, "a later failure hides the first"),
+    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure = error", "            if True:\n                self.failure = error", FAILURE, "a later failure hides the first"),
     Fault(GROUP + "local_state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
     Fault(GROUP + "local_state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),
@@ -260,7 +260,6 @@ FAULTS = [
     Fault(LAUNCHER + "plan.py", "if options.nproc > 1:", "if False:", LAUNCH, "every rank's BLAS takes all cores"),
     Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
-    Fault(LAUNCHER + "shm_cleanup.py", 'f"rankmesh-{job}-"', 'f"rankmesh-{job}"', LAUNCH, "memory of a job with a longer name is deleted"),
     Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault(LAUNCHER + "interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py sdk/launcher/test_interrupts.py", "Ctrl-C during a start is lost"),
 ]
