@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support import rank_server
-
 from faults.endurance import Held, growth, measure
+from support import rank_server
 
 pytestmark = pytest.mark.processes
 
