@@ -22,6 +22,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
@@ -93,6 +94,7 @@ class Agent:
                 connect_seconds=timeout,
                 instance=instance,
             )
+            undo.callback(job.close)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -233,17 +235,21 @@ class Agent:
         """
         if self._leaving:
             return
-        self._leaving = True
-        self._heartbeats.stop()
-        self.group_registry.close()
-        failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
-        self._job.leave(reason, failed_ranks, failed=failed)  # before anything slow
-        self._job_store.cancel_waits()
-        if self._own_http is not None:
-            self._own_http.close()
-        else:
-            self.store_server.close()
-        self._job_store.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self._job_store.close)
+            steps.callback(self.store_server.close if self._own_http is None else self._own_http.close)
+            steps.callback(self._job_store.cancel_waits)
+            steps.callback(self._job.close)
+            steps.callback(self.group_registry.close)
+            steps.callback(self._heartbeats.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                self._leaving = True
+                self._heartbeats.stop_soon()
+                self.group_registry.leave()
+                failures = self.group_registry.failures
+                failed_ranks = [rank for rank in failures.failed_ranks() if rank != self.member.rank]
+                self._job_store.leave()
+                self._job.leave(reason, failed_ranks, failed=failed)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

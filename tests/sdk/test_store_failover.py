@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -99,10 +100,16 @@ def wait_on(me: Me) -> None:
         die()
     waits: dict[str, Any] = {}
     if me.rank == 1:
-        calls = {"get": lambda: store.get("key"), "pop": lambda: store.queue_pop("queue"), "wait": lambda: store.wait(["key"])}
-        threads = [
-            threading.Thread(target=lambda name=name, call=call: waits.update({name: call()})) for name, call in calls.items()
-        ]
+        calls: dict[str, Callable[[], Any]] = {
+            "get": lambda: store.get("key"),
+            "pop": lambda: store.queue_pop("queue"),
+            "wait": lambda: store.wait(["key"]),
+        }
+
+        def call(name: str) -> None:
+            waits[name] = calls[name]()
+
+        threads = [threading.Thread(target=call, args=[name]) for name in calls]
         for thread in threads:
             thread.start()
         me.mark("waiting")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_t
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
+from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -28,6 +30,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
@@ -37,7 +40,7 @@ _STORE_SLICE_SECONDS = 0.5
 """Length of one wait at the store, after which the stream is checked: the client may have closed it."""
 _NOTE_SECONDS = 10.0
 _SOURCE = struct.Struct("!q")
-"""Document of the response to a received message: the sender's rank."""
+"""Document of the response to a completed message: the sender's rank, or the number of an eager message."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -91,7 +94,8 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
+            *_, seconds = store_frames.decode_request(frame.document)
+            return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
             group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
@@ -171,6 +175,8 @@ class CallStream:
         if frame.header.payload:
             self._stream.receive_into([as_bytes(array)])
         group = self._session.group(call.group)
+        if group.state.unanswered:
+            group.raise_refusal()
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
         op = "send" if frame.header.kind == Request.SEND else "recv"
@@ -195,19 +201,24 @@ class CallStream:
             return Response.PENDING, b"", ()
         self._session.messages.pop(number, None)
         if array is None:
-            return _OK
+            return Response.OK, _SOURCE.pack(message.transfer.eager_id), ()
         return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
 
-    def _execute_command(self, command: Command[Any]) -> Any:
+    def _execute_command(self, seconds: float, command: Command[Any]) -> Any:
+        """Execute a command of the client, which waits for the response for ``seconds``."""
         store = self._session.store
-        if not isinstance(command, Waiting) or not command.seconds:
-            return store.execute(command)
-        deadline = Deadline(command.seconds)
+        if not isinstance(command, Waiting):
+            return store.execute(command, seconds)
+        deadline = Deadline(seconds)
         while True:
+            wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
+            margin = deadline.remaining() - wait + MARGIN_SECONDS
             try:
-                result = store.execute(command.with_timeout(min(_STORE_SLICE_SECONDS, deadline.remaining())))
+                result = store.execute(command.with_timeout(wait), margin)
+            except StoreUnresponsiveError:
+                raise
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
                 if deadline.expired() or self._stream.peer_closed():
                     raise
@@ -229,6 +240,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.CHECK_PEERS: Session.check_peers,
     Request.VERIFY: Session.verify,
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
+    Request.REFUSAL: Session.refusal,
 }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 from rankmesh_agent.store import codec, records
-from rankmesh_agent.store.idempotency import MAX_REPLIES
+from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS
 from rankmesh_agent.store.journal import Journal
 from rankmesh_agent.store.records import Origin, Pairs, Replies
 from rankmesh_agent.store.table import Changes, Table
@@ -43,11 +44,17 @@ class ChangeLog:
         self._journal = journal
         self._table = table
         self._replies = replies
+        self._inherited = dict(replies)
+        self._inherited_until = time.monotonic() + RETENTION_SECONDS
         self.write_snapshot()
 
     def reply(self, identity: bytes) -> tuple[int, bytes] | None:
         """Return the number and the response frame of the latest request of an identity that changed something."""
         return self._replies.get(identity)
+
+    def inherited_reply(self, identity: bytes) -> tuple[int, bytes] | None:
+        """Return the same, if an earlier owner executed the request, and not too long ago."""
+        return self._inherited.get(identity) if time.monotonic() < self._inherited_until else None
 
     def changed(self, changes: Changes, result: Any) -> None:
         """Record new values, and the result of the command that sets them."""

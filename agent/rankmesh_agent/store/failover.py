@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from rankmesh_agent.store.base import RESPONSE_SECONDS, AsyncStore, BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.client import Attempt, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.memory import MemoryStore, wait_here
@@ -19,6 +19,7 @@ from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
+from rankmesh_agent.wire.schemas import Member
 
 if TYPE_CHECKING:
     from rankmesh_agent.store.http_client import HttpStore
@@ -35,15 +36,15 @@ class Owners:
 
     Args:
         ownership: this rank's part in the ownership.
-        urls: base URLs of the agents by rank.
+        members: all ranks, by rank.
         has_left: returns whether this rank has left the job.
     """
 
-    def __init__(self, ownership: Ownership, urls: Mapping[int, str], has_left: Callable[[], bool]) -> None:
+    def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
         self.ownership = ownership
-        self.urls = urls
+        self.members = members
         self.has_left = has_left
-        self.current = min(urls)
+        self.current = min(members)
 
 
 class Pursuit:
@@ -114,7 +115,7 @@ class BlockingJobStore(BlockingStore):
         self._token = token
         self._clients: dict[int, StoreClient] = {}
 
-    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         ownership = self._ownership
         mine = ownership.mine
         if ownership.words[0] != mine:
@@ -147,12 +148,13 @@ class BlockingJobStore(BlockingStore):
         for client in self._clients.values():
             client.close_in_child()
 
-    def _follow(self, command: Command[T], timeout: float) -> T:
+    def _follow(self, command: Command[T], timeout: float | None) -> T:
         """Execute a command at the owner, whichever rank that is."""
         rank = self._owners.current
         attempt = Attempt()
         pursuit: Pursuit | None = None
         ends = time.monotonic() + command.seconds
+        timeout = self.limit(command) if timeout is None else timeout
         while True:
             try:
                 return self._client(rank).execute(command, timeout, attempt)
@@ -168,7 +170,8 @@ class BlockingJobStore(BlockingStore):
     def _client(self, rank: int) -> StoreClient:
         client = self._clients.get(rank)
         if client is None:
-            client = self._clients.setdefault(rank, StoreClient(self._owners.urls[rank], self._token))
+            owner = self._owners.members[rank]
+            client = self._clients.setdefault(rank, StoreClient(owner.http, self._token, owner.described()))
         return client
 
 
@@ -237,7 +240,7 @@ class AsyncJobStore(AsyncStore):
         from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
 
         if rank not in self._clients:
-            self._clients[rank] = HttpStore(self._owners.urls[rank], self._token, forwarded=True)
+            self._clients[rank] = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)
         return self._clients[rank]
 
 

@@ -47,7 +47,7 @@ class JobStore:
             host = Host(sharing, first.pid, first.instance)
             self._ownership = Ownership(rank, host, self._memory.table, lost)
             self._memory.ownership = self._ownership
-            self._owners = Owners(self._ownership, {each.rank: each.http for each in members.values()}, has_left)
+            self._owners = Owners(self._ownership, members, has_left)
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
         else:
             self.store = self._memory = MemoryStore()

@@ -117,7 +117,7 @@ class BlockingMemoryStore(BlockingStore):
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def execute(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         self.table.count_call(command.name)
         found: tuple[T] | None = command.try_execute(self.table)
         if found is not None:
@@ -155,7 +155,7 @@ def _origin(command: Command[Any], idempotency_key: str) -> Origin:
 
 def _earlier(command: Command[Any], origin: Origin, log: ChangeLog) -> tuple[int, Future[Any]] | None:
     """Return the reply to the same request at an earlier owner; None if it changed nothing there."""
-    found = log.reply(origin.identity)
+    found = log.inherited_reply(origin.identity)
     if found is None:
         return None
     number, frame = found

@@ -1,7 +1,7 @@
 """Records of a store's changes, and the state that they lead to. Pure: no I/O happens here.
 
 A record holds one change. If a client could repeat the request that made it, the record also holds the request's
-identity and its reply: so a store that is rebuilt from records executes no request twice. Layout, in native byte order::
+identity and its reply: so a store that is rebuilt from records executes no request twice. In native byte order::
 
     offset  size  field
     0       1     op       SET, PUSH, PUSH_FIRST, POP or REPLY
