@@ -49,7 +49,9 @@ class Attempt:
 
     def may_follow(self, error: DistNetworkError) -> bool:
         """Return whether the command can be sent to the next owner after an error."""
-        return isinstance(error, StoreMovedError) or isinstance(error.__cause__, OSError | StreamClosedError)
+        if isinstance(error, StoreMovedError | AuthenticationError):  # an owner that ends in the handshake looks alike
+            return True
+        return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
 class _Connection(FramedStream):
@@ -172,6 +174,13 @@ class StoreClient(BlockingStore):
         self._pool.close_in_child()
 
     def execute(self, command: Command[T], timeout: float | None = None, attempt: Attempt | None = None) -> T:
+        """Execute a command: see the base class.
+
+        Args:
+            command: the command.
+            timeout: see the base class.
+            attempt: what is known about attempts at other owners; with it, the owner is an agent of this job.
+        """
         if timeout is None:  # as in limit(): a call less
             timeout = MARGIN_SECONDS if command.seconds else self.timeout
         if self._http is not None:
@@ -182,6 +191,8 @@ class StoreClient(BlockingStore):
             try:
                 connection = self._pool.acquire(lambda: self._open(ends))
             except _NotSupported:
+                if attempt is not None:  # the owner has ended
+                    raise
                 return self._begin_http(command, timeout)
             retried = b"" if attempt is None else attempt.retried
             try:

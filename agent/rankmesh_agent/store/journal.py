@@ -60,7 +60,8 @@ class Journal:
         self._map = mmap.mmap(fd, _HEADER_BYTES)
         self.words = memoryview(self._map).cast("Q")
         self._mine = -1
-        self._read_until = 0
+        self._read_until = 0  # end of the records of the earlier owner
+        self._half_until = 0  # end of the records before the latest snapshot
         self._closed = False
         self._kept: dict[int, mmap.mmap] = {}
         self._window: mmap.mmap | None = None
@@ -198,7 +199,7 @@ class Journal:
 
     def other_half(self) -> int:
         """Have the next record begin in the other half, where ``start`` may begin; return where."""
-        self._read_until = self.end
+        self._half_until = self.end
         begin = self.end & -_HALF ^ _HALF
         self._map_window(begin)
         assert self._window is not None
@@ -278,7 +279,7 @@ class Journal:
     def _free_behind(self, begin: int, *, same_epoch: bool) -> None:
         """Free the memory of old records from ``begin`` on, but for what is kept mapped."""
         if same_epoch:
-            self._free(begin + KEPT_BYTES, self._read_until)
+            self._free(begin + KEPT_BYTES, self._half_until)
         else:
             self._free(begin, max(begin + KEPT_BYTES, self._read_until))
             self._free(begin ^ _HALF, (begin ^ _HALF) + KEPT_BYTES)
