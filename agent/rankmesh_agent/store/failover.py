@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.client import Attempt, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.commands import QueuePop
 from rankmesh_agent.store.memory import MemoryStore, wait_here
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
@@ -138,6 +139,14 @@ class BlockingJobStore(BlockingStore):
                     "is not known"
                 )
         return self._follow(_remaining(command, ends), timeout)
+
+    def undo(self, command: QueuePop, value: bytes) -> None:
+        ownership = self._ownership
+        mine = ownership.mine
+        if ownership.words[0] == mine:
+            command.undo(self._table, value)
+        if ownership.words[0] != mine:
+            super().undo(command, value)
 
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""

@@ -12,6 +12,7 @@ from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.change_log import ChangeLog
 from rankmesh_agent.store.command import Command, Immediate, Waiting
+from rankmesh_agent.store.commands import QueuePop
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.records import Origin
@@ -123,6 +124,9 @@ class BlockingMemoryStore(BlockingStore):
         if found is not None:
             return found[0]
         return wait_here(command, self.table)
+
+    def undo(self, command: QueuePop, value: bytes) -> None:
+        command.undo(self.table, value)
 
     def close(self) -> None:
         """Do nothing: a table holds only memory."""
