@@ -15,7 +15,7 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
@@ -26,7 +26,8 @@ from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
@@ -131,6 +132,10 @@ class Agent:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
 
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """Record an error of a group that ended this rank's process, although it may not have ended the group."""
+        self.group_registry.failures.record(group.state, error)
+
     # Groups
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
@@ -217,20 +222,28 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False) -> None:
+    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason: the failure that ends this rank, for the gateway and for the errors of ranks that still wait for
+                this one; empty if there is none.
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
+            raised: whether an exception has ended it: these groups end, too.
+            exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
         """
         if self._leaving:
             return
         self._leaving = True
         self._heartbeats.stop()
-        self.group_registry.close()
+        first = self.first_failure
         failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
-        self._job.leave(reason, failed_ranks, failed=failed)  # before anything slow
+        failure = first if failed_ranks and isinstance(first, RankFailedError) else None
+        text = reason or exit_text
+        if not text and first is not None and failure is None:
+            text = f"after {error_text(first)}"
+        self.group_registry.close()
+        self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)  # before anything slow
         self._job_store.cancel_waits()
         if self._own_http is not None:
             self._own_http.close()

@@ -16,6 +16,7 @@ from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
@@ -110,14 +111,16 @@ class JobMembership:
         """Report this rank's groups and the peers that it has lost to the gateway."""
         self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
 
-    def leave(self, reason: str, failed_ranks: Sequence[int] = (), *, failed: bool = False) -> None:
-        """End the connections, and leave the job; see ``Agent.close``.
+    def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
+        """End the connections, and leave the job.
 
         Args:
-            reason, failed: see ``Agent.close``.
-            failed_ranks: the ranks that this rank's first failure names, this one apart.
+            reason: for the gateway: the failure that made this rank leave, otherwise empty.
+            goodbye: for the peers; one with the same reason if left out.
+            failed_ranks: other ranks whose failure is the cause.
         """
-        self.engine.close(reason, failed=failed)
+        text, died, raised, failure = goodbye or Goodbye(reason)
+        self.engine.close(text, failed=died, raised=raised, failure=failure)
         self._leave(reason, failed_ranks)
         self.gateway.close()
 

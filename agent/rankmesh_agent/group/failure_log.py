@@ -16,7 +16,11 @@ class FailureLog:
 
     def add_group(self, state: GroupState) -> None:
         """Record the failure of a group from now on."""
-        state.on_failure.append(partial(self._failures.__setitem__, state))
+        state.on_failure.append(partial(self.record, state))
+
+    def record(self, state: GroupState, error: DistError) -> None:
+        """Record the failure of a group; the first one of a group counts."""
+        self._failures.setdefault(state, error)
 
     def remove_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves: the rank goes on without it."""

@@ -23,8 +23,9 @@ from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 from rankmesh_agent.wire.frames import Header, Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 
 _DRAIN_SECONDS = 0.001
 SILENT_SECONDS = 8.0
@@ -36,11 +37,15 @@ class Disconnect(NamedTuple):
 
     Attributes:
         cause: the error of the connection, or the reason in the peer's GOODBYE.
-        clean: whether the peer sent a GOODBYE.
+        clean: whether the peer left in order: only waits that need it end.
+        left: whether the peer itself sent a GOODBYE.
+        failure: the failure of other ranks that made the peer leave, None if there is none.
     """
 
     cause: str
     clean: bool
+    left: bool = False
+    failure: RankFailedError | None = None
 
 
 class ProgressEngine(Driver):
@@ -290,8 +295,10 @@ class ProgressEngine(Driver):
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
-    def _on_goodbye(self, rank: int, cause: str, clean: bool) -> None:
-        self._drop_peer(self._peers[rank], Disconnect(cause, clean))
+    def _on_goodbye(self, rank: int, goodbye: Goodbye) -> None:
+        reason, died, raised, failure = goodbye
+        end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
+        self._drop_peer(self._peers[rank], end)
 
     def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
         if peer.rank in self.lost_peers or self.closed:
@@ -308,19 +315,28 @@ class ProgressEngine(Driver):
 
     # The end
 
-    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+    def close(
+        self,
+        reason: str = "",
+        timeout: float = 2.0,
+        *,
+        failed: bool = False,
+        raised: bool = False,
+        failure: RankFailedError | None = None,
+    ) -> None:
         """Send a GOODBYE to every peer, flush the queues, and close. A second call does nothing.
 
         Args:
             reason: reason in the errors of peers that still wait for this rank.
             timeout: maximum seconds to wait for peers that do not receive their queued frames.
             failed: whether the peers shall consider this rank failed rather than gone.
+            raised, failure: see Goodbye.
         """
         with self.lock:
             if self.closed:
                 return
-            payload = reason.encode()[: frames.SMALL]
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
+            part, payload = Goodbye(reason, failed, raised, failure).encode()
+            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
             for rank in self._peers:
                 self.send(rank, [header, payload])
         deadline = Deadline(timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -13,10 +14,13 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rankmesh._session import process_end
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
+from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistError
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -114,14 +118,17 @@ class Session:
 
         return AgentStore(self.agent)
 
-    def close(self, reason: str) -> None:
-        """Leave the job; a reason, if any, is reported to the other ranks."""
+    def close(self, end: ProcessEnd) -> None:
+        """Leave the job; the other ranks' errors report how this process ends."""
         for group in [self.group, *self.groups]:
             if group._gpu is not None:
-                group._gpu.end(in_order=not reason)
+                group._gpu.end(in_order=not end.reason)
         if "store" in vars(self):
             self.store.close()
-        self.agent.close(reason)
+        if end.error is not None:
+            with contextlib.suppress(DistError):
+                self.agent.record_failure(self.group._communicator, end.error)
+        self.agent.close(end.reason, raised=end.raised, exit_text=end.exit_text)
         self.rendezvous.close()
 
     def close_in_child(self) -> None:
@@ -166,6 +173,7 @@ def join(
         raise
     if not _sessions:
         atexit.register(leave_at_exit)
+        process_end.watch_exit()
     _sessions.append(session)
     return session
 
@@ -193,7 +201,8 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-    session.close("")
+            process_end.unwatch_exit()
+    session.close(process_end.at_destroy(sys.exception()))
 
 
 def require_session() -> Session:
@@ -224,18 +233,18 @@ def communicator_of(group: Group) -> Communicator:
 
 
 def leave_at_exit() -> None:
-    """Leave all jobs for a script that ends without destroy_process_group; report the error that ended it, if any.
+    """Leave all jobs for a script that ends without destroy_process_group; report how it ended.
 
     Does nothing the second time.
     """
-    error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
     for session in _take_all():
-        session.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
+        session.close(process_end.at_exit())
 
 
 def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
+    process_end.unwatch_exit()
     for session in _take_all():
         session.close_in_child()
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
