@@ -22,11 +22,12 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
@@ -94,6 +95,7 @@ class Agent:
                 connect_seconds=timeout,
                 instance=instance,
             )
+            undo.callback(job.close)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -234,21 +236,23 @@ class Agent:
         """
         if self._leaving:
             return
-        self._leaving = True
-        self._heartbeats.stop()
-        first = self.first_failure
-        failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
-        failure = first if failed_ranks and isinstance(first, RankFailedError) else None
-        text = reason or exit_text
-        if not text and first is not None and failure is None:
-            text = f"after {error_text(first)}"
-        self.group_registry.close()
-        self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)  # before anything slow
-        self._job_store.cancel_waits()
-        if self._own_http is not None:
-            self._own_http.close()
-        elif self.store_server is not None:
-            self.store_server.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            if self._own_http is not None:
+                steps.callback(self._own_http.close)
+            elif self.store_server is not None:
+                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.cancel_waits)
+            steps.callback(self._job.close)
+            steps.callback(self.group_registry.close)
+            steps.callback(self._heartbeats.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                self._leaving = True
+                self._heartbeats.stop_soon()
+                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                self.group_registry.leave()
+                text = reason or exit_text or ("" if first is None or failed_ranks else f"after {error_text(first)}")
+                failure = first if failed_ranks else None
+                self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

@@ -58,6 +58,8 @@ class GroupRegistry:
             strict=settings.transport == "shm",
             delegated=delegated,
         )
+        if self._segment_options.allowed:
+            shared_memory.remove_orphans(settings.shm_dir)
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {}
         self._pending: list[LocalCommunicator] = []
@@ -190,6 +192,11 @@ class GroupRegistry:
             pending = list(self._pending)
         for group in pending:
             group.abort(error)
+
+    def leave(self) -> None:
+        """End all groups at this rank as far as others notice; see LocalCommunicator.leave."""
+        for group in self.all():
+            group.leave()
 
     def close(self) -> None:
         """End all groups at this rank."""

@@ -30,7 +30,9 @@ class FailureLog:
         """Return the first failure, None while all groups work."""
         return next(iter(self._failures.copy().values()), None)
 
-    def failed_ranks(self) -> list[int]:
-        """Return the ranks of the job that the first failure names."""
+    def first_elsewhere(self, rank: int) -> tuple[DistError | None, list[int]]:
+        """Return the first failure and the ranks of the job that it names, without ``rank``."""
         state, error = next(iter(self._failures.copy().items()), (None, None))
-        return [] if state is None or error is None else state.job_ranks(error)
+        if state is None or error is None:
+            return None, []
+        return error, [each for each in state.job_ranks(error) if each != rank]

@@ -44,6 +44,8 @@ class GroupState(ABC):
         details: see Options.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
+        unanswered: whether a message of this rank was sent that its receiver may still refuse.
+        refusal_check_at: earliest time of the next look for refusals, by the monotonic clock.
         name, ranks, recorder, lock: see above.
     """
 
@@ -63,6 +65,8 @@ class GroupState(ABC):
         self.started_at: float | None = None
         self.deadline = Deadline(0)
         self.details: Details = None
+        self.unanswered = False
+        self.refusal_check_at = 0.0
         self.name = name
         self.ranks = self.global_ranks = ranks
         self.recorder = recorder

@@ -23,7 +23,7 @@ from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 
@@ -39,13 +39,13 @@ class Disconnect(NamedTuple):
         cause: the error of the connection, or the reason in the peer's GOODBYE.
         clean: whether the peer left in order: only waits that need it end.
         left: whether the peer itself sent a GOODBYE.
-        failure: the failure of other ranks that made the peer leave, None if there is none.
+        failure: see Goodbye.
     """
 
     cause: str
     clean: bool
     left: bool = False
-    failure: RankFailedError | None = None
+    failure: DistError | None = None
 
 
 class ProgressEngine(Driver):
@@ -83,6 +83,7 @@ class ProgressEngine(Driver):
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
+        self._said_goodbye = False
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer."""
@@ -315,33 +316,36 @@ class ProgressEngine(Driver):
 
     # The end
 
-    def close(
-        self,
-        reason: str = "",
-        timeout: float = 2.0,
-        *,
-        failed: bool = False,
-        raised: bool = False,
-        failure: RankFailedError | None = None,
-    ) -> None:
-        """Send a GOODBYE to every peer, flush the queues, and close. A second call does nothing.
+    def say_goodbye(self, goodbye: Goodbye, timeout: float = 2.0) -> None:
+        """Send a GOODBYE to every peer and flush the queues, without waiting for a thread. A second call does nothing.
+
+        Args:
+            goodbye: how this rank leaves.
+            timeout: maximum seconds to wait for peers that do not receive their queued frames.
+        """
+        with self.lock:
+            if self.closed or self._said_goodbye:
+                return
+            self._said_goodbye = True
+            part, payload = goodbye.encode()
+            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
+            for rank in self._peers:
+                self.send(rank, [header, payload])
+        self.wait(self._all_flushed, Deadline(timeout))
+
+    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+        """Say goodbye, unless that is done, and close. A second call does nothing.
 
         Args:
             reason: reason in the errors of peers that still wait for this rank.
             timeout: maximum seconds to wait for peers that do not receive their queued frames.
             failed: whether the peers shall consider this rank failed rather than gone.
-            raised, failure: see Goodbye.
         """
-        with self.lock:
+        deadline = Deadline(timeout)
+        self.say_goodbye(Goodbye(reason, failed), timeout)
+        with self._changed:
             if self.closed:
                 return
-            part, payload = Goodbye(reason, failed, raised, failure).encode()
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
-            for rank in self._peers:
-                self.send(rank, [header, payload])
-        deadline = Deadline(timeout)
-        self.wait(self._all_flushed, deadline)
-        with self._changed:
             self.closed = True
             self._poller.wake()
             self._changed.notify_all()

@@ -6,7 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import RankFailedError, from_code
+from rankmesh_agent.wire.errors import DistError, from_code
 
 _DIED, _RAISED, _JSON = 1, 2, 4
 """Bits of the part of the frame."""
@@ -21,13 +21,13 @@ class Goodbye(NamedTuple):
         reason: why, for the errors of ranks that wait for it; may be empty.
         died: whether an agent reports the death of the process whose rank it holds.
         raised: whether an exception ended the process.
-        failure: the failure of other ranks that made it leave, None if there is none.
+        failure: the failure that made it leave and that names other ranks, None if there is none.
     """
 
     reason: str = ""
     died: bool = False
     raised: bool = False
-    failure: RankFailedError | None = None
+    failure: DistError | None = None
 
     def encode(self) -> tuple[int, bytes]:
         """Return the part and the payload of the frame."""
@@ -35,7 +35,8 @@ class Goodbye(NamedTuple):
         reason = self.reason[:_MAX_CHARACTERS]
         if self.failure is None:
             return part, reason.encode(errors="replace")
-        error = {"message": self.failure.message[:_MAX_CHARACTERS], **self.failure.details()}
+        failure = self.failure
+        error = {"code": failure.code, "message": failure.message[:_MAX_CHARACTERS], **failure.details()}
         return part | _JSON, json.dumps({"reason": reason, "failure": error}).encode()[: frames.SMALL]
 
 
@@ -46,9 +47,8 @@ def decode(part: int, payload: bytes) -> Goodbye:
         try:
             document: dict[str, Any] = json.loads(payload)
             error = dict(document["failure"])
-            found = from_code(RankFailedError.code, str(error.pop("message")), **error)
-            reason, failure = str(document["reason"]), found
+            failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
+            reason = str(document["reason"])
         except (ValueError, KeyError, TypeError):
             reason = "its reason cannot be read"
-    assert failure is None or isinstance(failure, RankFailedError)
     return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure)

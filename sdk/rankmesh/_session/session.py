@@ -20,7 +20,6 @@ from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.errors import DistError
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -120,16 +119,16 @@ class Session:
 
     def close(self, end: ProcessEnd) -> None:
         """Leave the job; the other ranks' errors report how this process ends."""
-        for group in [self.group, *self.groups]:
-            if group._gpu is not None:
-                group._gpu.end(in_order=not end.reason)
-        if "store" in vars(self):
-            self.store.close()
-        if end.error is not None:
-            with contextlib.suppress(DistError):
-                self.agent.record_failure(self.group._communicator, end.error)
-        self.agent.close(end.reason, raised=end.raised, exit_text=end.exit_text)
-        self.rendezvous.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self.rendezvous.close)
+            steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
+            if end.error is not None:
+                steps.callback(self.agent.record_failure, self.group._communicator, end.error)
+            if "store" in vars(self):
+                steps.callback(self.store.close)
+            for group in [self.group, *self.groups]:
+                if group._gpu is not None:
+                    steps.callback(group._gpu.end, in_order=not end.reason)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -237,8 +236,10 @@ def leave_at_exit() -> None:
 
     Does nothing the second time.
     """
-    for session in _take_all():
-        session.close(process_end.at_exit())
+    end = process_end.at_exit()
+    with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
+        for session in _take_all():
+            steps.callback(session.close, end)
 
 
 def _forget_after_fork() -> None:
