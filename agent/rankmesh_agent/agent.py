@@ -22,6 +22,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
@@ -93,12 +94,13 @@ class Agent:
                 connect_seconds=timeout,
                 instance=instance,
             )
+            undo.callback(job.close)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
+            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:
@@ -226,16 +228,22 @@ class Agent:
         """
         if self._leaving:
             return
-        self._leaving = True
-        self._heartbeats.stop()
-        self.group_registry.close()
-        failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
-        self._job.leave(reason, failed_ranks, failed=failed)  # before anything slow
-        self._job_store.cancel_waits()
-        if self._own_http is not None:
-            self._own_http.close()
-        elif self.store_server is not None:
-            self.store_server.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            if self._own_http is not None:
+                steps.callback(self._own_http.close)
+            elif self.store_server is not None:
+                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.cancel_waits)
+            steps.callback(self._job.close)
+            steps.callback(self.group_registry.close)
+            steps.callback(self._heartbeats.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                self._leaving = True
+                self._heartbeats.stop_soon()
+                self.group_registry.leave()
+                failures = self.group_registry.failures
+                failed_ranks = [rank for rank in failures.failed_ranks() if rank != self.member.rank]
+                self._job.leave(reason, failed_ranks, failed=failed)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

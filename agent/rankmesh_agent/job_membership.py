@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.config.settings import Settings
@@ -63,6 +64,8 @@ class JobMembership:
         instance: str,
     ) -> None:
         self.world_size = world_size
+        self._gateway_lock = threading.Lock()  # its client is for one thread at a time
+        self._left = False
         transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
@@ -107,18 +110,31 @@ class JobMembership:
         )
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
-        """Report this rank's groups and the peers that it has lost to the gateway."""
-        self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
+        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
+        with self._gateway_lock:
+            if self._left:
+                return
+            self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
 
     def leave(self, reason: str, failed_ranks: Sequence[int] = (), *, failed: bool = False) -> None:
-        """End the connections, and leave the job; see ``Agent.close``.
+        """Say goodbye to the peers and to the gateway; see ``Agent.close``. Does nothing the second time.
+
+        Takes a few milliseconds, with peers or a gateway that do not answer some seconds.
 
         Args:
             reason, failed: see ``Agent.close``.
             failed_ranks: the ranks that this rank's first failure names, this one apart.
         """
-        self.engine.close(reason, failed=failed)
-        self._leave(reason, failed_ranks)
+        if self._left:
+            return
+        self._left = True  # first: a heartbeat that came later would report peers that close their end now as lost
+        self.engine.say_goodbye(reason, failed=failed)
+        with self._gateway_lock:
+            self._leave(reason, failed_ranks)
+
+    def close(self) -> None:
+        """Close the connections, after ``leave``."""
+        self.engine.close()
         self.gateway.close()
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:

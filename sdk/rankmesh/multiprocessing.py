@@ -25,8 +25,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rankmesh._launcher.child import ErrorFile, run
-from rankmesh._launcher.interrupts import interrupts_deferred
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.interrupts import interrupts_deferred
 
 __all__ = [
     "ProcessContext",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
@@ -159,15 +160,16 @@ class LocalGroupState(GroupState):
             sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
         header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
-        with self.engine.lock:
-            self.fail(failure)
-            if not self._abort_sent:
-                self._abort_sent = True
-                for rank in self.ranks:
-                    if rank != self.engine.rank:
-                        self.engine.send(rank, [header, payload])
-            self.engine.unregister_sink(self._group)
-        self.engine.flush(_ABORT_FLUSH_SECONDS)
+        with interrupts_deferred():
+            with self.engine.lock:
+                self.fail(failure)
+                if not self._abort_sent:
+                    self._abort_sent = True
+                    for rank in self.ranks:
+                        if rank != self.engine.rank:
+                            self.engine.send(rank, [header, payload])
+                self.engine.unregister_sink(self._group)
+            self.engine.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
         """See GroupState. This rank may leave because of the failure, and must not be blamed.

@@ -78,6 +78,7 @@ class ProgressEngine(Driver):
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
+        self._said_goodbye = False
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer."""
@@ -308,8 +309,8 @@ class ProgressEngine(Driver):
 
     # The end
 
-    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
-        """Send a GOODBYE to every peer, flush the queues, and close. A second call does nothing.
+    def say_goodbye(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+        """Send a GOODBYE to every peer and flush the queues, without waiting for a thread. A second call does nothing.
 
         Args:
             reason: reason in the errors of peers that still wait for this rank.
@@ -317,15 +318,22 @@ class ProgressEngine(Driver):
             failed: whether the peers shall consider this rank failed rather than gone.
         """
         with self.lock:
-            if self.closed:
+            if self.closed or self._said_goodbye:
                 return
+            self._said_goodbye = True
             payload = reason.encode()[: frames.SMALL]
             header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
             for rank in self._peers:
                 self.send(rank, [header, payload])
+        self.wait(self._all_flushed, Deadline(timeout))
+
+    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+        """Say goodbye, unless that is done, and close. A second call does nothing. For arguments, see say_goodbye."""
         deadline = Deadline(timeout)
-        self.wait(self._all_flushed, deadline)
+        self.say_goodbye(reason, timeout, failed=failed)
         with self._changed:
+            if self.closed:
+                return
             self.closed = True
             self._poller.wake()
             self._changed.notify_all()

@@ -11,6 +11,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_to_json, group_from_json
@@ -157,17 +158,19 @@ class RemoteAgent:
         """
         if self._client.left:
             return
-        with contextlib.suppress(DistError):
-            self._reporter.send()
-        self._client.left = True
-        self._reporter.stop()
-        for group in self._groups:
-            group.state.mark_destroyed()
-        self._client.release(reason)
-        for group in self._groups:
-            group.close()
-        self._groups.clear()
-        self._client.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self._client.close)
+            steps.callback(self._groups.clear)
+            for group in self._groups:
+                steps.callback(group.close)
+            steps.callback(self._reporter.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                with contextlib.suppress(DistError):
+                    self._reporter.send()
+                self._client.left = True
+                for group in self._groups:
+                    group.state.mark_destroyed()
+                self._client.release(reason)
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""

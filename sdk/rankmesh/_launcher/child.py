@@ -14,8 +14,8 @@ from multiprocessing import reduction
 from types import FrameType
 from typing import Any, NamedTuple
 
-from rankmesh._launcher.interrupts import deliver_interrupts
 from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
+from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
 class ChildError(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -109,20 +110,22 @@ class Session:
 
     @cached_property
     def store(self) -> Store:
-        """The job's own store."""
+        """The job's own store, with the default group's timeout."""
         from rankmesh._stores import AgentStore
+        from rankmesh._stores.arguments import timedelta_of
 
-        return AgentStore(self.agent)
+        return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
     def close(self, reason: str) -> None:
         """Leave the job; a reason, if any, is reported to the other ranks."""
-        for group in [self.group, *self.groups]:
-            if group._gpu is not None:
-                group._gpu.end(in_order=not reason)
-        if "store" in vars(self):
-            self.store.close()
-        self.agent.close(reason)
-        self.rendezvous.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self.rendezvous.close)
+            steps.callback(self.agent.close, reason)
+            if "store" in vars(self):
+                steps.callback(self.store.close)
+            for group in [self.group, *self.groups]:
+                if group._gpu is not None:
+                    steps.callback(group._gpu.end, in_order=not reason)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -229,8 +232,10 @@ def leave_at_exit() -> None:
     Does nothing the second time.
     """
     error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
-    for session in _take_all():
-        session.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
+    reason = "" if error is None else f"it ended with {type(error).__name__}: {error}"[:500]
+    with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
+        for session in _take_all():
+            steps.callback(session.close, reason)
 
 
 def _forget_after_fork() -> None:
