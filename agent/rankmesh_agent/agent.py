@@ -101,7 +101,7 @@ class Agent:
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
+            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:

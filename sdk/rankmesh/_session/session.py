@@ -112,10 +112,11 @@ class Session:
 
     @cached_property
     def store(self) -> Store:
-        """The job's own store."""
+        """The job's own store, with the default group's timeout."""
         from rankmesh._stores import AgentStore
+        from rankmesh._stores.arguments import timedelta_of
 
-        return AgentStore(self.agent)
+        return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
     def close(self, end: ProcessEnd) -> None:
         """Leave the job; the other ranks' errors report how this process ends."""
