@@ -15,7 +15,7 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
@@ -28,6 +28,7 @@ from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
@@ -100,7 +101,7 @@ class Agent:
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
+            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:
@@ -132,6 +133,10 @@ class Agent:
     def first_failure(self) -> DistError | None:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
+
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """Record an error of a group that ended this rank's process, although it may not have ended the group."""
+        self.group_registry.failures.record(group.state, error)
 
     # Groups
 
@@ -219,12 +224,15 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False) -> None:
+    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason: the failure that ends this rank, for the gateway and for the errors of ranks that still wait for
+                this one; empty if there is none.
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
+            raised: whether an exception has ended it: these groups end, too.
+            exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
         """
         if self._leaving:
             return
@@ -240,10 +248,11 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
+                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
-                failures = self.group_registry.failures
-                failed_ranks = [rank for rank in failures.failed_ranks() if rank != self.member.rank]
-                self._job.leave(reason, failed_ranks, failed=failed)
+                text = reason or exit_text or ("" if first is None or failed_ranks else f"after {error_text(first)}")
+                failure = first if failed_ranks else None
+                self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

@@ -22,6 +22,8 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.schemas import Member
 
+_BECAUSE = "; because of it "
+"""Precedes, in the error of a failure elsewhere, the rank that left because of it."""
 _ABORT_FLUSH_SECONDS = 0.5
 """Time limit of an abort that waits for full connections."""
 
@@ -187,7 +189,16 @@ class LocalGroupState(GroupState):
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
         lost = self.engine.lost_peers[rank]
-        how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
+        first = lost.failure
+        if first is not None:
+            return RankFailedError(
+                f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{self._describe(rank)} left {when} "
+                f"in group {self.name!r}",
+                ranks=first.ranks,
+                op=when.split(" ")[1],
+                group=self.name,
+            )
+        how = f"left ({lost.cause or 'it was done'})" if lost.left else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",
             ranks=[self.global_rank(rank)],

@@ -93,6 +93,11 @@ class RemoteAgent:
         """See Agent."""
         return self._failures.first()
 
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """See Agent."""
+        with contextlib.suppress(DistError):  # the agent is gone
+            self._client.control(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
+
     def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
         """See Agent.new_group."""
         document = {"ranks": list(ranks), "timeout": timeout}
@@ -150,11 +155,11 @@ class RemoteAgent:
         """Return the job's store, by way of the agent; the caller closes it."""
         return SessionStore(self._client)
 
-    def close(self, reason: str = "") -> None:
+    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: the agent leaves for this process, and is free again. Does nothing the second time.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason, raised, exit_text: see Agent.close.
         """
         if self._client.left:
             return
@@ -170,7 +175,7 @@ class RemoteAgent:
                 self._client.left = True
                 for group in self._groups:
                     group.state.mark_destroyed()
-                self._client.release(reason)
+                self._client.release(reason, raised, exit_text)
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""

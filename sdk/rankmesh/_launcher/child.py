@@ -98,7 +98,7 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code:
             report.write(code & 0xFF, "")
-        raise
+        sys.exit(error.code)  # not raise: a rank watches the calls of sys.exit for its exit status
     except KeyboardInterrupt as error:
         sys.last_value = error
     except BaseException as error:
@@ -106,6 +106,8 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         sys.last_value = error
         report.write(1, traceback.format_exc())
         sys.exit(1)
+    else:
+        sys.exit(0)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
