@@ -108,7 +108,8 @@ class JobMembership:
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway."""
-        self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
+        heartbeat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
+        self.gateway.heartbeat(heartbeat)
 
     def leave(self, reason: str, *, failed: bool = False) -> None:
         """End the connections, and leave the job; see ``Agent.close``."""

@@ -7,6 +7,9 @@ from typing import Literal
 
 from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo, RankInfo
 
+HELD_UP_SECONDS = 10.0
+"""Age from which a call that ranks are missing from is held up: a rank strays, or hangs."""
+
 JobState = Literal["forming", "running", "failing", "failed", "ended"]
 
 
@@ -48,6 +51,7 @@ class GroupInFlight:
         arrived: the global ranks that are in the call, as last reported.
         missing: the global ranks that have not begun it, as last reported.
         differing: the call at the members (global rank, as text) that make another one.
+        held_up: whether it has waited for missing ranks for HELD_UP_SECONDS.
     """
 
     job: str
@@ -61,6 +65,7 @@ class GroupInFlight:
     arrived: list[int]
     missing: list[int]
     differing: dict[str, str]
+    held_up: bool = False
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankmesh_agent.wire.schemas import SUSPECT_SECONDS, RankGroupInfo
-from rankmesh_gateway.schemas import GroupInFlight
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 
 
@@ -22,6 +22,7 @@ def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
                 RankGroupInfo(epoch.job, epoch.number, group.id, group.name, group.ranks, group.medium, {}, ""),
             )
             merged.seqs[str(rank)] = group.seq
+            merged.ages[str(rank)] = max(0.0, now - record.reported_at)
             if fresh:
                 rate = record.rates.of(group.id)
                 merged.operations_rate = max(merged.operations_rate, rate.operations)
@@ -59,4 +60,5 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
                     merged.differing[str(rank)] = call.op
     for (group_id, seq), merged in found.items():
         merged.missing = [rank for rank, number in begun[group_id].items() if number < seq]
+        merged.held_up = bool(merged.missing) and merged.age >= HELD_UP_SECONDS
     return [found[key] for key in sorted(found)]

@@ -118,6 +118,7 @@ class Heartbeat:
         member: the rank's process.
         groups: the rank's groups.
         lost: ranks whose connections broke without a goodbye; a new one causes an immediate heartbeat.
+        watches_peers: whether ``lost`` has every rank that this one is no longer connected to.
     """
 
     job: Name
@@ -126,11 +127,12 @@ class Heartbeat:
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[LostRank] = field(default_factory=list)
+    watches_peers: bool = False
 
 
 @dataclass
 class HeartbeatReply:
-    """The gateway's response: the failed ranks of this job."""
+    """The gateway's response: the failed ranks of this epoch. A rank that finds itself among them stays failed."""
 
     failed: list[Integer]
 
@@ -163,7 +165,10 @@ class RankInfo:
     Attributes:
         job: its job.
         epoch: the epoch it joined.
-        state: ``joining`` until its world is complete, then by the age of its last heartbeat; ``left`` after a goodbye.
+        state: ``joining`` until its world is complete; ``alive``, or ``suspect`` after SUSPECT_SECONDS without a
+            heartbeat; ``left`` after a goodbye; ``failed`` after a peer, its launcher or its own goodbye reported so, or
+            after FAILED_SECONDS without a heartbeat if no peer is known to be connected to it. ``left`` and ``failed``
+            are final.
         heartbeat_age: seconds since its last heartbeat.
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
