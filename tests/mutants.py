@@ -199,7 +199,7 @@ FAULTS = [
     Fault(GROUP + "state.py", "            self.broadcast_abort()\n", "", FAILURE, "members are not told of a loss before this rank leaves"),
     Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
-    Fault(GROUP + "local_state.py", "        if self.failure is None:\n            self.failure = _decode_failure", "        if True:\n            self.failure = _decode_failure", FAILURE, "a later failure hides the first"),
+    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure = error", "            if True:\n                self.failure = error", FAILURE, "a later failure hides the first"),
     Fault(GROUP + "local_state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
     Fault(GROUP + "local_state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),

@@ -26,6 +26,7 @@ from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
@@ -125,6 +126,11 @@ class Agent:
         """Return the job's store for callers without an event loop; the caller closes it."""
         return self._job_store.blocking()
 
+    @property
+    def first_failure(self) -> DistError | None:
+        """The first failure of the groups that this rank has not left, None while all work."""
+        return self.group_registry.failures.first()
+
     # Groups
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
@@ -223,7 +229,8 @@ class Agent:
         self._leaving = True
         self._heartbeats.stop()
         self.group_registry.close()
-        self._job.leave(reason, failed=failed)  # before anything slow
+        failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
+        self._job.leave(reason, failed_ranks, failed=failed)  # before anything slow
         self._job_store.cancel_waits()
         if self._own_http is not None:
             self._own_http.close()

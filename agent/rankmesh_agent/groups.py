@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.job_membership import JobMembership
@@ -39,9 +40,13 @@ class GroupRegistry:
         settings: of the job.
         recorder: records the groups' calls.
         delegated: whether an attached process runs this rank's collectives in shared memory, see SegmentOptions.
+
+    Attributes:
+        failures: the groups' failures.
     """
 
     def __init__(self, job: JobMembership, settings: Settings, recorder: FlightRecorder, *, delegated: bool) -> None:
+        self.failures = FailureLog()
         self._job = job
         self._recorder = recorder
         self._segment_options = SegmentOptions(
@@ -100,6 +105,7 @@ class GroupRegistry:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         name = name or f"group-{number:016x}"[:14]
         group = LocalCommunicator(job.engine, number, name, members, job.members, timeout, self._recorder)
+        self.failures.add_group(group.state)
         options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
             self._pending.append(group)
@@ -110,6 +116,7 @@ class GroupRegistry:
             with self._lock:
                 self._counts[counted] -= 1  # the members' next attempt has the same count
             group.close()
+            self.failures.remove_group(group.state)
             raise
         finally:
             with self._lock:
@@ -175,6 +182,7 @@ class GroupRegistry:
         with self._lock:
             self._groups.pop(group.id, None)
         group.close()
+        self.failures.remove_group(group.state)
 
     def abort_pending(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of their requester."""

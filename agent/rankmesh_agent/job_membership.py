@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
@@ -111,11 +111,17 @@ class JobMembership:
         heartbeat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
         self.gateway.heartbeat(heartbeat)
 
-    def leave(self, reason: str, *, failed: bool = False) -> None:
-        """End the connections, and leave the job; see ``Agent.close``."""
+    def leave(self, reason: str, failed_ranks: Sequence[int] = (), *, failed: bool = False) -> None:
+        """End the connections, and leave the job; see ``Agent.close``.
+
+        Args:
+            reason, failed: see ``Agent.close``.
+            failed_ranks: the ranks that this rank's first failure names, this one apart.
+        """
         self.engine.close(reason, failed=failed)
-        self._leave(reason)
+        self._leave(reason, failed_ranks)
         self.gateway.close()
 
-    def _leave(self, reason: str) -> None:
-        self.gateway.leave(Leave(self.name, self.epoch, self.member.rank, self.member.instance, reason))
+    def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
+        member = self.member
+        self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))

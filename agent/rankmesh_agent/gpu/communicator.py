@@ -64,6 +64,10 @@ class GpuCommunicator(Communicator):
         self._batched: list[_Message] | None = None
         self._closed = False
 
+    def raise_refusal(self, *, message: bool = False) -> None:
+        """See Communicator: messages of arrays in host memory are meant."""
+        self._host.raise_refusal(message=message)
+
     # Collectives
 
     def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:

@@ -134,6 +134,10 @@ class LocalCommunicator(Communicator, FrameSink):
         state = self.state
         return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
+    def raise_refusal(self, *, message: bool = False) -> None:
+        """See Communicator."""
+        self.messages.raise_refusal()
+
     def recorded(self) -> Sequence[RecordedCalls]:
         """See Communicator."""
         return [self.queue, self.delegated_calls, self.messages]

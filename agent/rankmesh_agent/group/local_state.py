@@ -122,8 +122,9 @@ class LocalGroupState(GroupState):
     def on_peer_lost(self, rank: int) -> None:
         """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
         if rank in self.ranks and not self.engine.lost_peers[rank].clean and self.failure is None:
-            self.failure = self._loss = self._peer_lost_error(rank, self._current_call())
+            self._loss = self._peer_lost_error(rank, self._current_call())
             self._lost_rank = rank
+            self.fail(self._loss)
 
     def rename_lost_call(self) -> None:
         """Let the failure name the call under way now, if the failure is the loss of a member.
@@ -138,8 +139,7 @@ class LocalGroupState(GroupState):
     def on_abort(self, payload: bytes) -> None:
         """Record the failure that another member reports. With the engine's lock held."""
         self._abort_sent = True
-        if self.failure is None:
-            self.failure = _decode_failure(payload)
+        self.fail(_decode_failure(payload))
 
     def mark_destroyed(self) -> None:
         """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
@@ -160,8 +160,7 @@ class LocalGroupState(GroupState):
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
         header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
         with self.engine.lock:
-            if self.failure is None:
-                self.failure = failure
+            self.fail(failure)
             if not self._abort_sent:
                 self._abort_sent = True
                 for rank in self.ranks:

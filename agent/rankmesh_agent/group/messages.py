@@ -10,6 +10,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.progress.matching import ANY, MessageMatcher
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import CollectiveTimeoutError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 Array = np.ndarray[Any, Any]
+_REFUSAL_CHECK_SECONDS = 1e-4
+"""Minimum interval of looks for refusals: each takes some microseconds, and no answer comes sooner."""
 _SWEEP_SIZE = 2 * MAX_IN_FLIGHT
 """Pending messages before a new one makes the group look for those that have ended."""
 
@@ -37,15 +40,16 @@ class GroupMessages:
 
     Args:
         state: failure state of the group.
-        transport: carries the messages.
+        matcher: of the progress engine; it has the refusals of receivers, whatever carries the messages.
 
     Attributes:
-        transport: see above; may be replaced while no message is pending.
+        transport: carries the messages, by default the matcher; may be replaced while no message is pending.
     """
 
-    def __init__(self, state: LocalGroupState, transport: MessageTransport) -> None:
+    def __init__(self, state: LocalGroupState, matcher: MessageMatcher) -> None:
         self.state = state
-        self.transport = transport
+        self.matcher = matcher
+        self.transport: MessageTransport = matcher
         self._sources = tuple(rank for rank in state.ranks if rank != state.engine.rank)
         self._op_stats = {"send": OpStats(), "recv": OpStats()}
         self._lock = threading.Lock()
@@ -70,8 +74,9 @@ class GroupMessages:
             message = PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
             if options.async_op:
                 source = message.source if op == "recv" else None
+                refusal = partial(self.take_refusal, transfer.eager_id) if transfer.eager_id else None
                 return MessageWork(
-                    message.complete, options.result, message.deadline, source, message.abandon
+                    message.complete, options.result, message.deadline, source, message.abandon, refusal
                 ), transfer
             message.complete(message.deadline)
             return None, transfer
@@ -99,7 +104,29 @@ class GroupMessages:
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)
             if options.async_op and not transfer.done:
                 transport.progress_in_background(transfer)
+        if op == "send":
+            state.unanswered = True
         return transfer
+
+    def raise_refusal(self) -> None:
+        """Raise the error of an earlier message that its receiver has refused, if the answer has come; once.
+
+        Every call of the group, collectives included, begins with this where ``state.unanswered``, at most once in
+        _REFUSAL_CHECK_SECONDS. The call is not made then and has taken no sequence number: this rank makes it again,
+        and remains in step with the others, which wait for it meanwhile.
+        """
+        state = self.state
+        state.refusal_check_at = time.monotonic() + _REFUSAL_CHECK_SECONDS
+        state.engine.progress()
+        if self.matcher.refusals:
+            with state.engine.lock:
+                self.matcher.raise_refusal()
+
+    def take_refusal(self, eager_id: int) -> DistBackendError | None:
+        """Return the error of an eager message, if its receiver has refused it by now; once."""
+        self.state.engine.progress()
+        with self.state.engine.lock:
+            return self.matcher.take_refusal(eager_id)
 
     def partners(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that may be at the other end of a message to or from ``rank``."""

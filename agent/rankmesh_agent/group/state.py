@@ -35,6 +35,7 @@ class GroupState(ABC):
 
     Attributes:
         failure: the first failure, None while the group works.
+        on_failure: called once each, with the first failure and with the lock held: they must not wait.
         call: the latest call, START_UP before the first.
         seq: its number.
         nbytes: bytes of its arrays.
@@ -43,6 +44,8 @@ class GroupState(ABC):
         details: see Options.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
+        unanswered: whether a message of this rank was sent that its receiver may still refuse.
+        refusal_check_at: earliest time of the next look for refusals, by the monotonic clock.
         name, ranks, recorder, lock: see above.
     """
 
@@ -55,12 +58,15 @@ class GroupState(ABC):
         lock: AbstractContextManager[Any],
     ) -> None:
         self.failure: DistError | None = None
+        self.on_failure: list[Callable[[DistError], None]] = []
         self.call = START_UP
         self.seq = 0
         self.nbytes = 0
         self.started_at: float | None = None
         self.deadline = Deadline(0)
         self.details: Details = None
+        self.unanswered = False
+        self.refusal_check_at = 0.0
         self.name = name
         self.ranks = self.global_ranks = ranks
         self.recorder = recorder
@@ -80,6 +86,10 @@ class GroupState(ABC):
         """Return the global rank of a member."""
         return self.global_ranks[self.ranks.index(rank)]
 
+    def job_ranks(self, error: DistError) -> list[int]:
+        """Return the ranks in the job of the members that an error of this group names."""
+        return [rank for rank, number in zip(self.ranks, self.global_ranks, strict=True) if number in error.ranks]
+
     def active_record(self) -> Record | None:
         """Return the latest call if it is under way. For any thread; None if the call changes meanwhile."""
         for _ in range(_SNAPSHOT_ATTEMPTS):
@@ -97,8 +107,16 @@ class GroupState(ABC):
             self.broadcast_abort()
             raise from_code(self.failure.code, self.failure.message, **self.failure.details())
 
+    def fail(self, error: DistError) -> None:
+        """Record the group's failure; the first one counts."""
+        with self.lock:
+            if self.failure is None:
+                self.failure = error
+                for hook in self.on_failure:
+                    hook(error)
+
     def mark_destroyed(self) -> None:
-        """Record that this rank has left the group, unless the group has failed."""
+        """Record that this rank has left the group, unless the group has failed. That is no failure."""
         with self.lock:
             if self.failure is None:
                 self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)

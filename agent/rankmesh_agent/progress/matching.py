@@ -11,9 +11,9 @@
 
 A receiver without a matching receive holds at most WINDOW bytes from each sender, then only announcements (RTS): its
 memory is bounded. A receive whose dtype or size differs from the message's raises at both ends: the receiver sends a
-REFUSE. If the send has returned already, as that of an eager message has, the sender's next message to or from that
-rank raises. Ranks are numbered as in the engine; all methods but ``wait`` and ``progress`` are called with the engine's
-lock held.
+REFUSE. If the send has returned already, as that of an eager message has, the refusal is kept until a call of the
+sender raises it; ``part`` of an EAGER and of its REFUSE has the message's number. Ranks are numbered as in the engine;
+all methods but ``wait`` and ``progress`` are called with the engine's lock held.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
 _EAGER = 0
 """Id of a message that is not announced."""
+_MAX_EAGER_ID = 0xFFFFFFFF
 ANY = -1
 """Source of a receive that matches messages from every rank."""
+_NOT_MADE = "The message is lost; the call that raises this was not made, and can be made again"
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +67,7 @@ class _Message:
     id: int = _EAGER
     exposed: tuple[int, int] = (0, 0)
     payload: memoryview | bytes | None = None
+    eager_id: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +100,8 @@ class MessageMatcher:
     cleared: dict[tuple[int, int], _Receive] = field(default_factory=dict)
     credits: defaultdict[int, _Credit] = field(default_factory=lambda: defaultdict(_Credit))
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    refusals: dict[int, DistBackendError] = field(default_factory=dict)
+    refusals: dict[tuple[int, int], DistBackendError] = field(default_factory=dict)
+    eager_ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # Calls
 
@@ -107,13 +111,15 @@ class MessageMatcher:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self.raise_refusal(rank)
+        if self.refusals:
+            self.raise_refusal(rank)
         transfer = Transfer()
         credit = self.credits[rank]
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
             credit.available -= cost
-            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
+            number = transfer.eager_id = next(self.eager_ids) & _MAX_EAGER_ID
+            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, number, 0, tag, len(view))
             self.engine.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
@@ -131,7 +137,8 @@ class MessageMatcher:
         Raises:
             DistBackendError: the rank refused an earlier message.
         """
-        self.raise_refusal(source)
+        if self.refusals:
+            self.raise_refusal(source)
         wanted = _Receive(source, tag, dtype, view, Transfer())
         if not self.unexpected or not self._match(wanted):
             self.receives.append(wanted)
@@ -172,17 +179,27 @@ class MessageMatcher:
         """Let the background thread make progress on a message; see ProgressEngine."""
         self.engine.progress_in_background(self.group, transfer)
 
-    def refuse(self, rank: int, why: str, number: int = _EAGER) -> None:
-        """Refuse a message of a rank that does not fit; if it was not announced, the rank's next message raises."""
+    def refuse(self, rank: int, why: str, number: int = _EAGER, eager_id: int = 0) -> None:
+        """Refuse a message of a rank that does not fit; if it was not announced, a later call of the rank raises."""
         payload = why.encode()
-        self.engine.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
+        self.engine.send(rank, [self._frame(Opcode.REFUSE, part=eager_id, seq=number, length=len(payload)), payload])
 
-    def raise_refusal(self, rank: int) -> None:
-        """Raise the error of an earlier message that a rank has refused, if any; once."""
-        if self.refusals:
-            error = self.refusals.pop(rank, None)
-            if error is not None:
-                raise error
+    def raise_refusal(self, rank: int | None = None) -> None:
+        """Raise the error of an earlier message that a rank, by default any, has refused, if there is one; once.
+
+        To be called before a call begins: the error says that the call was not made.
+        """
+        for refused in self.refusals:
+            if rank is None or refused[0] == rank:
+                error = self.refusals.pop(refused)
+                raise DistBackendError(f"{error.message}. {_NOT_MADE}", **error.details())
+
+    def take_refusal(self, eager_id: int) -> DistBackendError | None:
+        """Return the error of an eager message that has been refused, None if there is none; once."""
+        for refused in self.refusals:
+            if refused[1] == eager_id:
+                return self.refusals.pop(refused)
+        return None
 
     # Without the lock
 
@@ -212,7 +229,8 @@ class MessageMatcher:
                     self._return_credit(rank, header.length)
                     placed.transfer.done = True
                     return
-                self._on_message(_Message(rank, header.tag, header.dtype, header.length, payload=payload))
+                message = _Message(rank, header.tag, header.dtype, header.length, payload=payload, eager_id=header.part)
+                self._on_message(message)
             case Opcode.RTS:
                 exposed = header.fingerprint, header.part
                 self._on_message(_Message(rank, header.tag, header.dtype, header.total, header.seq, exposed))
@@ -234,7 +252,7 @@ class MessageMatcher:
                 credit = self.credits[rank]
                 credit.available = min(WINDOW, credit.available + header.total)
             case Opcode.REFUSE:
-                self._on_refuse(rank, header.seq, bytes(payload).decode(errors="replace"))
+                self._on_refuse(rank, header.seq, header.part, bytes(payload).decode(errors="replace"))
             case Opcode.WITHDRAW:
                 self._on_withdraw(rank, header.seq)
 
@@ -278,7 +296,7 @@ class MessageMatcher:
             source = self.global_rank(message.source)
             sent, expected = (message.dtype, message.nbytes), (wanted.dtype, len(wanted.view))
             mismatch = mismatch_reason(source, wanted.tag, sent, expected)
-            self.refuse(message.source, mismatch, message.id)
+            self.refuse(message.source, mismatch, message.id, message.eager_id)
             transfer.error = DistBackendError(mismatch, ranks=[source])
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
@@ -297,7 +315,7 @@ class MessageMatcher:
             self.cleared.pop((rank, number)).transfer.done = True
         self.engine.send(rank, [self._frame(Opcode.DONE if valid else Opcode.CTS, seq=number)])
 
-    def _on_refuse(self, rank: int, number: int, why: str) -> None:
+    def _on_refuse(self, rank: int, number: int, eager_id: int, why: str) -> None:
         receiver = self.global_rank(rank)
         error = DistBackendError(f"rank {receiver} refused the message: {why}", ranks=[receiver])
         announced = self.announced.pop(number, None)
@@ -305,7 +323,7 @@ class MessageMatcher:
             announced.transfer.error = error
             announced.transfer.done = True
         elif number == _EAGER:
-            self.refusals.setdefault(rank, error)
+            self.refusals.setdefault((rank, eager_id), error)
 
     def _on_withdraw(self, rank: int, number: int) -> None:
         """Drop a withdrawn message; its receive waits for the next message."""

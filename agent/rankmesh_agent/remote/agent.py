@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
@@ -63,6 +64,7 @@ class RemoteAgent:
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._client = AgentClient(offer, path, settings.token)
         self._groups: list[RemoteCommunicator] = []
+        self._failures = FailureLog()
         self._reporter = Reporter(self._client, self._groups)
         wanted = {
             "job": settings.job,
@@ -85,6 +87,11 @@ class RemoteAgent:
             self.world = self._make_group(world, descriptors, max(deadline.remaining(), 1.0))
             undo.pop_all()
 
+    @property
+    def first_failure(self) -> DistError | None:
+        """See Agent."""
+        return self._failures.first()
+
     def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
         """See Agent.new_group."""
         document = {"ranks": list(ranks), "timeout": timeout}
@@ -103,6 +110,7 @@ class RemoteAgent:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        self._failures.add_group(group.state)
         try:
             group.start(timeout)
         except BaseException:
@@ -131,6 +139,7 @@ class RemoteAgent:
         with contextlib.suppress(DistError):
             self._client.request_json(Request.DROP_GROUP, {"group": group.id}, CONTROL_SECONDS)
         group.close()
+        self._failures.remove_group(group.state)
 
     def host_of(self, rank: int) -> str:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""

@@ -37,7 +37,7 @@ _STORE_SLICE_SECONDS = 0.5
 """Length of one wait at the store, after which the stream is checked: the client may have closed it."""
 _NOTE_SECONDS = 10.0
 _SOURCE = struct.Struct("!q")
-"""Document of the response to a received message: the sender's rank."""
+"""Document of the response to a completed message: the sender's rank, or the number of an eager message."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -171,6 +171,8 @@ class CallStream:
         if frame.header.payload:
             self._stream.receive_into([as_bytes(array)])
         group = self._session.group(call.group)
+        if group.state.unanswered:
+            group.raise_refusal()
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
         op = "send" if frame.header.kind == Request.SEND else "recv"
@@ -195,7 +197,7 @@ class CallStream:
             return Response.PENDING, b"", ()
         self._session.messages.pop(number, None)
         if array is None:
-            return _OK
+            return Response.OK, _SOURCE.pack(message.transfer.eager_id), ()
         return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
 
     # The store
@@ -229,6 +231,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.CHECK_PEERS: Session.check_peers,
     Request.VERIFY: Session.verify,
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
+    Request.REFUSAL: Session.refusal,
 }
 
 

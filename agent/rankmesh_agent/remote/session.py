@@ -170,6 +170,14 @@ class Session:
         failure = self._group_in(document).failure
         return {} if failure is None else error_to_json(failure)
 
+    def refusal(self, document: Json) -> None:
+        """Raise the error of an eager message, by default of any, if its receiver has refused it."""
+        group = self._group_in(document)
+        if "eager_id" not in document:
+            group.raise_refusal()
+        elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
+            raise error
+
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""
         self._group_in(document).delegated_calls.check_peers(

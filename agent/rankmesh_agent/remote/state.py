@@ -40,11 +40,6 @@ class RemoteGroupState(GroupState):
         self._client = client
         self._agent_error: BaseException | None = None
 
-    def fail(self, failure: DistError) -> None:
-        """Record a failure that the agent reports, or the agent's own: the next call raises it."""
-        if self.failure is None:
-            self.failure = failure
-
     def on_agent_error(self, error: BaseException) -> None:
         """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
         self._agent_error = error
@@ -53,7 +48,9 @@ class RemoteGroupState(GroupState):
         """End the group because of an error in this process; the agent reports it to the members."""
         if self.failure is None:
             at_agent = error is self._agent_error
-            self.failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
+            failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
+            if failure is not None:
+                self.fail(failure)
 
     def _abort(self, error: BaseException) -> DistError | None:
         call = call_to_json(self.call) if self.runs_locally and self.call is not START_UP else None

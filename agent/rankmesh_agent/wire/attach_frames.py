@@ -99,6 +99,8 @@ class Request(enum.IntEnum):
     """The details that the agent requested with NEED_NOTE."""
     SET_TIMEOUT = 30
     """Change the default timeout of a group's calls."""
+    REFUSAL = 31
+    """Raise the error of an earlier message, if its receiver has refused it."""
 
 
 class Response(enum.IntEnum):

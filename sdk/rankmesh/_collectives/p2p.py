@@ -30,7 +30,11 @@ def send(
 ) -> None:
     """Send ``tensor`` to another rank; returns when ``tensor`` may be changed again.
 
-    A small message may still be in transit then; a large one has a matching receive.
+    A large message has a matching receive then. A small one (up to RANKMESH_EAGER_BYTES) may still be in transit, so if
+    its receive turns out to have another size or dtype, the error is raised later, once: by ``wait()`` of isend's Work
+    if the receiver's answer has come by then; else by the first call of any kind in this group (collective, barrier or
+    message) that begins after the answer has come. That call is not made, on this rank, and nothing of it is lost: the
+    group goes on, and to make the call again keeps the ranks in step. Other ranks wait for it meanwhile.
 
     Args:
         tensor: array.
@@ -44,7 +48,7 @@ def send(
         TypeError: ``tensor`` is not an array that can be communicated.
         ValueError: the receiver is missing, given twice, not in the group, or this rank; or this rank is not in the
             group.
-        DistBackendError: the receive, or that of an earlier small message, has another size or dtype.
+        DistBackendError: the receive has another size or dtype; or that of an earlier small message of this rank had.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
 
@@ -59,7 +63,8 @@ def isend(
 ) -> Work | None:
     """Begin to send ``tensor`` to another rank; it must not change before the Work's ``wait()`` returns.
 
-    Arguments and errors are those of send; errors of the transfer are raised by ``wait()``.
+    Arguments and errors are those of send; errors of the transfer are raised by ``wait()``: also the refusal of a small
+    message, if it has come by then. Otherwise a later call of the group raises it, see send.
 
     Returns:
         A Work; None, with a warning, if this rank is not in the group.
@@ -224,7 +229,7 @@ def _begin_send(
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array = flat_in(tensor, "tensor", comm)
-    return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor]))
+    return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor], message=True))
 
 
 def _begin_recv(
@@ -246,7 +251,8 @@ def _begin_recv(
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array, write_back = flat_out(tensor, "tensor", comm)
-    return functools.partial(comm.receive, array, rank, tag, options(comm, timeout, async_op, [tensor], write_back))
+    given = options(comm, timeout, async_op, [tensor], write_back, message=True)
+    return functools.partial(comm.receive, array, rank, tag, given)
 
 
 def _communicator_for(comm: Communicator, group: Group, tensor: Any, peer: int | None) -> Communicator:

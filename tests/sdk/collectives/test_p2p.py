@@ -208,3 +208,99 @@ def send_until_told(array: np.ndarray[Any, Any]) -> None:
     while True:
         with contextlib.suppress(dist.CollectiveTimeoutError):
             dist.recv(np.zeros(0), 0, tag=99, timeout=0.02)
+
+
+def next_calls(rank: int) -> dict[str, Any]:
+    """Return calls that all ranks make, by name; each has a result that every rank can check."""
+    ring = [(rank + 1) % 3, (rank - 1) % 3]
+
+    def exchange() -> float:
+        got = np.zeros(1)
+        works = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, np.ones(1), ring[0], tag=5), dist.P2POp(dist.irecv, got, ring[1], tag=5)]
+        )
+        for work in works:
+            work.wait()
+        return float(got[0])
+
+    def reduce(async_op: bool) -> float:
+        array = np.full(1, 1 / 3)
+        work = dist.all_reduce(array, async_op=async_op)
+        if work is not None:
+            work.wait()
+        return round(float(array[0]), 6)
+
+    def objects() -> float:
+        gathered: list[Any] = [None] * 3
+        dist.all_gather_object(gathered, ["x" * 100_000, rank])
+        assert [each[1] for each in gathered] == [0, 1, 2]
+        return 1.0
+
+    def message() -> float:
+        got = np.ones(1)
+        if rank == 1:
+            dist.send(got, 2)
+        elif rank == 2:
+            dist.recv(got)  # from any
+        return float(got[0])
+
+    def coalesced() -> float:
+        arrays = [np.full(1, 1 / 3), np.full(1, 0.0)]
+        with dist.batch():
+            for array in arrays:
+                dist.all_reduce(array)
+        assert arrays[1][0] == 0
+        return round(float(arrays[0][0]), 6)
+
+    return {
+        "barrier": lambda: dist.barrier() or 1.0,
+        "monitored_barrier": lambda: dist.monitored_barrier() or 1.0,
+        "all_reduce": lambda: reduce(False),
+        "async all_reduce": lambda: reduce(True),
+        "all_gather_object": objects,
+        "message to another rank": message,
+        "batch of messages": exchange,
+        "batch of collectives": coalesced,
+    }
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_a_refusal_after_the_send_is_raised_by_the_next_call_of_any_kind(me: Me) -> None:
+    """The call is not made then; made again, all ranks are in step."""
+    me.init()
+    for number, (name, call) in enumerate(next_calls(me.rank).items()):
+        if me.rank == 1:
+            dist.send(np.zeros(3), 0)
+            me.meet(f"refused-{number}")
+            told = me.attempt(call)
+            assert told["error"] == "DistBackendError", (name, told)
+            assert "rank 0 refused the message: rank 1 sent float64[3] with tag 0, but the receive" in told["text"]
+            assert "the call that raises this was not made" in told["text"]
+            assert told["ranks"] == [0]
+        else:
+            if me.rank == 0:
+                assert me.attempt(dist.recv, np.zeros(4), 1)["error"] == "DistBackendError", name
+            me.meet(f"refused-{number}")
+        assert call() == 1.0, name
+    # The Work of an isend raises, if the answer has come by then; no other call does.
+    if me.rank == 1:
+        work = dist.isend(np.zeros(3), 0)
+        other = dist.isend(np.zeros(3), 0, tag=7)
+        me.meet("refused")
+        other.wait()
+        for _ in range(2):
+            told = me.attempt(work.wait)
+            assert told["error"] == "DistBackendError", told
+            assert "rank 0 refused the message" in told["text"]
+            assert "not made" not in told["text"]
+        assert isinstance(work.exception(), dist.DistBackendError)
+        assert not work.is_success()
+    else:
+        if me.rank == 0:
+            assert me.attempt(dist.recv, np.zeros(4), 1)["error"] == "DistBackendError"
+        me.meet("refused")
+    dist.barrier()
+    if me.rank == 0:
+        dist.recv(np.zeros(3), 1, tag=7)
+    dist.destroy_process_group()

@@ -139,13 +139,23 @@ class HeartbeatReply:
 
 @dataclass
 class Leave:
-    """A rank's goodbye; ``reason`` is empty after success, and the cause after a failure."""
+    """A rank's goodbye.
+
+    Attributes:
+        job: its job.
+        epoch: the epoch it joined.
+        rank: the rank that leaves.
+        instance: see Member.
+        reason: empty after success, and the cause after a failure.
+        failed_ranks: other ranks whose failure is the cause, as far as this rank knows.
+    """
 
     job: str
     epoch: Integer
     rank: Integer
     instance: str
     reason: str = ""
+    failed_ranks: list[Integer] = field(default_factory=list)
 
 
 @dataclass

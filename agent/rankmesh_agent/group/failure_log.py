@@ -1,0 +1,32 @@
+"""First failures of one rank's groups, in the order in which they happened: the first explains why the rank ends."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.wire.errors import DistError
+
+
+class FailureLog:
+    """First failures of the groups that a rank has not left. For several threads."""
+
+    def __init__(self) -> None:
+        self._failures: dict[GroupState, DistError] = {}
+
+    def add_group(self, state: GroupState) -> None:
+        """Record the failure of a group from now on."""
+        state.on_failure.append(partial(self._failures.__setitem__, state))
+
+    def remove_group(self, state: GroupState) -> None:
+        """Forget a group that the rank leaves: the rank goes on without it."""
+        self._failures.pop(state, None)
+
+    def first(self) -> DistError | None:
+        """Return the first failure, None while all groups work."""
+        return next(iter(self._failures.copy().values()), None)
+
+    def failed_ranks(self) -> list[int]:
+        """Return the ranks of the job that the first failure names."""
+        state, error = next(iter(self._failures.copy().items()), (None, None))
+        return [] if state is None or error is None else state.job_ranks(error)

@@ -1,0 +1,35 @@
+"""First failures of a rank's groups: recorded once each, forgotten with their group."""
+
+from __future__ import annotations
+
+from support.threads import world
+
+from rankmesh_agent.group.failure_log import FailureLog
+from rankmesh_agent.wire.errors import GroupAbortedError, RankFailedError
+
+
+def test_the_first_failure_counts_until_its_group_is_removed() -> None:
+    with world(3, "segment") as trio:
+        first, second, third = (members.state for members in trio.communicators)
+        second.global_ranks = (5, 6, 7)  # as after a shrink
+        log, seen = FailureLog(), []
+        for state in (first, second, third):
+            log.add_group(state)
+            state.on_failure.append(seen.append)
+        assert log.first() is None
+        assert log.failed_ranks() == []
+        failures = [RankFailedError("rank 6 failed", ranks=[6]), RankFailedError("rank 0 failed", ranks=[0])]
+        second.fail(failures[0])
+        second.fail(failures[1])
+        first.fail(failures[1])
+        assert second.failure is failures[0]
+        assert log.first() is failures[0]
+        assert log.failed_ranks() == [1], "ranks of the job, not those by which errors name them"
+        log.remove_group(second)
+        assert log.first() is failures[1]
+        assert log.failed_ranks() == [0]
+        third.mark_destroyed()
+        log.remove_group(first)
+        assert isinstance(third.failure, GroupAbortedError)
+        assert log.first() is None, "a group that is destroyed has not failed"
+        assert seen == failures
