@@ -94,9 +94,9 @@ class Epoch:
         """Return how many of the ranks have neither left nor failed."""
         return sum(record.is_live(now) for record in self.all_records())
 
-    def failed(self, now: float) -> list[int]:
+    def failed(self) -> list[int]:
         """Return the ranks that have failed."""
-        return sorted(rank for rank, record in self.records.items() if record.state(now) == "failed")
+        return sorted(rank for rank, record in self.records.items() if record.ended == "failed")
 
     def reply(self) -> JoinReply:
         """Return the reply to a join: the members, and the ranks that are missing."""
@@ -178,6 +178,10 @@ class Epoch:
         """Return whether a live rank has a group; where no rank lives, whether one had it when it failed."""
         live = [record for record in self.records.values() if record.is_live(now)]
         return any(each.id == group for record in live or self.records.values() for each in record.groups)
+
+    def is_present(self, rank: int) -> bool:
+        """Return whether a rank is known and has not left."""
+        return rank in self.records and self.records[rank].ended != "left"
 
     def drop_group(self, group: str) -> None:
         """Forget a group that ranks had when they failed."""

@@ -183,7 +183,7 @@ class Registry:
                 self.agents.suspect(record.member, now)
             if now - self._polled >= _POLL_SECONDS:
                 self._poll_timeouts(now)
-            return HeartbeatReply(epoch.failed(now) if epoch is not None else [])
+            return HeartbeatReply(epoch.failed() if epoch is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
         """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.

@@ -149,7 +149,7 @@ class RankGroupInfo:
     failure: str
     operations_rate: float = 0.0
     bytes_rate: float = 0.0
-    ages: dict[str, float] = field(default_factory=dict)
+    ages: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass

@@ -176,9 +176,8 @@ class RankInfo:
         job: its job.
         epoch: the epoch it joined.
         state: ``joining`` until its world is complete; ``alive``, or ``suspect`` after SUSPECT_SECONDS without a
-            heartbeat; ``left`` after a goodbye; ``failed`` after a peer, its launcher or its own goodbye reported so, or
-            after FAILED_SECONDS without a heartbeat if no peer is known to be connected to it. ``left`` and ``failed``
-            are final.
+            heartbeat; ``left`` after a goodbye; ``failed`` after a report of it, a peer or its launcher, or after
+            FAILED_SECONDS without a heartbeat if no peer is known to be connected to it. The last two are final.
         heartbeat_age: seconds since its last heartbeat.
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
