@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
+SEEDS  ?= 100
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together.
 PARALLEL ?= --numprocesses 4 --dist loadfile
@@ -17,7 +18,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -54,6 +55,11 @@ test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where av
 
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)
+
+# ARGS="--seed 17 --kind kill -v" repeats one run, and prints its program, its fault and what each rank reported.
+test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends with a table by kind of fault
+	$(if $(ARGS),,$(BIN)/python -m pytest tests/faults --numprocesses 2)
+	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(SEEDS) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
 	$(BIN)/ruff check .

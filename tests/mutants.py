@@ -260,7 +260,6 @@ FAULTS = [
     Fault(LAUNCHER + "plan.py", "if options.nproc > 1:", "if False:", LAUNCH, "every rank's BLAS takes all cores"),
     Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
-    Fault(LAUNCHER + "shm_cleanup.py", 'f"rankmesh-{job}-"', 'f"rankmesh-{job}"', LAUNCH, "memory of a job with a longer name is deleted"),
     Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault(LAUNCHER + "interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py sdk/launcher/test_interrupts.py", "Ctrl-C during a start is lost"),
 ]

@@ -58,6 +58,8 @@ class GroupRegistry:
             strict=settings.transport == "shm",
             delegated=delegated,
         )
+        if self._segment_options.allowed:
+            shared_memory.remove_orphans(settings.shm_dir)
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {}
         self._pending: list[LocalCommunicator] = []

@@ -25,11 +25,11 @@ from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank
 from rankmesh._launcher.report import failure_report, stop_report
-from rankmesh._launcher.shm_cleanup import remove_segments
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
 
 
@@ -62,8 +62,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
         return _launch(job, gateway)
     finally:
         gateway.stop()
-        if job.owns_job:
-            remove_segments(settings.shm_dir, job.job)
+        remove_orphans(settings.shm_dir)
 
 
 def _listen(job: Plan, settings: Settings) -> socket.socket:

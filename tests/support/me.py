@@ -94,7 +94,7 @@ class Me:
         kinds: dict[str, int] = {}
         for descriptor in os.listdir("/proc/self/fd"):
             try:
-                target = re.sub(r":\[\d+\]|-[0-9a-f]{16}\b", "", os.readlink(f"/proc/self/fd/{descriptor}"))
+                target = re.sub(r":\[\d+\]|#\d+", "", os.readlink(f"/proc/self/fd/{descriptor}"))
             except OSError:
                 continue  # the descriptor of the listing itself
             kinds[target] = kinds.get(target, 0) + 1

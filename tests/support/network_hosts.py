@@ -7,6 +7,7 @@ RANKS are the arguments of Python for each rank. It needs root and iproute2. Hos
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
@@ -18,20 +19,27 @@ from typing import NamedTuple
 
 _CARD = "eth0"
 _LIFETIME = 3600
+_numbers = itertools.count()
 
 
 class Host(NamedTuple):
-    """A test host: its network namespace, its address, and its directory for shared memory."""
+    """A test host: its network namespace, its address, its directory for shared memory, and its port of the switch."""
 
     namespace: str
     address: str
     shm: Path
+    switch: str
+    port: str
+
+    def cut(self) -> None:
+        """Take its cable out: nothing that it sends arrives, nor anything that is sent to it."""
+        _run("ip", "-n", self.switch, "link", "set", self.port, "down")
 
 
 @contextlib.contextmanager
 def network_hosts(count: int, gbit: float | None = None) -> Iterator[list[Host]]:
     """Test hosts that reach each other and nothing else, with network cards limited to ``gbit`` Gbit/s."""
-    prefix = f"rankmesh-{os.getpid()}"
+    prefix = f"rankmesh-{os.getpid()}-{next(_numbers)}"
     switch = f"{prefix}-switch"
     made: list[Host] = []
     try:
@@ -39,7 +47,13 @@ def network_hosts(count: int, gbit: float | None = None) -> Iterator[list[Host]]
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
         _run("ip", "-n", switch, "link", "set", "br0", "up")
         for number in range(count):
-            host = Host(f"{prefix}-{number}", f"10.99.0.{10 + number}", Path(f"/dev/shm/{prefix}-{number}"))
+            host = Host(
+                f"{prefix}-{number}",
+                f"10.99.0.{10 + number}",
+                Path(f"/dev/shm/{prefix}-{number}"),
+                switch,
+                f"p{number}",
+            )
             made.append(host)
             host.shm.mkdir()
             _run("ip", "netns", "add", host.namespace)

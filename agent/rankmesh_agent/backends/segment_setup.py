@@ -9,14 +9,14 @@ from typing import NamedTuple
 from rankmesh_agent.collectives.hierarchical.topology import Layout
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.transports.shared_memory import UNREACHABLE, Mapping, UnreachableHandleError
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
 
 _MAX_REASON = 1 << 12
 _OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
-"""Message of a host's first member to the others there: the name of the segment's file, and why there is none."""
+"""Message of a host's first member to the others there: the handle of the segment's file, and why there is none."""
 
 
 class SegmentOptions(NamedTuple):
@@ -45,9 +45,10 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
     By way of rank 0, all members agree on the length of the slots. Then the first member of each host creates the
-    host's file and sends its name to the others there; all map it, and report by way of rank 0 whether they could. At
-    last the first unlinks it: the name exists only while the members map the file. Members must not choose different
-    algorithms, so one refusal counts for all. That takes fewer than 5 messages a member, whatever the group's size.
+    host's file and sends its handle to the others there; all map it, and report by way of rank 0 whether they could. If
+    one cannot reach the file, the first members link theirs until the end of a second attempt. Members must not choose
+    different algorithms, so one refusal counts for all. An attempt takes fewer than 5 messages a member, whatever the
+    group's size.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -73,38 +74,72 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     try:
         if link.rank == first and not why:
             try:
-                mapping = (
-                    Mapping.anonymous(size)
-                    if len(here) == 1
-                    else Mapping.create(options.directory, options.job, size, keep=options.delegated)
-                )
+                alone = len(here) == 1
+                mapping = Mapping.anonymous(size) if alone else Mapping.create(options.directory, options.job, size)
             except DistNetworkError as error:
                 why = error.message
-        offer = bytearray(_OFFER.size)
-        if link.rank == first:
-            _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.name.encode(), why.encode())
-            link.exchange([(member, memoryview(offer)) for member in here[1:]], [])
-        else:
-            link.exchange([], [(first, memoryview(offer))])
-            name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
-            why = why or refused
-            if not why:
-                try:
-                    mapping = Mapping.open(options.directory, name, size, keep=options.delegated)
-                except DistNetworkError as error:
-                    why = error.message
-        verdict = bytes(link.via_root(why.encode()[:_MAX_REASON], _first_refusal))
+        for linked in (False, True):
+            mapping, trouble = _attempt(link, here, mapping, why, size, options, linked=linked)
+            verdict = bytes(link.via_root(trouble.encode()[:_MAX_REASON], _first_refusal))
+            refuser, _, reason = verdict.decode(errors="replace").partition(" ")
+            if reason != UNREACHABLE:
+                break
     finally:
         if link.rank == first and mapping is not None:
-            mapping.unlink()
+            mapping.release(keep=options.delegated)
     if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
-    refuser, _, reason = verdict.decode(errors="replace").partition(" ")
     if options.strict:
         raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}")
     if link.rank == 0 and not _refusal(layout, options):
         _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
+
+
+def _attempt(
+    link: MessageLink,
+    here: tuple[int, ...],
+    mapping: Mapping | None,
+    why: str,
+    size: int,
+    options: SegmentOptions,
+    *,
+    linked: bool,
+) -> tuple[Mapping | None, str]:
+    """Pass the file of this host's first member to the other members there.
+
+    Args:
+        link: messages among the members.
+        here: the members on this host.
+        mapping: this member's mapping, None if it has none yet.
+        why: why this member shares no memory, '' if it does.
+        size: size of the file in bytes.
+        options: see SegmentOptions.
+        linked: whether the first member links the file, and the others open it by name.
+
+    Returns:
+        This member's mapping, and why it has none.
+    """
+    offer = bytearray(_OFFER.size)
+    if link.rank == here[0]:
+        if linked and mapping is not None:
+            try:
+                mapping.link()
+            except DistNetworkError as error:
+                why = error.message
+        _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.handle.encode(), why.encode())
+        link.exchange([(member, memoryview(offer)) for member in here[1:]], [])
+        return mapping, why
+    link.exchange([], [(here[0], memoryview(offer))])
+    handle, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
+    if mapping is not None or why or refused:
+        return mapping, why or refused
+    try:
+        return Mapping.open(options.directory, handle, size, linked=linked, keep=options.delegated), ""
+    except UnreachableHandleError:
+        return None, UNREACHABLE
+    except DistNetworkError as error:
+        return None, error.message
 
 
 def _first_refusal(reasons: list[memoryview | bytes]) -> bytes:

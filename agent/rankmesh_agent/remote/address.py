@@ -6,8 +6,11 @@ import contextlib
 import glob
 import os
 import socket
+import time
 
 _BACKLOG = 128
+_BIND_SECONDS = 60.0
+"""Age after which a socket that is bound but does not listen is a killed agent's."""
 
 
 def socket_path(directory: str, agent_id: str) -> str:
@@ -42,7 +45,12 @@ def listen(directory: str, agent_id: str) -> socket.socket:
 
 
 def _remove_stale(directory: str) -> None:
-    for path in glob.glob(socket_path(glob.escape(directory), "*")):
+    pattern = socket_path(glob.escape(directory), "*")
+    for path in glob.glob(f"{pattern}.new"):
+        with contextlib.suppress(OSError):
+            if time.time() - os.lstat(path).st_mtime > _BIND_SECONDS:
+                os.unlink(path)
+    for path in glob.glob(pattern):
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.setblocking(False)
             try:

@@ -1,7 +1,12 @@
 """Shared memory of the processes of one host, and the futex they sleep on: libc through ctypes, no compiled code.
 
-One process creates a file in a tmpfs, all processes map it, and its name is unlinked at once, so no file remains
-however the processes end. Creation reserves the space: a write to a full tmpfs would kill the process with SIGBUS.
+One process creates a file without a name in a tmpfs, and its peers open the creator's descriptor through /proc, so no
+file remains however the processes end. Creation reserves the space: a write to a full tmpfs would kill the process with
+SIGBUS.
+
+A peer in another pid namespace, as in another container, cannot reach that descriptor. For such a peer, the creator
+links the file into the directory until the peer has opened it. The creator holds a lock (flock) on the file, which ends
+with the process: a linked file that can be locked is an orphan, and ``remove_orphans`` deletes it.
 """
 
 from __future__ import annotations
@@ -9,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import platform
 import re
 import secrets
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -29,7 +36,13 @@ CACHE_LINE = 64
 _FUTEX = 202  # x86-64
 _WAIT, _WAKE = 0, 1
 _ALL_WAITERS = 0x7FFFFFFF
-_NAME = re.compile(r"rankmesh-[A-Za-z0-9_.-]{1,128}")
+_JOB_CHARACTERS = 40
+_NAME = rf"rankmesh-[A-Za-z0-9_.-]{{0,{_JOB_CHARACTERS}}}-([0-9]{{1,10}})\.[0-9a-f]{{16}}"
+"""Name of a file while it is linked: the job, the creator's pid, a random number."""
+_HANDLE = re.compile(rf"({_NAME})/([0-9]{{1,10}})/([0-9a-f]+\.[0-9a-f]+)/([0-9a-f]+\.[0-9a-f]+)")
+"""The name, then the creator's descriptor, then device and inode of the file and of its directory."""
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+"""Errors of O_TMPFILE in file systems that do not support it."""
 
 
 class _Timespec(ctypes.Structure):
@@ -76,38 +89,54 @@ def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
     return ctypes.pointer(_Timespec(whole, int((seconds - whole) * 1e9)))
 
 
+UNREACHABLE = "it cannot open the descriptor of the process that created the memory"
+"""Reason of a rank after which the creator links the file."""
+
+
+class UnreachableHandleError(Exception):
+    """This process cannot open the descriptor of the file's creator: the creator must link the file."""
+
+
 class Mapping:
     """A file of shared memory, mapped.
 
+    Args:
+        descriptor: the file's descriptor, which this object closes; -1 for memory of this process alone.
+        size: its size in bytes.
+        handle: see below.
+        path: where the creator links the file.
+
     Attributes:
-        name: the file's name in its directory; peers open it by this name.
-        path: the file's path.
+        handle: identifies the file to the peers that open it, at most 160 ASCII characters; empty if this process has
+            not created it.
         bytes: the memory, uint8.
         address: address of the first byte in this process.
-        descriptor: the file's descriptor, open as long as this object lives; -1 without ``keep``.
+        descriptor: the file's descriptor, -1 once it is closed; ``open`` and ``release`` close it without ``keep``.
     """
 
-    def __init__(self, directory: str, name: str, descriptor: int, size: int, *, keep: bool = False) -> None:
-        self.name = name
-        self.path = f"{directory}/{name}"
+    def __init__(self, descriptor: int, size: int, *, handle: str = "", path: str = "") -> None:
+        self.handle = handle
+        self._path = path
+        self._linked = False
         self._memory = mmap.mmap(descriptor, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         self.address = int(self.bytes.__array_interface__["data"][0])
-        self.descriptor = os.dup(descriptor) if keep else -1
-        if keep:
-            weakref.finalize(self, os.close, self.descriptor)
+        self.descriptor = descriptor
+        self._finalizer = weakref.finalize(self, _close, descriptor)
+        self._finalizer.atexit = False
 
     @classmethod
-    def create(cls, directory: str, job: str, size: int, *, keep: bool = False) -> Mapping:
-        """Create a file of ``size`` zero bytes and map it.
+    def create(cls, directory: str, job: str, size: int) -> Mapping:
+        """Create a file of ``size`` zero bytes and map it; call ``release`` once all peers have opened it.
 
         Raises:
             DistNetworkError: the tmpfs is full (the error names the remedy), or the directory is missing.
         """
-        name = f"rankmesh-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)[:64]}-{secrets.token_hex(8)}"
+        label = re.sub(r"[^A-Za-z0-9_.-]", "_", job)[:_JOB_CHARACTERS]
+        name = f"rankmesh-{label}-{os.getpid()}.{secrets.token_hex(8)}"
         path = f"{directory}/{name}"
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor, linked = _create_file(directory, path)
         except OSError as error:
             raise DistNetworkError(
                 f"cannot make shared memory in {directory}: {error.strerror}; set RANKMESH_SHM_DIR to a writable "
@@ -115,9 +144,12 @@ class Mapping:
             ) from error
         try:
             os.posix_fallocate(descriptor, 0, size)
-            return cls(directory, name, descriptor, size, keep=keep)
+            handle = f"{name}/{descriptor}/{_identity(os.fstat(descriptor))}/{_identity(os.stat(directory))}"
+            mapping = cls(descriptor, size, handle=handle, path=path)
         except BaseException as error:
-            os.unlink(path)
+            os.close(descriptor)
+            if linked:
+                os.unlink(path)
             if not isinstance(error, OSError):
                 raise
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
@@ -127,24 +159,43 @@ class Mapping:
                     f"({room.f_bavail * room.f_bsize >> 20} MiB are free); enlarge it (docker run --shm-size, shm_size "
                     "in compose) or set RANKMESH_TRANSPORT=tcp"
                 ) from error
-            raise DistNetworkError(f"cannot map shared memory {path}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
+            raise DistNetworkError(f"cannot map shared memory in {directory}: {error.strerror}") from error
+        mapping._linked = linked
+        return mapping
 
     @classmethod
-    def open(cls, directory: str, name: str, size: int, *, keep: bool = False) -> Mapping:
+    def open(cls, directory: str, handle: str, size: int, *, linked: bool = False, keep: bool = False) -> Mapping:
         """Map a file that another process has created.
 
+        Args:
+            directory: the directory of the file.
+            handle: ``handle`` of the creator's mapping.
+            size: the file's size in bytes.
+            linked: whether the creator has linked the file; it is then opened by name.
+            keep: whether to keep the descriptor open.
+
         Raises:
+            UnreachableHandleError: this process cannot open the creator's descriptor; not with ``linked``.
             DistNetworkError: the file does not exist here, or differs from its announcement.
         """
-        if not _NAME.fullmatch(name):
-            raise DistNetworkError(f"{name!r} is not a name of shared memory")
+        parts = _HANDLE.fullmatch(handle)
+        if parts is None:
+            raise DistNetworkError(f"{handle!r} is not a handle of shared memory")
+        name, pid, number, file, parent = parts.groups()
         try:
-            descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            known = _identity(os.stat(directory)) == parent
         except OSError as error:
-            raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {error.strerror}") from error
-        return cls._checked(directory, name, descriptor, size, f"shared memory {directory}/{name}", keep=keep)
+            raise DistNetworkError(f"cannot open shared memory in {directory}: {error.strerror}") from error
+        if not known:
+            raise DistNetworkError(f"the shared memory is in another directory than {directory}")
+        if linked:
+            try:
+                descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {error.strerror}") from error
+        else:
+            descriptor = _open_through_proc(f"/proc/{pid}/fd/{number}", file)
+        return cls._of_peer(descriptor, size, file, keep=keep)
 
     @classmethod
     def from_descriptor(cls, descriptor: int, size: int) -> Mapping:
@@ -153,33 +204,127 @@ class Mapping:
         Raises:
             DistNetworkError: the file differs from its announcement.
         """
-        return cls._checked("", "", descriptor, size, "received shared memory")
+        return cls._of_peer(descriptor, size)
 
     @classmethod
-    def _checked(
-        cls, directory: str, name: str, descriptor: int, size: int, subject: str, *, keep: bool = False
-    ) -> Mapping:
-        """Map a file of another process, and close its descriptor."""
+    def _of_peer(cls, descriptor: int, size: int, file: str = "", *, keep: bool = False) -> Mapping:
+        """Map a file of another process after a check of its size, and of its device and inode."""
         try:
-            if os.fstat(descriptor).st_size != size:
-                raise DistNetworkError(f"{subject} has not the announced size of {size} bytes")
-            return cls(directory, name, descriptor, size, keep=keep)
-        except OSError as error:
-            raise DistNetworkError(f"cannot map {subject}: {error.strerror}") from error
-        finally:
+            found = os.fstat(descriptor)
+            if found.st_size != size or (file and _identity(found) != file):
+                raise DistNetworkError(f"the shared memory differs from its announcement of {size} bytes")
+            mapping = cls(descriptor, size)
+        except BaseException as error:
             os.close(descriptor)
+            if not isinstance(error, OSError):
+                raise
+            raise DistNetworkError(f"cannot map the shared memory of a peer: {error.strerror}") from error
+        if not keep:
+            mapping._close_descriptor()
+        return mapping
 
     @classmethod
     def anonymous(cls, size: int) -> Mapping:
         """Map ``size`` zero bytes that no other process sees, for a rank alone in its group."""
-        return cls("", "", -1, size)
+        return cls(-1, size)
 
-    def unlink(self) -> None:
-        """Remove the file's name, if it has one; existing mappings remain valid."""
-        if not self.name:
+    def link(self) -> None:
+        """Link the file into the directory, for peers that cannot open this process's descriptor.
+
+        Does nothing where the file is linked already, or this process has not created it.
+
+        Raises:
+            DistNetworkError: the file cannot be linked.
+        """
+        if self._linked or not self.handle:
             return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # With a directory's descriptor, Python calls linkat(2), which follows the link under /proc.
+            source = f"/proc/self/fd/{self.descriptor}"
+            os.link(source, self._path, src_dir_fd=self.descriptor, follow_symlinks=True)
+        except OSError as error:
+            raise DistNetworkError(f"cannot link shared memory {self._path}: {error.strerror}") from error
+        self._linked = True
+
+    def release(self, *, keep: bool = False) -> None:
+        """Unlink the file, after which no more peers can open it; the mappings remain valid.
+
+        Args:
+            keep: whether to keep the descriptor open.
+        """
+        if self._linked:
+            self._linked = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        if not keep:
+            self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        self.descriptor = -1
+        self._finalizer()
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _create_file(directory: str, path: str) -> tuple[int, bool]:
+    """Create a file in a directory; return its descriptor, and whether the file is linked at ``path``."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), False
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:  # else remove_orphans came before the lock
+                return descriptor, True
+        except BaseException:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        os.close(descriptor)
+
+
+def _identity(file: os.stat_result) -> str:
+    return f"{file.st_dev:x}.{file.st_ino:x}"
+
+
+def _open_through_proc(path: str, file: str) -> int:
+    """Open the descriptor at ``path`` under /proc if it is that of a file without a name, with this identity.
+
+    A pid of another namespace may belong to another process here, hence the check.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink or _identity(found) != file:
+            raise UnreachableHandleError
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise UnreachableHandleError from error
+
+
+def remove_orphans(directory: str) -> None:
+    """Delete the shared memory that this user's dead processes have left linked in a directory."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if re.fullmatch(_NAME, entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_orphan(entry.path)
+
+
+def _remove_orphan(path: str) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+    finally:
+        os.close(descriptor)
 
 
 def host_id(directory: str) -> str:

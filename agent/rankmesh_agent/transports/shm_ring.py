@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import threading
 from collections.abc import Sequence
@@ -31,9 +32,10 @@ import numpy as np
 
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, unsupported
-from rankmesh_agent.transports.tcp import PROPOSAL, Proposal, TcpConnection, TcpTransport
+from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
+from rankmesh_agent.transports.tcp import ACCEPTED, LINKED, NEEDS_LINK, PROPOSAL, Proposal, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.handshake import Script
 
 RING_BYTES = 1 << 18
 _DATA = 4 * CACHE_LINE
@@ -226,7 +228,7 @@ def _publish_address(mapping: Mapping, offset: int) -> None:
 
 
 class _RingOffer(Proposal):
-    """Proposal of two rings in new shared memory, whose name is unlinked once both sides have mapped it.
+    """Proposal of two rings in new shared memory, which no other process can open once both sides have mapped it.
 
     Args:
         mapping: the memory.
@@ -238,24 +240,27 @@ class _RingOffer(Proposal):
         self._mapping = mapping
         self._ring_bytes = ring_bytes
         self._strict = strict
-        nonce = mapping.name[-_NONCE:].encode()
+        nonce = secrets.token_hex(_NONCE // 2).encode()
         mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
         _publish_address(mapping, 0)
-        self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.name.encode(), nonce)
+        self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.handle.encode(), nonce)
 
     def resolve(self, connection: TcpConnection, accepted: bool) -> Connection:
         if accepted:
             return RingConnection(self._mapping, self._ring_bytes, connection, client=True)
         if self._strict:
             raise DistNetworkError(
-                f"RANKMESH_TRANSPORT=shm, but {connection.peer} cannot map {self._mapping.path}: both "
-                "ranks must see the same RANKMESH_SHM_DIR",
+                f"RANKMESH_TRANSPORT=shm, but {connection.peer} cannot map the shared memory of this rank: "
+                "both ranks must see the same RANKMESH_SHM_DIR",
                 address=connection.peer,
             )
         return super().resolve(connection, accepted)
 
+    def link(self) -> None:
+        self._mapping.link()
+
     def close(self) -> None:
-        self._mapping.unlink()
+        self._mapping.release()
 
 
 class RingTransport(TcpTransport):
@@ -289,14 +294,31 @@ class RingTransport(TcpTransport):
             return super()._offer()
         return _RingOffer(mapping, self._ring_bytes, strict=self._strict)
 
-    def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
-        proposed, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
+    def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
+        proposed, ring_bytes, handle, nonce = PROPOSAL.unpack(proposal)
         mapping = None
         if proposed and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
-            with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
-                mapping = Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
+            try:
+                mapping = self._open(handle, ring_bytes)
+            except UnreachableHandleError:
+                yield proof + NEEDS_LINK, len(LINKED)
+                proof = b""
+                mapping = self._open(handle, ring_bytes, linked=True)
         expected = nonce.rstrip(b"\0")
         if mapping is None or mapping.bytes[_DATA : _DATA + len(expected)].tobytes() != expected:
-            return super()._accept_proposal(connection, proposal)
+            return (yield from super()._answer(connection, proposal, proof))
         _publish_address(mapping, _DATA + ring_bytes)
-        return RingConnection(mapping, ring_bytes, connection, client=False), True
+        rings = RingConnection(mapping, ring_bytes, connection, client=False)
+        yield proof + ACCEPTED, 0
+        return rings
+
+    def _open(self, handle: bytes, ring_bytes: int, *, linked: bool = False) -> Mapping | None:
+        """Map the memory that a client proposes; return None if this side declines it.
+
+        Raises:
+            UnreachableHandleError: see Mapping.open.
+        """
+        with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+            name = handle.rstrip(b"\0").decode("ascii")
+            return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
+        return None

@@ -7,8 +7,14 @@
     client → server   PROOF   PROPOSAL   IDENTITY
     server → client   PROOF   ANSWER
 
-These are two round trips: the client's proposal and identity travel with its proof. They hold no secrets, and the
-server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is valid.
+If the server cannot reach the descriptor of the proposed shared memory, two messages follow::
+
+    client → server   LINKED
+    server → client   ANSWER
+
+Without them, these are two round trips: the client's proposal and identity travel with its proof. They hold no secrets,
+and the server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is
+valid.
 """
 
 from __future__ import annotations
@@ -43,9 +49,12 @@ _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""The client sends this with its proof: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
-ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
-"""The server's answer, with its own proof: the proposal is accepted, it is declined, or the client is rejected."""
+"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
+ACCEPTED, DECLINED, REJECTED, NEEDS_LINK = b"\1", b"\0", b"\2", b"\3"
+"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, or the
+client must link the shared memory."""
+LINKED = b"\1"
+"""The client has linked the shared memory, or cannot."""
 
 IDENTITY_BYTES = 80
 """Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
@@ -149,6 +158,9 @@ class Proposal:
         """
         connection.configure_for_data()
         return connection
+
+    def link(self) -> None:
+        """Make the proposed shared memory reachable by its name; see Mapping.link."""
 
     def close(self) -> None:
         """Release the resources of the proposal, accepted or not."""
@@ -357,9 +369,7 @@ class TcpTransport:
         if not admits(identity):
             yield challenge.proof() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        agreed, accepted = self._accept_proposal(connection, proposal)
-        yield challenge.proof() + (ACCEPTED if accepted else DECLINED), 0
-        return identity, agreed
+        return identity, (yield from self._answer(connection, proposal, challenge.proof()))
 
     def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
         challenge = yield from handshake.client_hello(self._token)
@@ -369,6 +379,10 @@ class TcpTransport:
                 address=connection.peer,
             )
             answer = yield from handshake.client_proof(challenge, refusal, offer.proposal + identity, len(ACCEPTED))
+            if answer == NEEDS_LINK:
+                with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines
+                    offer.link()
+                answer = yield LINKED, len(DECLINED)
             if answer == REJECTED:
                 raise DistNetworkError(
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
@@ -380,10 +394,11 @@ class TcpTransport:
         """Return the proposal of this transport."""
         return Proposal()
 
-    def _accept_proposal(self, connection: TcpConnection, proposal: bytes) -> tuple[Connection, bool]:
-        """Return the connection to use, and whether the proposal is accepted."""
+    def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
+        """Answer a client's proposal, after this side's proof; return the connection to use."""
         connection.configure_for_data()
-        return connection, False
+        yield proof + DECLINED, 0
+        return connection
 
 
 def split_address(address: str) -> tuple[str, int]:

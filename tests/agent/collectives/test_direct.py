@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.oracle import expected
 from support.sweep.media import Pool
-from support.threads import NOW, World, world
+from support.threads import NOW, SHM, World, world
 
 from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.select import _rows, algorithms, candidates
@@ -157,6 +159,19 @@ def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
         assert other.size == 10
 
     pair.run(call)
+
+
+def test_members_that_cannot_reach_descriptors_register_linked_memory(pair: World, unreachable: list[str]) -> None:
+    def call(members: LocalCommunicator) -> None:
+        array = members.empty(FLOAT32, 10_000, NOW)
+        assert len(windows_of(members).regions) == 1
+        array[:] = members.rank
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        assert (array == 1).all()
+
+    pair.run(call)
+    assert unreachable
+    assert not list(Path(SHM).glob(f"*-{os.getpid()}.*"))
 
 
 def test_no_room_is_told_at_every_rank_and_the_group_goes_on(pair: World) -> None:

@@ -12,31 +12,126 @@ import time
 import pytest
 
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, host_id, timespec_of, unsupported
+from rankmesh_agent.transports.shared_memory import (
+    Mapping,
+    UnreachableHandleError,
+    futex_wait,
+    futex_wake,
+    host_id,
+    remove_orphans,
+    timespec_of,
+    unsupported,
+)
 from rankmesh_agent.wire.errors import DistNetworkError
 
 SIZE = 8192
 
 
-def test_memory_is_shared_by_name_until_it_is_unlinked(shm):
+def test_memory_is_shared_without_a_name(shm):
     made = Mapping.create(str(shm), "job", SIZE)
-    opened = Mapping.open(str(shm), made.name, SIZE)
-    file = (shm / made.name).stat()
+    file = os.fstat(made.descriptor)
     assert file.st_mode & 0o777 == 0o600, "no other user may read it"
     assert file.st_blocks * 512 >= SIZE, "its space is reserved"
-    assert made.bytes.size == opened.bytes.size == SIZE
+    opened = Mapping.open(str(shm), made.handle, SIZE)
+    assert list(shm.iterdir()) == []
+    assert (made.bytes.size, opened.bytes.size) == (SIZE, SIZE)
     assert not made.bytes.any(), "it is zero at first"
     made.bytes[SIZE - 1] = 7
     assert opened.bytes[SIZE - 1] == 7
     opened.bytes[0] = 8
     assert made.bytes[0] == 8
-    made.unlink()
-    assert list(shm.iterdir()) == []
+    made.release()
     made.bytes[1] = 9
     assert opened.bytes[1] == 9, "those who mapped it keep it"
-    made.unlink()  # a second time does nothing
-    with pytest.raises(DistNetworkError, match=f"cannot open shared memory {shm}/{made.name}: No such file"):
-        Mapping.open(str(shm), made.name, SIZE)
+    made.release()  # a second time does nothing
+    with pytest.raises(UnreachableHandleError):
+        Mapping.open(str(shm), made.handle, SIZE)
+
+
+def test_linked_memory_is_shared_by_name_until_it_is_released(shm):
+    made = Mapping.create(str(shm), "job", SIZE)
+    name = made.handle.partition("/")[0]
+    made.link()
+    made.link()  # a second time does nothing
+    assert [path.name for path in shm.iterdir()] == [name]
+    assert name.startswith(f"rankmesh-job-{os.getpid()}.")
+    opened = Mapping.open(str(shm), made.handle, SIZE, linked=True)
+    opened.bytes[0] = 8
+    assert made.bytes[0] == 8
+    made.release()
+    assert list(shm.iterdir()) == []
+    with pytest.raises(DistNetworkError, match=f"cannot open shared memory {shm}/{name}: No such file"):
+        Mapping.open(str(shm), made.handle, SIZE, linked=True)
+
+
+def test_where_files_have_names_they_are_linked_from_the_start(shm, monkeypatch):
+    """As in file systems that do not support O_TMPFILE."""
+    supported = os.open
+
+    def open_without_tmpfile(path, flags, *mode, **options):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return supported(path, flags, *mode, **options)
+
+    monkeypatch.setattr(os, "open", open_without_tmpfile)
+    made = Mapping.create(str(shm), "job", SIZE)
+    with pytest.raises(UnreachableHandleError):
+        Mapping.open(str(shm), made.handle, SIZE)
+    made.link()
+    Mapping.open(str(shm), made.handle, SIZE, linked=True).bytes[0] = 8
+    assert made.bytes[0] == 8
+    remove_orphans(str(shm))
+    assert len(list(shm.iterdir())) == 1
+    made.release()
+    assert list(shm.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_linked(shm):
+    made = Mapping.create(str(shm), "job", SIZE)
+    taken = shm / made.handle.partition("/")[0]
+    taken.touch()
+    with pytest.raises(DistNetworkError, match=f"cannot link shared memory {taken}: File exists"):
+        made.link()
+    made.release()
+    assert taken.exists(), "another process has made it"
+
+
+def test_the_descriptor_of_another_file_is_not_taken(shm, tmp_path):
+    """As where the creator's pid belongs to another process in this one's namespace."""
+    made, other = Mapping.create(str(shm), "job", SIZE), Mapping.create(str(shm), "job", SIZE)
+    of_other = made.handle.split("/")
+    of_other[1] = str(other.descriptor)
+    with pytest.raises(UnreachableHandleError):
+        Mapping.open(str(shm), "/".join(of_other), SIZE)
+    with pytest.raises(DistNetworkError, match=f"in another directory than {tmp_path}"):
+        Mapping.open(str(tmp_path), made.handle, SIZE)
+    other.link()
+    (shm / made.handle.partition("/")[0]).hardlink_to(shm / other.handle.partition("/")[0])
+    with pytest.raises(DistNetworkError, match="differs from its announcement"):
+        Mapping.open(str(shm), made.handle, SIZE, linked=True)
+
+
+def test_orphans_are_removed_and_what_is_no_orphan_stays(shm):
+    program = f"""if True:
+        import os
+        from rankmesh_agent.transports.shared_memory import Mapping
+        made = Mapping.create({str(shm)!r}, "job", {SIZE})
+        made.link()
+        os.kill(os.getpid(), 9)"""
+    subprocess.run([sys.executable, "-c", program], check=False)
+    (orphan,) = shm.iterdir()
+    alive = Mapping.create(str(shm), "job", SIZE)
+    alive.link()
+    others = {"rankmesh-job-1-0123456789abcdef", "rankmesh-rendezvous", "other-job-1.0123456789abcdef"}
+    for name in others:
+        (shm / name).touch()
+    (shm / "rankmesh-a-1.0123456789abcdef").mkdir()
+    (shm / "rankmesh-b-1.0123456789abcdef").symlink_to(orphan)
+    kept = {path.name for path in shm.iterdir()} - {orphan.name}
+    remove_orphans(str(shm))
+    assert {path.name for path in shm.iterdir()} == kept
+    alive.release()
+    remove_orphans(f"{shm}/missing")
 
 
 def test_private_memory_has_no_name_and_is_nobody_elses():
@@ -51,46 +146,60 @@ def test_descriptors_go_with_the_memory(shm):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         made = Mapping.create(str(shm), "job", SIZE)
-        Mapping.open(str(shm), made.name, SIZE)
-        made.unlink()
+        Mapping.open(str(shm), made.handle, SIZE)
+        made.release()
     del made
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("job", ["", "a job", "../../etc", "käse", "x" * 1000, "a\0b"])
-def test_any_job_makes_a_name_peers_accept(shm, job):
+def test_any_job_makes_a_handle_peers_accept(shm, job):
     made = Mapping.create(str(shm), job, SIZE)
-    assert made.name.startswith("rankmesh-")
-    assert [path.name for path in shm.iterdir()] == [made.name]
-    Mapping.open(str(shm), made.name, SIZE)
-    assert Mapping.create(str(shm), job, SIZE).name != made.name
+    assert len(made.handle) <= 160
+    Mapping.open(str(shm), made.handle, SIZE)
+    made.link()
+    (file,) = shm.iterdir()
+    assert file.name.startswith("rankmesh-")
+    Mapping.open(str(shm), made.handle, SIZE, linked=True)
+    assert Mapping.create(str(shm), job, SIZE).handle != made.handle
+    made.release()
 
 
+NAME = "rankmesh-job-1.0123456789abcdef"
+
+
+@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize(
-    "name",
+    "handle",
     [
-        *("", "passwd", "../rankmesh-a", "rankmesh-", "rankmesh-a/b", "rankmesh-../a", "rankmesh-" + "a" * 129),
-        *("rankmesh-ä", "rankmesh-a b", "rankmesh-a\0", "rankmesh-a\n", "\nrankmesh-a"),
+        *("", "passwd", "../rankmesh-a", "rankmesh-", NAME, f"{NAME}/0", f"{NAME}/0/1.1", f"../{NAME}/0/1.1/1.1"),
+        *(f"{NAME}/0/1.1/1.1\n", f"{NAME}/-1/1.1/1.1", f"{NAME}/0/1.1/1.1/..", f"{NAME}/../0/1.1/1.1"),
+        *(
+            "rankmesh-a/b-1.0123456789abcdef/0/1.1/1.1",
+            "rankmesh-ä-1.0123456789abcdef/0/1.1/1.1",
+            f"{NAME}/\u0661/1.1/1.1",
+        ),
     ],
 )
-def test_other_names_are_refused(shm, name):
-    with pytest.raises(DistNetworkError, match="is not a name of shared memory"):
-        Mapping.open(str(shm), name, SIZE)
+def test_other_handles_are_refused(shm, handle, linked):
+    with pytest.raises(DistNetworkError, match="is not a handle of shared memory"):
+        Mapping.open(str(shm), handle, SIZE, linked=linked)
 
 
 @pytest.mark.parametrize("size", [1, SIZE - 1, SIZE + 1, 1 << 40])
 def test_another_size_is_refused(shm, size):
     made = Mapping.create(str(shm), "job", SIZE)
-    with pytest.raises(DistNetworkError, match=f"has not the announced size of {size} bytes"):
-        Mapping.open(str(shm), made.name, size)
+    with pytest.raises(DistNetworkError, match=f"differs from its announcement of {size} bytes"):
+        Mapping.open(str(shm), made.handle, size)
 
 
 def test_a_symlink_is_refused(shm, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(SIZE))
-    (shm / "rankmesh-link").symlink_to(secret)
+    made = Mapping.create(str(shm), "job", SIZE)
+    (shm / made.handle.partition("/")[0]).symlink_to(secret)
     with pytest.raises(DistNetworkError, match="cannot open shared memory"):
-        Mapping.open(str(shm), "rankmesh-link", SIZE)
+        Mapping.open(str(shm), made.handle, SIZE, linked=True)
 
 
 def test_no_directory(shm):
@@ -103,7 +212,7 @@ def test_no_directory(shm):
     [
         (errno.ENOSPC, r"has no room for 3 MiB of shared memory \(\d+ MiB are free\); .*docker run --shm-size"),
         (errno.ENOMEM, r"has no room"),
-        (errno.EFBIG, r"cannot map shared memory .*: File too large"),
+        (errno.EFBIG, r"cannot map shared memory in .*: File too large"),
     ],
 )
 def test_no_room_is_said_and_leaves_nothing(shm, monkeypatch, code, reported):
@@ -164,7 +273,7 @@ def test_sleep_and_wake_across_processes(shm):
     program = f"""if True:
         from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, host_id, timespec_of
         print(host_id({str(shm)!r}), flush=True)
-        memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
+        memory = Mapping.open({str(shm)!r}, {memory.handle!r}, {SIZE})
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
             while words[0] < turn:

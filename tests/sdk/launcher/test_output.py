@@ -10,12 +10,10 @@ import struct
 import termios
 import tty
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rankmesh._launcher.output import TerminalWriter
-from rankmesh._launcher.shm_cleanup import remove_segments
 
 
 @pytest.fixture
@@ -89,10 +87,3 @@ def test_a_terminal_gets_no_unfinished_line_that_would_wrap(terminal: tuple[int,
     writer = TerminalWriter(output)
     writer.write_lines([], "rank 0", ("ä" * 30).encode())
     assert written(writer, screen) == ("ä" * 19).encode()
-
-
-def test_the_memory_of_a_job_with_a_longer_name_stays(tmp_path: Path) -> None:
-    for name in ("rankmesh-job-1-ab", "rankmesh-job-10-ab", "rankmesh-job-1", "job-1-ab"):
-        (tmp_path / name).touch()
-    remove_segments(str(tmp_path), "job-1")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job-1-ab", "rankmesh-job-1", "rankmesh-job-10-ab"]

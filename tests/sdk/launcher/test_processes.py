@@ -396,9 +396,14 @@ def test_shared_memory_of_a_crashed_job_is_swept(job: Job) -> None:
     shared = job.folder / "shared"
     shared.mkdir()
     (shared / "rankmesh-other-1").touch()
-    job.script("open(f\"shared/rankmesh-{os.environ['RANKMESH_JOB']}-world\", 'w'); os.abort()")
-    code, _, _ = job.run("script.py", RANKMESH_SHM_DIR=str(shared))
-    assert code == 128 + signal.SIGABRT
+    job.script(
+        "from rankmesh_agent.transports.shared_memory import Mapping\n"
+        "Mapping.create('shared', os.environ['RANKMESH_JOB'], 4096).link()\n"
+        "print(len(os.listdir('shared')), flush=True)\n"
+        "os.abort()"
+    )
+    code, stdout, _ = job.run("script.py", RANKMESH_SHM_DIR=str(shared))
+    assert (code, stdout) == (128 + signal.SIGABRT, "[rank 0] 2\n")
     assert [path.name for path in shared.iterdir()] == ["rankmesh-other-1"]
 
 
