@@ -131,6 +131,11 @@ class Agent:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """The other ranks of the job that the first failure names."""
+        return [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
+
     # Groups
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
@@ -229,8 +234,7 @@ class Agent:
         self._leaving = True
         self._heartbeats.stop()
         self.group_registry.close()
-        failed_ranks = [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
-        self._job.leave(reason, failed_ranks, failed=failed)  # before anything slow
+        self._job.leave(reason, self.failed_ranks, failed=failed)  # before anything slow
         self._job_store.cancel_waits()
         if self._own_http is not None:
             self._own_http.close()

@@ -92,6 +92,11 @@ class RemoteAgent:
         """See Agent."""
         return self._failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """See Agent."""
+        return [rank for rank in self._failures.failed_ranks() if rank != self.member.rank]
+
     def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
         """See Agent.new_group."""
         document = {"ranks": list(ranks), "timeout": timeout}

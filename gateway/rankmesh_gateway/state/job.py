@@ -115,7 +115,7 @@ class Job:
             record = epoch.find(goodbye.rank, goodbye.instance)
             if record is not None:
                 before = record.groups
-                record.leave(goodbye.reason, now)
+                record.leave(goodbye.reason, now, goodbye.failed_ranks[: epoch.size])
                 self._writer.state_changes(epoch, [record], now)
                 self._writer.group_changes(epoch, record, before, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,7 @@ class RankRecord:
         ended: ``left`` or ``failed`` once its process, its launcher, a peer or its silence says so.
         reason: why the rank has failed; empty after an orderly leave, and if its silence is the reason.
         exited: whether its own process or its launcher gave the reason; until then a better one replaces it.
+        failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
         lost_peers: the ranks that it reports lost.
         watches_peers: whether it reports each rank whose connection breaks.
         groups: its groups, as of the last report.
@@ -39,6 +41,7 @@ class RankRecord:
     ended: Literal["left", "failed"] | None = None
     reason: str = ""
     exited: bool = False
+    failed_ranks: list[int] = field(default_factory=list)
     lost_peers: frozenset[int] = frozenset()
     watches_peers: bool = False
     groups: list[GroupInfo] = field(default_factory=list)
@@ -100,7 +103,7 @@ class RankRecord:
         self.leave(reason, now)
         return True
 
-    def leave(self, reason: str, now: float) -> None:
+    def leave(self, reason: str, now: float, failed_ranks: Sequence[int] = ()) -> None:
         """Record that the rank leaves: ``left`` without a reason, ``failed`` with one. The first time counts."""
         if self.exited:
             return
@@ -108,6 +111,7 @@ class RankRecord:
         self.last_seen = now
         self.reason = reason[:MAX_REASON]
         self.ended = "failed" if reason else "left"
+        self.failed_ranks = list(failed_ranks)
         if not reason:
             self.groups = []
 
@@ -115,7 +119,7 @@ class RankRecord:
         """Return the record as the HTTP interface shows it."""
         state = self.state(now)
         reason = self.reason or (self._silent(now) if state == "failed" else "")
-        return RankInfo(job, epoch, state, self.silence(now), reason, self.member)
+        return RankInfo(job, epoch, state, self.silence(now), reason, self.member, self.failed_ranks)
 
     def _silent(self, now: float) -> str:
         return f"no heartbeat for {self.silence(now):.1f} s"

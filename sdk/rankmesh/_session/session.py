@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rankmesh._launcher.failure_file import FailureReport
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_group import Group, ProcessGroup
@@ -36,9 +37,11 @@ class Session:
         groups: the other groups that this process is a member of.
         outside: ranks of the latest group made without this process; None if there is none.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
+        failure_file: see Settings.
     """
 
     joined_for_store = False
+    failure_file = ""
 
     def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
@@ -115,7 +118,9 @@ class Session:
         return AgentStore(self.agent)
 
     def close(self, reason: str) -> None:
-        """Leave the job; a reason, if any, is reported to the other ranks."""
+        """Leave the job; a reason, if any, is reported to the other ranks, and a failure to the launcher."""
+        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
+            FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
         for group in [self.group, *self.groups]:
             if group._gpu is not None:
                 group._gpu.end(in_order=not reason)
@@ -164,6 +169,7 @@ def join(
         agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         rendezvous.close()
         raise
+    session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
     _sessions.append(session)

@@ -181,6 +181,7 @@ class RankInfo:
         heartbeat_age: seconds since its last heartbeat.
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
+        failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
     """
 
     job: str
@@ -189,6 +190,7 @@ class RankInfo:
     heartbeat_age: Number
     reason: str
     member: Member
+    failed_ranks: list[Integer] = field(default_factory=list)
 
 
 @dataclass
