@@ -15,18 +15,20 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
@@ -93,12 +95,13 @@ class Agent:
                 connect_seconds=timeout,
                 instance=instance,
             )
+            undo.callback(job.close)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
+            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:
@@ -134,7 +137,11 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return [rank for rank in self.group_registry.failures.failed_ranks() if rank != self.member.rank]
+        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """Record an error of a group that ended this rank's process, although it may not have ended the group."""
+        self.group_registry.failures.record(group.state, error)
 
     # Groups
 
@@ -222,24 +229,35 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False) -> None:
+    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason: the failure that ends this rank, for the gateway and for the errors of ranks that still wait for
+                this one; empty if there is none.
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
+            raised: whether an exception has ended it: these groups end, too.
+            exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
         """
         if self._leaving:
             return
-        self._leaving = True
-        self._heartbeats.stop()
-        self.group_registry.close()
-        self._job.leave(reason, self.failed_ranks, failed=failed)  # before anything slow
-        self._job_store.cancel_waits()
-        if self._own_http is not None:
-            self._own_http.close()
-        elif self.store_server is not None:
-            self.store_server.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            if self._own_http is not None:
+                steps.callback(self._own_http.close)
+            elif self.store_server is not None:
+                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.cancel_waits)
+            steps.callback(self._job.close)
+            steps.callback(self.group_registry.close)
+            steps.callback(self._heartbeats.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                self._leaving = True
+                self._heartbeats.stop_soon()
+                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                self.group_registry.leave()
+                text = reason or exit_text or ("" if first is None or failed_ranks else f"after {error_text(first)}")
+                failure = first if failed_ranks else None
+                self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

@@ -193,6 +193,11 @@ class GroupRegistry:
         for group in pending:
             group.abort(error)
 
+    def leave(self) -> None:
+        """End all groups at this rank as far as others notice; see LocalCommunicator.leave."""
+        for group in self.all():
+            group.leave()
+
     def close(self) -> None:
         """End all groups at this rank."""
         for group in self.all():

@@ -27,8 +27,8 @@ from typing import Any
 from rankmesh._launcher.child import ErrorFile, run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
-from rankmesh._launcher.interrupts import interrupts_deferred
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.interrupts import interrupts_deferred
 
 __all__ = [
     "ProcessContext",

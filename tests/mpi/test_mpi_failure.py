@@ -112,16 +112,16 @@ def differ_in_number(me: Me) -> None:
     time.sleep(300)
 
 
-@on_mpi(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+@on_mpi(3, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 def test_in_detail_calls_are_compared_before(me: Me) -> None:
+    from support.wrong import MISMATCHED, try_mismatched
+
     dist.init_process_group("mpi", timeout=60)
-    array = np.ones(3)
-    told = me.attempt(dist.all_reduce, array) if me.rank else me.attempt(dist.barrier)
-    assert told["error"] == "CollectiveMismatchError", told
-    for text in "rank 0: barrier()", "rank 1: all_reduce(float64[3], SUM)", "called at":
-        assert text in told["text"]
-    dist.all_reduce(array)
-    assert array[0] == 2
+    for name, (told,) in try_mismatched(dist, me.rank, [*MISMATCHED][::4], queued=False).items():
+        assert told["error"] == "CollectiveMismatchError", (name, told)
+        assert f"rank {me.rank}: {told['op']}(" in told["text"], (name, told)
+        assert "called at" in told["text"], (name, told)
+        assert all((told["unchanged"], told["usable"])), (name, told)
 
 
 @on_mpi(3)

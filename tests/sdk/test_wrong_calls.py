@@ -11,22 +11,16 @@ from support import hosting
 from support.me import GATEWAY
 from support.once import Reports, once
 from support.processes import Me, Ranks
-from support.wrong import MISMATCHED, SIZE, WRONG, try_mismatched, try_wrong
+from support.wrong import CANNOT, MISMATCHED, SIZE, WRONG, check_invalid, check_mismatched, try_invalid, try_mismatched
 
 import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
 
-def wrong_ones(me: Me) -> None:
+def wrong_calls(me: Me) -> None:
     me.init(timeout=60)
-    try_wrong(me)
-    dist.destroy_process_group()
-
-
-def mismatched_ones(me: Me) -> None:
-    me.init(timeout=60)
-    try_mismatched(me)
+    me.report(**try_invalid(dist, me.rank), **try_mismatched(dist, me.rank))
     dist.destroy_process_group()
 
 
@@ -46,35 +40,32 @@ def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dic
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
-    """What the ranks reported of a body over a medium."""
+    """What the ranks reported over a medium."""
     return once(
         tmp_path_factory,
-        lambda ranks, body, medium: [rank.reported for rank in ranks.run(body, SIZE, env=variables(ranks, medium))],
+        lambda ranks, medium: [rank.reported for rank in ranks.run(wrong_calls, SIZE, env=variables(ranks, medium))],
     )
 
 
+over_every_medium = pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
+
+
+@over_every_medium
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_raises_before_anything_is_sent(tried: Callable[..., Reports], name: str) -> None:
-    reported = tried(wrong_ones, "tcp")
-    assert len(reported[1][name]) == 2, "rank 1 made it alone, then with the others"
-    for attempt in (attempt for of_rank in reported for attempt in of_rank[name]):
-        assert attempt["error"] == WRONG[name].error.__name__, attempt["text"]
-        assert re.search(WRONG[name].says, attempt["text"])
-        assert attempt["seconds"] < 30
-        assert attempt["unchanged"]
-        assert attempt["usable"]
+def test_an_invalid_call_raises_before_anything_is_sent(tried: Callable[..., Reports], medium: str, name: str) -> None:
+    check_invalid(name, tried(medium))
 
 
-@pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
+@over_every_medium
 @pytest.mark.parametrize("name", MISMATCHED)
 def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Reports], medium: str, name: str) -> None:
-    reported = tried(mismatched_ones, medium)
-    for attempt in (attempt for of_rank in reported for attempt in of_rank[name]):
-        assert attempt["error"] == "CollectiveMismatchError", attempt["text"]
-        assert "the ranks did not make the same call" in attempt["text"]
-        assert all(f"rank {rank}: " in attempt["text"] for rank in range(SIZE)), "names each rank's call"
-        assert attempt["unchanged"]
-        assert attempt["usable"]
+    check_mismatched(name, tried(medium))
+
+
+@pytest.mark.parametrize("medium", CANNOT)
+def test_what_a_medium_cannot_express_is_in_the_table(medium: str) -> None:
+    for reason, pattern in CANNOT[medium].items():
+        assert any(re.fullmatch(pattern, name) for name in (*WRONG, *MISMATCHED)), reason
 
 
 @pytest.mark.usefixtures("alone")

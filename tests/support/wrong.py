@@ -1,21 +1,31 @@
-"""Calls that are refused: by the rank that makes them, or by all because they do not fit together. For three ranks."""
+"""One table of wrong calls, for three ranks: invalid at the rank that makes them, or different from rank to rank.
+
+A call is made on an *api*: ``rankmesh``, or its functions over another medium (support/sweep/media.py, over_torch.py).
+The driver of a medium calls ``try_invalid`` and ``try_mismatched`` at every rank, and passes the outcomes of all ranks
+to ``check_invalid`` and ``check_mismatched``. CANNOT lists the calls that a medium has no form for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-import rankmesh as dist
-from support.me import Me
+from rankmesh_agent.wire.ops import ReduceOp
 
 SIZE = 3
 LARGE = 40_000
 """Elements of float32 that are above the limits for small arrays."""
-SUM, MAX, AVG, PREMUL_SUM = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM
+SUM, AVG, MIN, MAX, BAND, BOR, PREMUL_SUM = (
+    ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.PREMUL_SUM
+)  # fmt: skip
 
 Array = np.ndarray[Any, Any]
+Attempt = dict[str, Any]
+Attempts = dict[str, list[Attempt]]
+"""What came of the calls of a rank, by name."""
 
 
 class Caller:
@@ -40,6 +50,10 @@ class Caller:
         array.flags.writeable = False
         return array
 
+    def expanded(self) -> Array:
+        """Return an array whose elements share memory."""
+        return np.lib.stride_tricks.as_strided(self(1), (3,), (0,), writeable=True)
+
     @property
     def other(self) -> int:
         """Another rank."""
@@ -50,280 +64,435 @@ class Caller:
         return all((array == before).all() for array, before in self._made)
 
 
+Call = Callable[[Any, Caller], Any]
+
+
 class Wrong(NamedTuple):
-    """A call that the rank that makes it refuses.
+    """A call that is invalid at the rank that makes it.
 
     Attributes:
         call: makes it.
-        error: what it raises.
-        says: what its message must say, a pattern.
+        error: the exception.
+        says: a pattern of its message.
+        http: response to the same call over HTTP: the status, the problem's code, and a pattern of its detail.
     """
 
-    call: Callable[[Caller], Any]
+    call: Call
     error: type[Exception]
     says: str
+    http: tuple[int, str, str]
 
 
-def _refused(error: type[Exception], says: str, **calls: Callable[[Caller], Any]) -> dict[str, Wrong]:
-    return {name: Wrong(call, error, says) for name, call in calls.items()}
+def _wrong(error: type[Exception], says: str, http: str = "", *, request: str = "", **calls: Call) -> dict[str, Wrong]:
+    """Return rows of the table; ``http`` is another pattern of the detail, ``request`` that of a schema's violation."""
+    problem = 422, "invalid-request" if request else "invalid-call", request or http or says
+    return {name: Wrong(call, error, says, problem) for name, call in calls.items()}
 
 
-NOT_THERE = r"=3 is not in the group, whose ranks are \[0, 1, 2\]"
-NO_GROUP_RANK = r"group_(src|dst)=3 is not in the group, whose ranks are 0 to 2"
-THREE_ELEMENTS = r"2 elements, but .* has 3"
+UNDEFINED = r"ReduceOp.\w+ is not defined for \w+"
 
 WRONG: dict[str, Wrong] = {
-    **_refused(
-        ValueError, NOT_THERE,
-        gather_to_nobody=lambda a: dist.gather(a(), a.many(), dst=3),
-        send_to_nobody=lambda a: dist.send(a(), dst=3),
-        broadcast_multigpu_from_nobody=lambda a: dist.broadcast_multigpu(a.many(), src=3),
-        reduce_multigpu_to_nobody=lambda a: dist.reduce_multigpu(a.many(), dst=3),
+    **_wrong(
+        ValueError, r"=3 is not in (the group|group 'world'), whose ranks are \[0, 1, 2\]",
+        broadcast_from_rank_3=lambda api, a: api.broadcast(a(), src=3),
+        reduce_to_rank_3=lambda api, a: api.reduce(a(), dst=3),
+        gather_to_rank_3=lambda api, a: api.gather(a(), None, dst=3),
+        scatter_from_rank_3=lambda api, a: api.scatter(a(), None, src=3),
+        send_to_rank_3=lambda api, a: api.send(a(), dst=3),
+        recv_from_rank_3=lambda api, a: api.recv(a(), src=3),
+        broadcast_multigpu_from_rank_3=lambda api, a: api.broadcast_multigpu(a.many(), src=3),
+        reduce_multigpu_to_rank_3=lambda api, a: api.reduce_multigpu(a.many(), dst=3),
     ),
-    **_refused(
-        ValueError, NO_GROUP_RANK,
-        scatter_from_no_group_rank=lambda a: dist.scatter(a(), a.many(), group_src=3),
-        send_to_no_group_rank=lambda a: dist.send(a(), group_dst=3),
+    **_wrong(
+        ValueError, r"=-1 is not in the group", request=r"query\.(src|dst)",
+        broadcast_from_rank_minus_1=lambda api, a: api.broadcast(a(), src=-1),
+        send_to_rank_minus_1=lambda api, a: api.send(a(), dst=-1),
     ),
-    **_refused(
+    **_wrong(
+        ValueError, r"group_(src|dst)=3 is not in the group, whose ranks are 0 to 2",
+        broadcast_from_group_rank_3=lambda api, a: api.broadcast(a(), group_src=3),
+        scatter_from_group_rank_3=lambda api, a: api.scatter(a(), None, group_src=3),
+        send_to_group_rank_3=lambda api, a: api.send(a(), group_dst=3),
+    ),
+    **_wrong(
         ValueError, "not both",
-        send_to_two=lambda a: dist.send(a(), dst=0, group_dst=0),
+        broadcast_from_two_ranks=lambda api, a: api.broadcast(a(), src=0, group_src=0),
+        send_to_two_ranks=lambda api, a: api.send(a(), dst=0, group_dst=0),
     ),
-    **_refused(
-        ValueError, r"(src|dst) is missing",
-        reduce_to_somewhere=lambda a: dist.reduce(a()),
+    **_wrong(
+        ValueError, r"(src|dst|peer) is missing: give \1 \(a global rank\) or group_\1", "(src|dst) is missing",
+        broadcast_without_a_source=lambda api, a: api.broadcast(a()),
+        reduce_without_a_destination=lambda api, a: api.reduce(a()),
+        send_without_a_destination=lambda api, a: api.send(a()),
+        isend_without_a_destination=lambda api, a: api.isend(a()),
+        message_without_a_peer=lambda api, a: api.P2POp(api.isend, a()),
     ),
-    **_refused(
-        TypeError, "must be a whole number",
-        broadcast_from_half_a_rank=lambda a: dist.broadcast(a(), src=0.5),  # type: ignore[arg-type]
-        reduce_to_a_name=lambda a: dist.reduce(a(), dst="0"),  # type: ignore[arg-type]
-        split_sizes_that_are_no_numbers=lambda a: dist.all_to_all_single(a(), a(), [1.0] * 3),  # type: ignore[list-item]
+    **_wrong(
+        TypeError, "must be a whole number", request=r"query\.(src|dst|tag)",
+        broadcast_from_half_a_rank=lambda api, a: api.broadcast(a(), src=0.5),
+        reduce_to_a_name=lambda api, a: api.reduce(a(), dst="zero"),
+        send_with_half_a_tag=lambda api, a: api.send(a(), dst=a.other, tag=1.5),
+        split_sizes_that_are_no_numbers=lambda api, a: api.all_to_all_single(a(), a(), [1.0] * 3),
     ),
-    **_refused(
-        ValueError, "is this rank",
-        messages_to_oneself=lambda a: dist.batch_isend_irecv([dist.P2POp(dist.isend, a(), a.rank)]),
+    **_wrong(
+        ValueError, "tag must be a whole number of 64 bits", request=r"query\.tag",
+        recv_with_a_tag_of_65_bits=lambda api, a: api.recv(a(), src=a.other, tag=1 << 64),
     ),
-    **_refused(
-        ValueError, "has [24] arrays, but the group has 3 ranks",
-        all_gather_into_too_few=lambda a: dist.all_gather(a.many(2), a()),
-        all_gather_into_too_many=lambda a: dist.all_gather(a.many(4), a()),
-        gather_into_too_few=lambda a: dist.gather(a(), a.many(2), dst=a.rank),
-        scatter_of_too_many=lambda a: dist.scatter(a(), a.many(4), src=a.rank),
-        reduce_scatter_of_too_few=lambda a: dist.reduce_scatter(a(), a.many(2)),
-        all_to_all_of_too_few=lambda a: dist.all_to_all(a.many(), a.many(2)),
-        all_to_all_into_too_many=lambda a: dist.all_to_all(a.many(4), a.many()),
+    **_wrong(
+        ValueError, "is this rank: a process does not send to itself, copy", "is this agent's own rank",
+        send_to_itself=lambda api, a: api.send(a(), dst=a.rank),
+        recv_from_itself=lambda api, a: api.recv(a(), src=a.rank),
+        isend_to_itself=lambda api, a: api.isend(a(), group_dst=a.rank).wait(),
+        irecv_from_itself=lambda api, a: api.irecv(a(), group_src=a.rank).wait(),
+        messages_to_itself=lambda api, a: api.batch_isend_irecv([api.P2POp(api.isend, a(), a.rank)]),
     ),
-    **_refused(
+    **_wrong(
+        ValueError, "has [024] arrays, but the group has 3 ranks", "the array must be a stack of 3",
+        all_gather_into_no_arrays=lambda api, a: api.all_gather([], a()),
+        all_gather_into_too_few=lambda api, a: api.all_gather(a.many(2), a()),
+        all_gather_into_too_many=lambda api, a: api.all_gather(a.many(4), a()),
+        gather_into_too_few=lambda api, a: api.gather(a(), a.many(2), dst=a.rank),
+        gather_into_no_arrays=lambda api, a: api.gather(a(), [], dst=a.rank),
+        scatter_of_no_arrays=lambda api, a: api.scatter(a(), [], src=a.rank),
+        scatter_of_too_many=lambda api, a: api.scatter(a(), a.many(4), src=a.rank),
+        reduce_scatter_of_too_few=lambda api, a: api.reduce_scatter(a(), a.many(2)),
+        all_to_all_of_too_few=lambda api, a: api.all_to_all(a.many(), a.many(2)),
+        all_to_all_into_too_many=lambda api, a: api.all_to_all(a.many(4), a.many()),
+    ),
+    **_wrong(
         TypeError, "must be a list of 3 arrays",
-        all_gather_into_an_array=lambda a: dist.all_gather(a(), a()),  # type: ignore[arg-type]
-        all_gather_into_nothing=lambda a: dist.all_gather(None, a()),  # type: ignore[arg-type]
-        reduce_scatter_of_an_array=lambda a: dist.reduce_scatter(a(), a()),  # type: ignore[arg-type]
-        all_to_all_of_an_array=lambda a: dist.all_to_all(a.many(), a()),  # type: ignore[arg-type]
+        all_gather_into_an_array=lambda api, a: api.all_gather(a(), a()),
+        all_gather_into_nothing=lambda api, a: api.all_gather(None, a()),
+        reduce_scatter_of_an_array=lambda api, a: api.reduce_scatter(a(), a()),
+        all_to_all_of_an_array=lambda api, a: api.all_to_all(a.many(), a()),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "is missing: on the (destination|source) rank give a list of one array a rank",
-        gather_into_nothing=lambda a: dist.gather(a(), None, dst=a.rank),
-        scatter_of_nothing=lambda a: dist.scatter(a(), None, src=a.rank),
+        gather_into_nothing=lambda api, a: api.gather(a(), None, dst=a.rank),
+        scatter_of_nothing=lambda api, a: api.scatter(a(), None, src=a.rank),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "is only for the (destination|source) rank: leave it out on this one",
-        gather_with_a_list_elsewhere=lambda a: dist.gather(a(), a.many(), dst=a.other),
-        scatter_with_a_list_elsewhere=lambda a: dist.scatter(a(), a.many(), src=a.other),
+        gather_with_a_list_elsewhere=lambda api, a: api.gather(a(), a.many(), dst=a.other),
+        scatter_with_a_list_elsewhere=lambda api, a: api.scatter(a(), a.many(), src=a.other),
     ),
-    **_refused(
-        ValueError, THREE_ELEMENTS,
-        all_gather_into_smaller_ones=lambda a: dist.all_gather(a.many(count=2), a()),
-        gather_into_smaller_ones=lambda a: dist.gather(a(), a.many(count=2), dst=a.rank),
-        scatter_of_smaller_ones=lambda a: dist.scatter(a(), a.many(count=2), src=a.rank),
-        reduce_scatter_of_smaller_ones=lambda a: dist.reduce_scatter(a(), a.many(count=2)),
+    **_wrong(
+        ValueError, "2 elements, but .* has 3",
+        all_gather_into_smaller_ones=lambda api, a: api.all_gather(a.many(count=2), a()),
+        gather_into_smaller_ones=lambda api, a: api.gather(a(), a.many(count=2), dst=a.rank),
+        scatter_of_smaller_ones=lambda api, a: api.scatter(a(), a.many(count=2), src=a.rank),
+        reduce_scatter_of_smaller_ones=lambda api, a: api.reduce_scatter(a(), a.many(count=2)),
     ),
-    **_refused(
+    **_wrong(
         ValueError, r"has 8 elements, but must have 3 times the 3 of \w+, 9",
-        all_gather_into_a_smaller_one=lambda a: dist.all_gather_into_tensor(a(8), a(3)),
-        reduce_scatter_of_a_smaller_one=lambda a: dist.reduce_scatter_tensor(a(3), a(8)),
+        all_gather_into_a_smaller_one=lambda api, a: api.all_gather_into_tensor(a(8), a(3)),
+        reduce_scatter_of_a_smaller_one=lambda api, a: api.reduce_scatter_tensor(a(3), a(8)),
     ),
-    **_refused(
-        ValueError, r"has dtype float64 at 1, but \w+(\[0\])? has float32: all must have the same",
-        all_gather_of_another_dtype=lambda a: dist.all_gather(a.many(dtype=float), a()),
-        all_gather_single_of_another_dtype=lambda a: dist.all_gather_into_tensor(a(9, float), a()),
-        gather_of_another_dtype=lambda a: dist.gather(a(), a.many(dtype=float), dst=a.rank),
-        scatter_of_another_dtype=lambda a: dist.scatter(a(), a.many(dtype=float), src=a.rank),
-        reduce_scatter_of_another_dtype=lambda a: dist.reduce_scatter(a(), a.many(dtype=float)),
-        reduce_scatter_single_of_another_dtype=lambda a: dist.reduce_scatter_tensor(a(), a(9, float)),
-        all_to_all_of_another_dtype=lambda a: dist.all_to_all(a.many(dtype=float), a.many()),
-        all_to_all_of_several_dtypes=lambda a: dist.all_to_all(a.many(), [a(), a(dtype=float), a()]),
-        all_to_all_single_of_another_dtype=lambda a: dist.all_to_all_single(a(dtype=float), a()),
+    **_wrong(
+        ValueError, r"^(output(_tensor)?|input|\w+_list\[[01]\]) has dtype float64, but \w+(\[0\])? has float32:",
+        all_gather_of_another_dtype=lambda api, a: api.all_gather(a.many(dtype=float), a()),
+        all_gather_into_several_dtypes=lambda api, a: api.all_gather([a(), a(dtype=float), a()], a()),
+        all_gather_single_of_another_dtype=lambda api, a: api.all_gather_into_tensor(a(9, float), a()),
+        gather_of_another_dtype=lambda api, a: api.gather(a(), a.many(dtype=float), dst=a.rank),
+        scatter_of_another_dtype=lambda api, a: api.scatter(a(), a.many(dtype=float), src=a.rank),
+        reduce_scatter_of_another_dtype=lambda api, a: api.reduce_scatter(a(), a.many(dtype=float)),
+        reduce_scatter_single_of_another_dtype=lambda api, a: api.reduce_scatter_tensor(a(), a(9, float)),
+        all_to_all_of_another_dtype=lambda api, a: api.all_to_all(a.many(dtype=float), a.many()),
+        all_to_all_of_several_dtypes=lambda api, a: api.all_to_all(a.many(), [a(), a(dtype=float), a()]),
+        all_to_all_single_of_another_dtype=lambda api, a: api.all_to_all_single(a(dtype=float), a()),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "is read-only, and the operation writes to it; pass a writable copy",
-        all_reduce_of_a_read_only_array=lambda a: dist.all_reduce(a.read_only()),
-        reduce_into_a_read_only_array=lambda a: dist.reduce(a.read_only(), dst=a.rank),
-        broadcast_into_a_read_only_array=lambda a: dist.broadcast(a.read_only(), src=a.other),
-        all_gather_into_a_read_only_array=lambda a: dist.all_gather([a(), a(), a.read_only()], a()),
-        all_gather_single_into_a_read_only_array=lambda a: dist.all_gather_into_tensor(a.read_only(9), a()),
-        gather_into_a_read_only_array=lambda a: dist.gather(a(), [a.read_only(), a(), a()], dst=a.rank),
-        scatter_into_a_read_only_array=lambda a: dist.scatter(a.read_only(), src=a.other),
-        reduce_scatter_into_a_read_only_array=lambda a: dist.reduce_scatter(a.read_only(), a.many()),
-        reduce_scatter_tensor_into_a_read_only_array=lambda a: dist.reduce_scatter_tensor(a.read_only(), a(9)),
-        all_to_all_into_a_read_only_array=lambda a: dist.all_to_all([a(), a.read_only(), a()], a.many()),
-        all_to_all_single_into_a_read_only_array=lambda a: dist.all_to_all_single(a.read_only(), a()),
-        recv_into_a_read_only_array=lambda a: dist.recv(a.read_only(), src=a.other),
-        all_reduce_of_bytes=lambda a: dist.all_reduce(b"abc"),
+        all_reduce_of_a_read_only_array=lambda api, a: api.all_reduce(a.read_only()),
+        reduce_into_a_read_only_array=lambda api, a: api.reduce(a.read_only(), dst=a.rank),
+        broadcast_into_a_read_only_array=lambda api, a: api.broadcast(a.read_only(), src=a.other),
+        all_gather_into_a_read_only_array=lambda api, a: api.all_gather([a(), a(), a.read_only()], a()),
+        all_gather_single_into_a_read_only_array=lambda api, a: api.all_gather_into_tensor(a.read_only(9), a()),
+        gather_into_a_read_only_array=lambda api, a: api.gather(a(), [a.read_only(), a(), a()], dst=a.rank),
+        scatter_into_a_read_only_array=lambda api, a: api.scatter(a.read_only(), src=a.other),
+        reduce_scatter_into_a_read_only_array=lambda api, a: api.reduce_scatter(a.read_only(), a.many()),
+        reduce_scatter_tensor_into_a_read_only_array=lambda api, a: api.reduce_scatter_tensor(a.read_only(), a(9)),
+        all_to_all_into_a_read_only_array=lambda api, a: api.all_to_all([a(), a.read_only(), a()], a.many()),
+        all_to_all_single_into_a_read_only_array=lambda api, a: api.all_to_all_single(a.read_only(), a()),
+        recv_into_a_read_only_array=lambda api, a: api.recv(a.read_only(), src=a.other),
+        all_reduce_multigpu_of_a_read_only_array=lambda api, a: api.all_reduce_multigpu([a(), a.read_only()]),
+        all_gather_multigpu_into_a_read_only_array=lambda api, a: api.all_gather_multigpu(
+            [[a(), a(), a.read_only()]], [a()]
+        ),
+        all_reduce_of_read_only_bytes=lambda api, a: api.all_reduce(b"abc"),
+        batch_with_a_read_only_array=lambda api, a: _batch(api, a(), a.read_only()),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "has elements that share memory",
-        all_reduce_of_an_expanded_array=lambda a: dist.all_reduce(
-            np.lib.stride_tricks.as_strided(a(1), (3,), (0,), writeable=True)
+        all_reduce_of_an_expanded_array=lambda api, a: api.all_reduce(a.expanded()),
+    ),
+    **_wrong(
+        TypeError, UNDEFINED,
+        all_reduce_max_of_complex=lambda api, a: api.all_reduce(a(dtype=complex), op=MAX),
+        all_reduce_average_of_bool=lambda api, a: api.all_reduce(a(dtype=bool), op=AVG),
+        reduce_bits_of_floats=lambda api, a: api.reduce(a(), dst=0, op=ReduceOp.BXOR),
+        reduce_scatter_min_of_complex=lambda api, a: api.reduce_scatter(
+            a(dtype=complex), a.many(dtype=complex), op=MIN
         ),
+        all_reduce_premultiplied_bool=lambda api, a: api.all_reduce(a(dtype=bool), op=PREMUL_SUM(1)),
+        reduce_scatter_tensor_bits_of_floats=lambda api, a: api.reduce_scatter_tensor(a(), a(9), op=BAND),
+        all_reduce_coalesced_bits_of_floats=lambda api, a: api.all_reduce_coalesced(a.many(), op=BOR),
+        all_reduce_multigpu_bits_of_floats=lambda api, a: api.all_reduce_multigpu(a.many(), op=BOR),
+        reduce_multigpu_bits_of_floats=lambda api, a: api.reduce_multigpu(a.many(), dst=0, op=BOR),
+        reduce_scatter_multigpu_bits_of_floats=lambda api, a: api.reduce_scatter_multigpu([a()], [a.many()], op=BOR),
     ),
-    **_refused(
-        TypeError, r"ReduceOp.\w+ is not defined for \w+",
-        all_reduce_max_of_complex=lambda a: dist.all_reduce(a(dtype=complex), MAX),
-        reduce_bits_of_floats=lambda a: dist.reduce(a(), 0, dist.ReduceOp.BXOR),
-        reduce_scatter_min_of_complex=lambda a: dist.reduce_scatter(
-            a(dtype=complex), a.many(dtype=complex), dist.ReduceOp.MIN
-        ),
-        reduce_scatter_tensor_bits_of_floats=lambda a: dist.reduce_scatter_tensor(a(), a(9), dist.ReduceOp.BAND),
-        all_reduce_average_of_bool=lambda a: dist.all_reduce(a(dtype=bool), AVG),
-        all_reduce_premultiplied_bool=lambda a: dist.all_reduce(a(dtype=bool), PREMUL_SUM(1)),
-        all_reduce_coalesced_bits_of_floats=lambda a: dist.all_reduce_coalesced(a.many(), dist.ReduceOp.BOR),
-        all_reduce_multigpu_bits_of_floats=lambda a: dist.all_reduce_multigpu(a.many(), dist.ReduceOp.BOR),
+    **_wrong(
+        TypeError, "PREMUL_SUM", "factor|PREMUL_SUM",
+        all_reduce_premultiplied_by_nothing=lambda api, a: api.all_reduce(a(), op=PREMUL_SUM),
+        all_reduce_premultiplied_by_too_much=lambda api, a: api.all_reduce(a(dtype=np.int8), op=PREMUL_SUM(200)),
     ),
-    **_refused(
-        TypeError, "PREMUL_SUM",
-        premul_sum_without_a_factor=lambda a: dist.all_reduce(a(), PREMUL_SUM),
-        premul_sum_of_integers_by_too_much=lambda a: dist.all_reduce(a(dtype=np.int8), PREMUL_SUM(200)),
+    **_wrong(
+        TypeError, "op must be a rankmesh.ReduceOp", request=r"query\.op",
+        all_reduce_by_name=lambda api, a: api.all_reduce(a(), op="SUM"),
+        all_reduce_by_nothing=lambda api, a: api.all_reduce(a(), op=None),
+        reduce_by_number=lambda api, a: api.reduce(a(), dst=0, op=99),
+        reduce_scatter_by_name=lambda api, a: api.reduce_scatter(a(), a.many(), op="sum "),
     ),
-    **_refused(
-        TypeError, "op must be a rankmesh.ReduceOp",
-        all_reduce_by_name=lambda a: dist.all_reduce(a(), "SUM"),  # type: ignore[arg-type]
-        reduce_by_number=lambda a: dist.reduce(a(), 0, 0),  # type: ignore[arg-type]
-    ),
-    **_refused(
+    **_wrong(
         ValueError, r"(in|out)put_split_sizes=\[.*\] must be 3 numbers, one a rank, that add up to the 3 rows",
-        all_to_all_single_of_too_few_rows=lambda a: dist.all_to_all_single(a(), a(), None, [1, 1, 0]),
-        all_to_all_single_of_too_many_rows=lambda a: dist.all_to_all_single(a(), a(), None, [1, 1, 2]),
-        all_to_all_single_into_too_few_rows=lambda a: dist.all_to_all_single(a(), a(), [1, 0, 1], [1, 1, 1]),
-        all_to_all_single_with_too_few_splits=lambda a: dist.all_to_all_single(a(), a(), None, [2, 1]),
-        all_to_all_single_with_negative_splits=lambda a: dist.all_to_all_single(a(), a(), None, [5, -1, -1]),
+        all_to_all_single_of_too_few_rows=lambda api, a: api.all_to_all_single(a(), a(), None, [1, 1, 0]),
+        all_to_all_single_of_too_many_rows=lambda api, a: api.all_to_all_single(a(), a(), None, [1, 1, 2]),
+        all_to_all_single_into_too_few_rows=lambda api, a: api.all_to_all_single(a(), a(), [1, 0, 1], [1, 1, 1]),
+        all_to_all_single_with_too_few_splits=lambda api, a: api.all_to_all_single(a(), a(), None, [2, 1]),
+        all_to_all_single_with_negative_splits=lambda api, a: api.all_to_all_single(a(), a(), None, [5, -1, -1]),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "rows, which do not divide evenly by the group's 3 ranks: give (in|out)put_split_sizes",
-        all_to_all_single_of_uneven_rows=lambda a: dist.all_to_all_single(a(3), a(4)),
-        all_to_all_single_into_uneven_rows=lambda a: dist.all_to_all_single(a(4), a(3)),
+        all_to_all_single_of_uneven_rows=lambda api, a: api.all_to_all_single(a(3), a(4)),
+        all_to_all_single_into_uneven_rows=lambda api, a: api.all_to_all_single(a(4), a(3)),
     ),
-    **_refused(
-        TypeError, r"cannot be communicated|must be a NumPy array",
-        all_reduce_of_text=lambda a: dist.all_reduce(np.array(["a"])),
-        all_reduce_of_objects=lambda a: dist.all_reduce(np.array([None])),
-        all_reduce_of_a_list=lambda a: dist.all_reduce([1.0]),
-        all_reduce_of_nothing=lambda a: dist.all_reduce(None),
-        all_gather_of_dates=lambda a: dist.all_gather(a.many(), np.array(["2020-01-01"], "M8[D]")),
-        all_gather_into_numbers=lambda a: dist.all_gather([1.0, 2.0, 3.0], a()),
+    **_wrong(
+        TypeError, r"cannot be communicated|must be a NumPy array", "dtype (<U1|object|datetime64)",
+        all_reduce_of_text=lambda api, a: api.all_reduce(np.array(["a"])),
+        all_reduce_of_objects=lambda api, a: api.all_reduce(np.array([None])),
+        all_gather_of_dates=lambda api, a: api.all_gather(a.many(), np.array(["2020-01-01"], "M8[D]")),
+        all_reduce_of_a_list=lambda api, a: api.all_reduce([1.0]),
+        all_reduce_of_nothing=lambda api, a: api.all_reduce(None),
+        all_reduce_of_a_number=lambda api, a: api.all_reduce(3.0),
+        reduce_of_a_list=lambda api, a: api.reduce([1.0], dst=0),
+        broadcast_of_a_string=lambda api, a: api.broadcast("text", src=0),
+        all_gather_of_a_list=lambda api, a: api.all_gather(a.many(), [1.0]),
+        all_gather_into_numbers=lambda api, a: api.all_gather([1.0, 2.0, 3.0], a()),
+        all_gather_single_into_a_list=lambda api, a: api.all_gather_into_tensor(a.many(), a()),
+        gather_of_a_list=lambda api, a: api.gather([1.0], a.many(), dst=a.rank),
+        gather_into_numbers=lambda api, a: api.gather(a(), [1.0, 2.0, 3.0], dst=a.rank),
+        scatter_into_a_list=lambda api, a: api.scatter([1.0], a.many(), src=a.rank),
+        scatter_of_numbers=lambda api, a: api.scatter(a(), [1.0, 2.0, 3.0], src=a.rank),
+        reduce_scatter_into_nothing=lambda api, a: api.reduce_scatter(None, a.many()),
+        reduce_scatter_single_of_a_list=lambda api, a: api.reduce_scatter_tensor(a(), a.many()),
+        all_to_all_into_numbers=lambda api, a: api.all_to_all([1.0, 2.0, 3.0], a.many()),
+        all_to_all_single_of_a_list=lambda api, a: api.all_to_all_single(a(), [1.0] * 3),
+        send_of_a_number=lambda api, a: api.send(1.0, dst=a.other),
+        recv_into_a_list=lambda api, a: api.recv([0.0], src=a.other),
+        isend_of_nothing=lambda api, a: api.isend(None, dst=a.other),
+        irecv_into_a_string=lambda api, a: api.irecv("text", src=a.other),
+        all_reduce_coalesced_of_a_number=lambda api, a: api.all_reduce_coalesced([1.0]),
     ),
-    **_refused(
-        ValueError, "timeout",
-        all_reduce_in_less_than_no_time=lambda a: dist.all_reduce(a(), timeout=-1),
+    **_wrong(
+        ValueError, "timeout", request=r"query\.timeout",
+        all_reduce_with_a_negative_timeout=lambda api, a: api.all_reduce(a(), timeout=-1),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "all arrays must have the same dtype and number of elements",
-        all_reduce_multigpu_of_several_dtypes=lambda a: dist.all_reduce_multigpu([a(), a(dtype=float)]),
-        broadcast_multigpu_of_several_sizes=lambda a: dist.broadcast_multigpu([a(), a(4)], src=0),
+        all_reduce_multigpu_of_several_dtypes=lambda api, a: api.all_reduce_multigpu([a(), a(dtype=float)]),
+        broadcast_multigpu_of_several_sizes=lambda api, a: api.broadcast_multigpu([a(), a(4)], src=0),
+        reduce_multigpu_of_several_sizes=lambda api, a: api.reduce_multigpu([a(), a(4)], dst=0),
+        all_gather_multigpu_of_several_sizes=lambda api, a: api.all_gather_multigpu([a.many(6)] * 2, [a(), a(4)]),
+        all_gather_multigpu_into_other_dtypes=lambda api, a: api.all_gather_multigpu([[a(), a(dtype=int), a()]], [a()]),
+        reduce_scatter_multigpu_into_other_dtypes=lambda api, a: api.reduce_scatter_multigpu(
+            [a(), a(dtype=float)], [a.many(6)] * 2
+        ),
+        reduce_scatter_multigpu_of_several_sizes=lambda api, a: api.reduce_scatter_multigpu([a()], [[a(), a(4), a()]]),
     ),
-    **_refused(
+    **_wrong(
         ValueError, "p2p_op_list is empty",
-        no_messages=lambda a: dist.batch_isend_irecv([]),
-    ),
-    **_refused(
-        ValueError, "read-only",
-        batch_with_a_wrong_call=lambda a: _batch(a(), a.read_only()),
+        no_messages=lambda api, a: api.batch_isend_irecv([]),
     ),
 }  # fmt: skip
 
 
-def _batch(*arrays: Array) -> None:
-    with dist.batch():
+def _batch(api: Any, *arrays: Array) -> None:
+    with api.batch():
         for array in arrays:
-            dist.all_reduce(array)
+            api.all_reduce(array)
 
 
-MISMATCHED: dict[str, Callable[[Caller], Any]] = {
-    "other_sizes": lambda a: dist.all_reduce(a(3 if a.rank else 4)),
-    "other_sizes_of_large_arrays": lambda a: dist.all_reduce(a(LARGE + a.rank)),
-    "a_large_array_and_a_small_one": lambda a: dist.all_reduce(a(LARGE if a.rank == 1 else 1)),
-    "an_empty_array": lambda a: dist.all_reduce(a(0 if a.rank == 2 else LARGE)),
-    "other_dtypes_of_as_many_bytes": lambda a: dist.all_reduce(a(dtype=np.float32 if a.rank else np.int32)),
-    "other_operations": lambda a: dist.all_reduce(a(), MAX if a.rank == 1 else SUM),
-    "a_factor_and_none": lambda a: dist.all_reduce(a(), SUM if a.rank else PREMUL_SUM(2.0)),
-    "other_functions": lambda a: dist.all_reduce(a()) if a.rank else dist.broadcast(a(), 0),
-    "a_barrier_and_a_reduction": lambda a: dist.barrier() if a.rank else dist.all_reduce(a(LARGE)),
-    "gather_and_all_gather": lambda a: dist.gather(a(), None, 0) if a.rank else dist.all_gather(a.many(), a()),
-    "broadcast_from_other_ranks": lambda a: dist.broadcast(a(), src=a.rank),
-    "reduce_to_other_ranks": lambda a: dist.reduce(a(LARGE), dst=a.rank % 2),
-    "scatter_from_other_ranks": lambda a: dist.scatter(a(), a.many() if a.rank < 2 else None, src=a.rank % 2),
-    "broadcast_of_other_sizes": lambda a: dist.broadcast(a(3 + a.rank), src=0),
-    "reduce_of_other_sizes": lambda a: dist.reduce(a(3 + a.rank), dst=0),
-    "gather_of_other_sizes": lambda a: dist.gather(a(3 + a.rank), None if a.rank else a.many(), dst=0),
-    "scatter_of_other_sizes": lambda a: dist.scatter(a(3 + a.rank), None if a.rank else a.many(), src=0),
-    "all_gather_of_unexpected_sizes": lambda a: dist.all_gather(a.many(count=3 + a.rank), a(3 + a.rank)),
-    "all_gather_of_sizes_in_another_order": lambda a: dist.all_gather(
+MISMATCHED: dict[str, Call] = {
+    "other_sizes": lambda api, a: api.all_reduce(a(3 if a.rank else 4)),
+    "other_sizes_of_large_arrays": lambda api, a: api.all_reduce(a(LARGE + a.rank)),
+    "a_large_array_and_small_ones": lambda api, a: api.all_reduce(a(LARGE if a.rank == 1 else 1)),
+    "a_small_array_and_large_ones": lambda api, a: api.all_reduce(a(10 if a.rank == 2 else LARGE)),
+    "an_empty_array": lambda api, a: api.all_reduce(a(0 if a.rank == 2 else LARGE)),
+    "barrier_and_empty_all_reduce": lambda api, a: api.barrier() if a.rank else api.all_reduce(a(0)),
+    "barrier_and_empty_reduce": lambda api, a: api.barrier() if a.rank else api.reduce(a(0), dst=0),
+    "barrier_and_empty_broadcast": lambda api, a: api.barrier() if a.rank else api.broadcast(a(0), src=0),
+    "barrier_and_empty_all_gather": lambda api, a: api.barrier() if a.rank else api.all_gather(a.many(3, 0), a(0)),
+    "barrier_and_empty_gather": lambda api, a: api.barrier() if a.rank else api.gather(a(0), None, dst=1),
+    "barrier_and_empty_scatter": lambda api, a: api.barrier() if a.rank else api.scatter(a(0), None, src=1),
+    "barrier_and_empty_reduce_scatter": lambda api, a: (
+        api.barrier() if a.rank else api.reduce_scatter(a(0), a.many(3, 0))
+    ),
+    "barrier_and_empty_all_to_all": lambda api, a: (
+        api.barrier() if a.rank else api.all_to_all(a.many(3, 0), a.many(3, 0))
+    ),
+    "other_dtypes_of_as_many_bytes": lambda api, a: api.all_reduce(a(dtype=np.float32 if a.rank else np.int32)),
+    "other_operations": lambda api, a: api.all_reduce(a(), op=MAX if a.rank == 1 else SUM),
+    "other_operations_on_large_arrays": lambda api, a: api.all_reduce(a(LARGE), op=MIN if a.rank == 2 else SUM),
+    "a_factor_and_none": lambda api, a: api.all_reduce(a(), op=SUM if a.rank else PREMUL_SUM(2.0)),
+    "other_functions": lambda api, a: api.all_reduce(a()) if a.rank else api.broadcast(a(), src=0),
+    "barrier_and_all_reduce": lambda api, a: api.barrier() if a.rank else api.all_reduce(a(LARGE)),
+    "gather_and_all_gather": lambda api, a: api.gather(a(), None, dst=0) if a.rank else api.all_gather(a.many(), a()),
+    "gather_and_all_reduce": lambda api, a: api.all_reduce(a(LARGE)) if a.rank else api.gather(a(LARGE), None, dst=2),
+    "broadcast_from_other_ranks": lambda api, a: api.broadcast(a(), src=a.rank),
+    "large_broadcasts_from_other_ranks": lambda api, a: api.broadcast(a(LARGE), src=a.rank),
+    "reduce_to_other_ranks": lambda api, a: api.reduce(a(), dst=a.rank),
+    "large_reductions_to_other_ranks": lambda api, a: api.reduce(a(LARGE), dst=a.rank % 2),
+    "scatter_from_other_ranks": lambda api, a: api.scatter(a(), a.many() if a.rank < 2 else None, src=a.rank % 2),
+    "broadcast_of_other_sizes": lambda api, a: api.broadcast(a(3 + a.rank), src=0),
+    "reduce_of_other_sizes": lambda api, a: api.reduce(a(3 + a.rank), dst=0),
+    "gather_of_other_sizes": lambda api, a: api.gather(a(3 + a.rank), None if a.rank else a.many(), dst=0),
+    "scatter_of_other_sizes": lambda api, a: api.scatter(a(3 + a.rank), None if a.rank else a.many(), src=0),
+    "all_gather_of_unexpected_sizes": lambda api, a: api.all_gather(a.many(count=3 + a.rank), a(3 + a.rank)),
+    "all_gather_of_sizes_in_another_order": lambda api, a: api.all_gather(
         [a(3 + (rank + a.rank) % SIZE) for rank in range(SIZE)], a(3 + 2 * a.rank % SIZE)
     ),
-    "all_gather_single_of_other_sizes": lambda a: dist.all_gather_into_tensor(a(3 * (3 + a.rank)), a(3 + a.rank)),
-    "reduce_scatter_of_other_sizes": lambda a: dist.reduce_scatter(a(3 + a.rank), a.many(count=3 + a.rank)),
-    "reduce_scatter_single_of_other_sizes": lambda a: dist.reduce_scatter_single(a(3 + a.rank), a(3 * (3 + a.rank))),
-    "all_to_all_of_unexpected_sizes": lambda a: dist.all_to_all(a.many(count=2 if a.rank == 1 else 3), a.many()),
-    "all_to_all_of_large_unexpected_sizes": lambda a: dist.all_to_all(
+    "all_gather_single_of_other_sizes": lambda api, a: api.all_gather_into_tensor(a(3 * (3 + a.rank)), a(3 + a.rank)),
+    "reduce_scatter_of_other_sizes": lambda api, a: api.reduce_scatter(a(3 + a.rank), a.many(count=3 + a.rank)),
+    "reduce_scatter_single_of_other_sizes": lambda api, a: api.reduce_scatter_tensor(
+        a(3 + a.rank), a(3 * (3 + a.rank))
+    ),
+    "all_to_all_of_unexpected_sizes": lambda api, a: api.all_to_all(a.many(count=2 if a.rank == 1 else 3), a.many()),
+    "all_to_all_of_large_unexpected_sizes": lambda api, a: api.all_to_all(
         a.many(count=LARGE), a.many(count=LARGE + (a.rank == 2))
     ),
-    "all_to_all_of_other_dtypes": lambda a: dist.all_to_all(*[a.many(dtype=f"f{4 + 4 * (a.rank == 2)}")] * 2),
-    "all_to_all_single_of_unexpected_sizes": lambda a: dist.all_to_all_single(a(), a(), [0, 1, 2], [1, 1, 1]),
-    "all_reduce_multigpu_of_other_lengths": lambda a: dist.all_reduce_multigpu(a.many(1 + a.rank)),
-    "batches_of_other_sizes": lambda a: _batch(a(2), a(3 + a.rank)),
-    "batches_split_otherwise": lambda a: _batch(a(2 + a.rank), a(5 - a.rank)),
+    "all_to_all_of_other_dtypes": lambda api, a: api.all_to_all(*[a.many(dtype=f"f{4 + 4 * (a.rank == 2)}")] * 2),
+    "all_to_all_single_of_unexpected_sizes": lambda api, a: api.all_to_all_single(a(), a(), [0, 1, 2], [1, 1, 1]),
+    "all_reduce_multigpu_of_other_lengths": lambda api, a: api.all_reduce_multigpu(a.many(1 + a.rank)),
+    "batches_of_other_sizes": lambda api, a: _batch(api, a(2), a(3 + a.rank)),
+    "batches_split_otherwise": lambda api, a: _batch(api, a(2 + a.rank), a(5 - a.rank)),
 }
-"""Calls that do not fit together, by name."""
+"""Calls that differ from rank to rank, by name."""
+
+_SINGLE = r"\w+_(single|tensor)_\w+|(all_gather_into|reduce_scatter_of)_a_smaller_one|split_sizes_\w+"
+_FACTORS = r"\w+_premultiplied_\w+|a_factor_and_none"
+_LISTS_OF_DEVICES = r"\w+_(multigpu|coalesced)_\w+"
+
+CANNOT: dict[str, dict[str, str]] = {
+    "communicator": {
+        "the SDK makes lists of single arrays, and batches of lists": f"{_SINGLE}|{_LISTS_OF_DEVICES}",
+        "the SDK multiplies by factors": _FACTORS,
+    },
+    "http": {
+        "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|(isend|irecv|message|batch)\w+|no_messages",
+        "there are no group ranks": r"\w+_group_rank_3|\w+_two_ranks",
+        "outputs are in the response": r"\w+_into_\w+|all_to_all_of_(large_)?unexpected_sizes|gather_with_a_list\w+",
+        "a rank that receives sends an example, which may be a stack": r"scatter_with_a_list\w+",
+        "a stack is one array": r"\w+_of_(smaller_ones|(several|another)_dtypes?|an_array|no_arrays|nothing|numbers)",
+        "a body is a writable array": r"\w+_of_(a_list|a_number|a_string|an_expanded_array|(a_)?read_only_\w+)",
+        "an operation that is left out is a sum": "all_reduce_by_nothing",
+    },
+    "torch": {
+        "no tensor is read-only": r"\w+_read_only_\w+",
+        "no tensor has such elements": "all_reduce_of_(text|objects)|all_gather_of_dates",
+    },
+    "torch.distributed": {
+        "torch has no such function": r"\w+_multigpu_\w+|batch\w+",
+        "calls have no timeout": "all_reduce_with_a_negative_timeout",
+        "NCCL alone has factors": _FACTORS,
+    },
+    "gloo": {
+        "it waits for other ranks": r"(send|recv)_\w+_rank_(3|minus_1)|\w+_of_an_expanded_array|\w+_average_of_bool",
+    },
+}
+"""Calls that a medium has no form for, by the reason; patterns of their names."""
 
 
-def try_wrong(me: Me) -> None:
-    """Make every wrong call on rank 1 alone, then on all ranks; tell what came of each.
+def expressible(table: Iterable[str], *media: str) -> list[str]:
+    """Return the names of the calls that can be made over all of the media."""
+    patterns = [pattern for medium in media for pattern in CANNOT[medium].values()]
+    return [name for name in table if not any(re.fullmatch(pattern, name) for pattern in patterns)]
 
-    After each, all ranks sum up: had anything of it been sent, that would not fit together.
+
+def try_invalid(api: Any, rank: int, names: Iterable[str] = WRONG) -> Attempts:
+    """Make every invalid call at rank 1 alone, then at all ranks; return what came of each.
+
+    After each, all ranks sum up: had anything of it been sent, that would not match.
     """
-    for name, wrong in WRONG.items():
-        alone = attempt(me, wrong.call, makes_it=me.rank == 1)
-        together = attempt(me, wrong.call)
-        me.report(**{name: [alone, together] if me.rank == 1 else [together]})
+    return {
+        name: [attempt(api, rank, WRONG[name].call, makes_it=rank == 1), attempt(api, rank, WRONG[name].call)]
+        for name in names
+    }
 
 
-def try_mismatched(me: Me) -> None:
-    """Make the calls that do not fit together, by the caller's thread and by the worker's; tell what came of each."""
-    for name, call in MISMATCHED.items():
-        me.report(**{name: [attempt(me, call), attempt(me, lambda a, call=call: later(a, call))]})
+def try_mismatched(api: Any, rank: int, names: Iterable[str] = MISMATCHED, *, queued: bool = True) -> Attempts:
+    """Make the calls that differ, by the caller's thread and, if ``queued``, by the worker's; return the outcomes."""
+    hows = [lambda call: call, _behind_a_barrier][: 1 + queued]
+    return {name: [attempt(api, rank, how(MISMATCHED[name])) for how in hows] for name in names}
 
 
-def attempt(me: Me, call: Callable[[Caller], Any], *, makes_it: bool = True) -> dict[str, Any]:
-    """Make a call that is refused; return how, and whether arrays and group are as they were."""
-    caller = Caller(me.rank)
-    found = me.attempt(call, caller) if makes_it else {}
+def attempt(api: Any, rank: int, call: Call, *, makes_it: bool = True) -> Attempt:
+    """Make a wrong call; return its error, and whether arrays and group are as they were."""
+    caller, found = Caller(rank), {}
+    if makes_it:
+        found = {"error": "none", "text": "", "op": None, "problem": None}
+        try:
+            call(api, caller)
+        except Exception as error:
+            found = {"error": type(error).__name__, "text": str(error)}
+            found |= {name: getattr(error, name, None) for name in ("op", "problem")}
+    return {**found, "unchanged": caller.unchanged(), "usable": usable(api, rank)}
+
+
+def usable(api: Any, rank: int) -> bool:
+    """Reduce over all ranks; return whether the results are right."""
+    totals = np.full(4, rank + 1), np.full(LARGE, rank + 1)
     try:
-        usable = sums()
-    except dist.CollectiveMismatchError:  # the call was made after all, and the others' sum met it
-        sums()
-        usable = False
-    return {**found, "unchanged": caller.unchanged(), "usable": usable}
+        for total in totals:
+            api.all_reduce(total)
+    except Exception:  # a wrong call was made after all, and the others' sums met it
+        api.all_reduce(np.ones(4, int))
+    return all((total == 6).all() for total in totals)
 
 
-def sums() -> bool:
-    """Reduce over all ranks; return whether the result is right."""
-    total = np.full(4, dist.get_rank() + 1)
-    dist.all_reduce(total)
-    return total.tolist() == [6] * 4
+def _behind_a_barrier(call: Call) -> Call:
+    """Return a call behind an asynchronous one, so that the worker thread executes it."""
+
+    def make(api: Any, caller: Caller) -> None:
+        work = api.barrier(async_op=True)
+        call(api, caller)
+        work.wait()
+
+    return make
 
 
-def later(caller: Caller, call: Callable[[Caller], Any]) -> None:
-    """Make a call behind one that is asynchronous, so that it is made by the worker thread."""
-    work = dist.barrier(async_op=True)
-    assert work is not None
-    call(caller)
-    work.wait()
+def check_invalid(name: str, of_ranks: Sequence[Attempts], *, http: bool = False) -> None:
+    """Fail unless an invalid call raised what the table has, at every rank that made it, and did nothing else."""
+    wrong = WRONG[name]
+    status, code, says = wrong.http if http else (None, None, wrong.says)
+    attempts = [attempt for found in of_ranks for attempt in found[name]]
+    made = [attempt for attempt in attempts if "error" in attempt]
+    assert len(made) == 1 + SIZE, "rank 1 made it alone, then with the others"
+    for attempt in made:
+        assert attempt["problem"] == [status, code] if http else attempt["error"] == wrong.error.__name__, (
+            name,
+            attempt,
+        )
+        assert re.search(says, attempt["text"]), (name, attempt)
+    assert all(attempt["unchanged"] and attempt["usable"] for attempt in attempts), (name, attempts)
+
+
+def check_mismatched(name: str, of_ranks: Sequence[Attempts]) -> None:
+    """Fail unless calls that differ raised the same at every rank, with each rank's call, and changed nothing."""
+    for attempts in zip(*(found[name] for found in of_ranks), strict=True):
+        assert len({attempt["text"] for attempt in attempts}) == 1, (name, attempts)
+        for rank, attempt in enumerate(attempts):
+            over_http = attempt["problem"] == [409, "collective-mismatch"]
+            assert over_http or attempt["error"] == "CollectiveMismatchError", (name, attempt)
+            assert "the ranks did not make the same call" in attempt["text"], (name, attempt)
+            assert f"rank {rank}: {attempt['op']}(" in attempt["text"], (name, attempt)
+            assert all((attempt["unchanged"], attempt["usable"])), (name, attempt)

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from support.cells import MISTAKES, RESULTS
+from support.cells import MISTAKES, RESULTS, mistakes
 from support.processes import Ranks
 from support.sides import SIZES, Outcome, Outcomes, cells_of, run_cells
+from support.wrong import WRONG
 
 pytestmark = pytest.mark.processes
 PATIENCE = 60.0
@@ -64,31 +65,24 @@ class Row(NamedTuple):
 
 OTHER_KINDS = [
     Row(
-        r"(broadcast|reduce|gather|scatter|\w+_object_list) (from|to|at) (a|rank) .*(high|-1)",
+        r"\w+_rank_(3|minus_1)|(isend_to|irecv_from|recv_from|messages_to)_itself"
+        r"|\w+_(too_few|too_many|smaller_ones|a_smaller_one)|all_gather_into_no_arrays"
+        r"|all_to_all_single_.*(rows|splits)|(all_gather|reduce_scatter)_single_of_another_dtype"
+        r"|\w+_object_list (from a rank too high|through a device)|new_group with a negative timeout",
         "RuntimeError",
         "ValueError",
         "gloo's own checks know RuntimeError alone; a wrong argument is a ValueError here",
     ),
     Row(
-        r"(isend to|irecv from|recv from) oneself",
+        r"\w+_bits_of_floats|reduce_scatter_min_of_complex",
         "RuntimeError",
-        "ValueError",
-        "gloo has no connection to itself; here no rank sends to itself",
+        "TypeError",
+        "gloo's own checks know RuntimeError alone; an operation that a dtype does not have is a TypeError here",
     ),
+    Row(r"all_reduce_max_of_complex", "ValueError", "TypeError", "torch's own check; the other operations as above"),
+    Row(r"recv_with_a_tag_of_65_bits", "TypeError", "ValueError", "a number out of bounds is a ValueError here"),
     Row(
-        r"(all_gather|gather|scatter|reduce_scatter|all_to_all) (of|into) (a list too (short|long)|other sizes)"
-        r"|all_gather into an empty list"
-        r"|\w+ of another size"
-        r"|(all_gather_into|reduce_scatter)_tensor of another dtype"
-        r"|all_to_all_single with .*(few|many|sum|negative).*"
-        r"|new_group with a negative timeout"
-        r"|broadcast_object_list through a device",
-        "RuntimeError",
-        "ValueError",
-        "gloo's own checks know RuntimeError alone; a wrong argument is a ValueError here",
-    ),
-    Row(
-        r"all_reduce of a sparse tensor",
+        r"all_to_all_single of a sparse tensor",
         "NotImplementedError",
         "TypeError",
         "a tensor of a kind that cannot be communicated is a TypeError here",
@@ -107,7 +101,7 @@ OTHER_KINDS = [
         "torch does not check it",
     ),
     Row(r"get_process_group_ranks of a string", "KeyError", "TypeError", "torch does not check it"),
-    Row(r"no messages", "IndexError", "ValueError", "torch does not check it"),
+    Row(r"no_messages", "IndexError", "ValueError", "torch does not check it"),
     Row(r"messages that are none", "ValueError", "TypeError", "a list of something else is a TypeError here"),
     Row(
         r"(new_group with )?an unknown backend",
@@ -154,8 +148,7 @@ def kind(found: Outcome) -> str | None:
     return None if found.error is None else next(name for name in found.error if hasattr(builtins, name))
 
 
-WRONG = cases(MISTAKES, 0, 2, 3)
-COMPARED = [case for case in WRONG if ".without_" not in case[0]]
+COMPARED = [(name, size) for size in (0, 2, 3) for name, cell in cells_of(MISTAKES, size).items() if cell.sides is None]
 DESTROYED = "starts.in_a_job_of_one[a collective of a destroyed group]"
 """torch looks up the backend of a group whose call has failed, to log it, and finds none for a destroyed group."""
 
@@ -180,13 +173,36 @@ def test_wrong_calls_fail_alike(outcomes: Outcomes, name: str, size: int) -> Non
         assert kind(over) in ({"ValueError"} if name == DESTROYED else {kind(ours), kind(gloo)}), by_side
 
 
-@pytest.mark.parametrize("name", [name for name, _ in WRONG if ".without_" in name])
-def test_what_gloo_does_not_check_is_refused(outcomes: Outcomes, name: str) -> None:
+@pytest.mark.parametrize("call", mistakes.WITHOUT_GLOO)
+def test_what_gloo_does_not_check_is_refused(outcomes: Outcomes, call: str) -> None:
     for side in ("rankmesh", "over"):
-        mistaken, other = (by_side[side] for by_side in outcomes[2][name])
+        mistaken, other = (by_side[side] for by_side in outcomes[2][f"mistakes.without_gloo[{call}]"])
         assert kind(mistaken) in ("TypeError", "ValueError"), mistaken
         assert mistaken.seconds < PATIENCE
         assert other.value == "None", other
+
+
+@pytest.mark.parametrize("call", mistakes.INVALID)
+def test_invalid_calls_of_the_table(outcomes: Outcomes, call: str) -> None:
+    """Tensors are refused as arrays are; torch.distributed makes some checks of its own before."""
+    wrong, by_rank = WRONG[call], outcomes[3][f"mistakes.in_the_table[{call}]"]
+    ours, over = by_rank[1]["rankmesh"], by_rank[1]["over"]
+    assert kind(ours) == wrong.error.__name__, ours
+    assert re.search(wrong.says, ours.text), ours
+    gloo = by_rank[1].get("gloo", ours)
+    assert kind(over) == wrong.error.__name__ or over.text == gloo.text, over
+    assert all(found.value == "None" for rank in (0, 2) for found in by_rank[rank].values()), by_rank
+
+
+@pytest.mark.parametrize("call", mistakes.MISMATCHES)
+@pytest.mark.parametrize("side", ["rankmesh", "over"])
+def test_calls_of_the_table_that_differ(outcomes: Outcomes, side: str, call: str) -> None:
+    found = [by_side[side] for by_side in outcomes[3][f"mistakes.mismatched[{call}]"]]
+    assert len({each.text for each in found}) == 1, found
+    for rank, each in enumerate(found):
+        assert each.error is not None
+        assert each.error[0] == "CollectiveMismatchError", each
+        assert f"rank {rank}: " in each.text
 
 
 @pytest.mark.parametrize(("name", "size"), [case for case in COMPARED if "absences" in case[0]])

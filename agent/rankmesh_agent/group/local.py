@@ -76,7 +76,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.delegated_calls = DelegatedCalls(self.state, self.link)
         self._submit = self.queue.submit
         self._others = frozenset(self.ranks) - {engine.rank}
-        self._closed = False
+        self._left = self._closed = False
         recorder.add_group(self)
         engine.register_sink(group, self)
 
@@ -142,11 +142,11 @@ class LocalCommunicator(Communicator, FrameSink):
         """See Communicator."""
         return [self.queue, self.delegated_calls, self.messages]
 
-    def close(self) -> None:
-        """See Communicator."""
-        if self._closed:
+    def leave(self) -> None:
+        """End the group at this rank as far as others notice: queued calls fail. Does not wait for a thread."""
+        if self._left:
             return
-        self._closed = True
+        self._left = True
         self.state.broadcast_abort()
         self.queue.backend.leave()
         with self.engine.lock:
@@ -155,6 +155,13 @@ class LocalCommunicator(Communicator, FrameSink):
         for refusal in unread:
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.engine.unregister_sink(self.id)
+
+    def close(self) -> None:
+        """See Communicator."""
+        self.leave()
+        if self._closed:
+            return
+        self._closed = True
         self.queue.close()
         self.recorder.remove_group(self)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import (
@@ -21,6 +22,8 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.schemas import Member
 
+_BECAUSE = "; because of it "
+"""Precedes, in the error of a failure elsewhere, the rank that left because of it."""
 _ABORT_FLUSH_SECONDS = 0.5
 """Time limit of an abort that waits for full connections."""
 
@@ -159,15 +162,16 @@ class LocalGroupState(GroupState):
             sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
         header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
-        with self.engine.lock:
-            self.fail(failure)
-            if not self._abort_sent:
-                self._abort_sent = True
-                for rank in self.ranks:
-                    if rank != self.engine.rank:
-                        self.engine.send(rank, [header, payload])
-            self.engine.unregister_sink(self._group)
-        self.engine.flush(_ABORT_FLUSH_SECONDS)
+        with interrupts_deferred():
+            with self.engine.lock:
+                self.fail(failure)
+                if not self._abort_sent:
+                    self._abort_sent = True
+                    for rank in self.ranks:
+                        if rank != self.engine.rank:
+                            self.engine.send(rank, [header, payload])
+                self.engine.unregister_sink(self._group)
+            self.engine.flush(_ABORT_FLUSH_SECONDS)
 
     def broadcast_abort(self) -> None:
         """See GroupState. This rank may leave because of the failure, and must not be blamed.
@@ -185,7 +189,16 @@ class LocalGroupState(GroupState):
 
     def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
         lost = self.engine.lost_peers[rank]
-        how = f"left ({lost.cause or 'it was done'})" if lost.clean else f"failed ({lost.cause})"
+        first = lost.failure
+        if first is not None:
+            return RankFailedError(
+                f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{self._describe(rank)} left {when} "
+                f"in group {self.name!r}",
+                ranks=first.ranks,
+                op=when.split(" ")[1],
+                group=self.name,
+            )
+        how = f"left ({lost.cause or 'it was done'})" if lost.left else f"failed ({lost.cause})"
         return RankFailedError(
             f"{self._describe(rank)} {how} {when} in group {self.name!r}",
             ranks=[self.global_rank(rank)],

@@ -81,10 +81,14 @@ class HeartbeatThread(threading.Thread):
             if not self._closed:
                 os.eventfd_write(self._wakeup, 1)
 
-    def stop(self) -> None:
-        """End the thread. Does nothing the second time."""
+    def stop_soon(self) -> None:
+        """Have the thread end, without waiting for it."""
         self._stopping = True
         self.wake()
+
+    def stop(self) -> None:
+        """End the thread. Does nothing the second time."""
+        self.stop_soon()
         if self.is_alive():
             self.join()
         self._close()

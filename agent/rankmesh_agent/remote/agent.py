@@ -11,6 +11,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_to_json, group_from_json
@@ -95,7 +96,12 @@ class RemoteAgent:
     @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
-        return [rank for rank in self._failures.failed_ranks() if rank != self.member.rank]
+        return self._failures.first_elsewhere(self.member.rank)[1]
+
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """See Agent."""
+        with contextlib.suppress(DistError):  # the agent is gone
+            self._client.control(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
 
     def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
         """See Agent.new_group."""
@@ -154,25 +160,27 @@ class RemoteAgent:
         """Return the job's store, by way of the agent; the caller closes it."""
         return SessionStore(self._client)
 
-    def close(self, reason: str = "") -> None:
+    def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: the agent leaves for this process, and is free again. Does nothing the second time.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason, raised, exit_text: see Agent.close.
         """
         if self._client.left:
             return
-        with contextlib.suppress(DistError):
-            self._reporter.send()
-        self._client.left = True
-        self._reporter.stop()
-        for group in self._groups:
-            group.state.mark_destroyed()
-        self._client.release(reason)
-        for group in self._groups:
-            group.close()
-        self._groups.clear()
-        self._client.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self._client.close)
+            steps.callback(self._groups.clear)
+            for group in self._groups:
+                steps.callback(group.close)
+            steps.callback(self._reporter.stop)
+            with interrupts_deferred():  # before anything that waits for a thread
+                with contextlib.suppress(DistError):
+                    self._reporter.send()
+                self._client.left = True
+                for group in self._groups:
+                    group.state.mark_destroyed()
+                self._client.release(reason, raised, exit_text)
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""

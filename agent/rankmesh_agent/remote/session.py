@@ -14,7 +14,7 @@ from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.wire.errors import GroupAbortedError
+from rankmesh_agent.wire.errors import DistError, GroupAbortedError
 
 Json = dict[str, Any]
 
@@ -145,6 +145,12 @@ class Session:
     def abort_pending_groups(self, document: Json) -> None:
         """End the groups that are being made."""
         self._agent.group_registry.abort_pending(error_from_json(document["error"], at_agent=True))
+
+    def record_failure(self, document: Json) -> None:
+        """Record an error that ended the client's process."""
+        error = error_from_json(document["error"], at_agent=True)
+        if isinstance(error, DistError):
+            self._agent.record_failure(self._group_in(document), error)
 
     # Requests over the other streams
 

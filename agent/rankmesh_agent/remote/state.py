@@ -8,6 +8,7 @@ from typing import Any
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.message_link import Payload, VerifiedLink, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import call_to_json, error_from_json, error_to_json
@@ -62,7 +63,8 @@ class RemoteGroupState(GroupState):
             "error": error_to_json(error),
         }
         try:
-            failure = error_from_json(self._client.control(Request.ABORT, document))
+            with interrupts_deferred():
+                failure = error_from_json(self._client.control(Request.ABORT, document))
         except DistError as lost:
             return lost
         return failure if isinstance(failure, DistError) else None

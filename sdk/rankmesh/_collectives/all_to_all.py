@@ -55,8 +55,8 @@ def all_to_all(
         return None
     inputs = inputs_of(input_tensor_list, "input_tensor_list", comm)
     outputs, write_back = outputs_of(output_tensor_list, "output_tensor_list", comm)
-    same_dtype(inputs, "input_tensor_list[0]", "input_tensor_list")
-    same_dtype([inputs[0], *outputs], "input_tensor_list[0]", "output_tensor_list")
+    same_dtype(inputs[0], "input_tensor_list[0]", inputs, "input_tensor_list")
+    same_dtype(inputs[0], "input_tensor_list[0]", outputs, "output_tensor_list")
     splits = _splits(outputs, inputs)
     return comm.all_to_all(
         outputs, inputs, options(comm, timeout, async_op, list(output_tensor_list), write_back, splits)
@@ -100,7 +100,7 @@ def all_to_all_single(
         return None
     incoming = flat_in(input, "input", comm)
     outgoing, write_back = flat_out(output, "output", comm)
-    same_dtype([incoming, outgoing], "input", "output")
+    same_dtype(incoming, "input", outgoing, "output")
     if overlap(incoming, outgoing):
         incoming = incoming.copy()
     inputs = _split(incoming, shape_of(input), input_split_sizes, "input", comm.size)

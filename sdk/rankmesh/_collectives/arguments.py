@@ -255,22 +255,18 @@ def refuse_list_off_root(tensors: Any, name: str, is_root: bool, root: str) -> N
         raise ValueError(f"{name} is only for the {root} rank: leave it out on this one")
 
 
-def same_dtype(arrays: Sequence[Array], first: str, name: str) -> None:
-    """Require one dtype.
-
-    Args:
-        arrays: the arrays.
-        first: name of the first one.
-        name: name of the argument that has the others.
+def same_dtype(array: Array, name: str, others: Array | list[Array], others_name: str) -> None:
+    """Require the dtype of an array for another one, or for each of a list.
 
     Raises:
-        ValueError: an array has another dtype than the first.
+        ValueError: an array has another dtype.
     """
-    dtype = arrays[0].dtype
-    for number, array in enumerate(arrays):
-        if array.dtype is not dtype and array.dtype != dtype:
+    dtype = array.dtype
+    for number, other in enumerate(others if isinstance(others, list) else (others,)):
+        if other.dtype is not dtype and other.dtype != dtype:
+            other_name = f"{others_name}[{number}]" if isinstance(others, list) else others_name
             raise ValueError(
-                f"{name} has dtype {display(array.dtype)} at {number}, but {first} has {display(dtype)}: "
+                f"{other_name} has dtype {display(other.dtype)}, but {name} has {display(dtype)}: "
                 "all must have the same"
             )
 
@@ -287,13 +283,13 @@ def same_size(array: Array, name: str, other: Array, other_name: str) -> None:
         )
 
 
-def same_dtype_and_size(array: Array, name: str, others: Sequence[Array], others_name: str) -> None:
+def same_dtype_and_size(array: Array, name: str, others: list[Array], others_name: str) -> None:
     """Require arrays of the dtype and the number of elements of another.
 
     Raises:
         ValueError: they differ.
     """
-    same_dtype([array, *others], name, others_name)
+    same_dtype(array, name, others, others_name)
     for number, other in enumerate(others):
         if other.size != array.size:  # the other's name is formatted only if it is needed
             same_size(array, name, other, f"{others_name}[{number}]")

@@ -50,7 +50,7 @@ def all_gather(
         return None
     array = flat_in(tensor, "tensor", comm)
     outputs, write_back = outputs_of(tensor_list, "tensor_list", comm)
-    same_dtype([array, *outputs], "tensor", "tensor_list")
+    same_dtype(array, "tensor", outputs, "tensor_list")
     same_size(array, "tensor", outputs[comm.rank], f"tensor_list[{comm.rank}]")
     return comm.all_gather(
         outputs, array, options(comm, timeout, async_op, list(tensor_list), write_back, inputs=[tensor])
@@ -88,7 +88,7 @@ def all_gather_single(
         return None
     array = flat_in(input_tensor, "input_tensor", comm)
     output, write_back = flat_out(output_tensor, "output_tensor", comm)
-    same_dtype([array, output], "input_tensor", "output_tensor")
+    same_dtype(array, "input_tensor", output, "output_tensor")
     outputs = equal_parts(output, "output_tensor", array.size, "input_tensor", comm.size)
     return comm.all_gather(outputs, array, options(comm, timeout, async_op, [output_tensor], write_back))
 

@@ -155,7 +155,7 @@ def reduce_scatter(
         return None
     inputs = inputs_of(input_list, "input_list", comm)
     array, write_back = flat_out(output, "output", comm)
-    same_dtype([array, *inputs], "output", "input_list")
+    same_dtype(array, "output", inputs, "input_list")
     same_size(array, "output", inputs[comm.rank], f"input_list[{comm.rank}]")
     reduce_op, factor = reduction(op, array.dtype)
     if factor is not None:
@@ -201,7 +201,7 @@ def reduce_scatter_single(
         return None
     whole_input = flat_in(input, "input", comm)
     array, write_back = flat_out(output, "output", comm)
-    same_dtype([array, whole_input], "output", "input")
+    same_dtype(array, "output", whole_input, "input")
     reduce_op, factor = reduction(op, array.dtype)
     if factor is not None:
         whole_input = premultiplied(factor, whole_input)

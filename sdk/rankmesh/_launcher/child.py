@@ -14,8 +14,8 @@ from multiprocessing import reduction
 from types import FrameType
 from typing import Any, NamedTuple
 
-from rankmesh._launcher.interrupts import deliver_interrupts
 from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
+from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
 class ChildError(NamedTuple):
@@ -106,7 +106,7 @@ def run(
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code:
             report.write(code & 0xFF, "")
-        raise
+        sys.exit(error.code)  # not raise: a rank watches the calls of sys.exit for its exit status
     except KeyboardInterrupt as error:
         sys.last_value = error
     except BaseException as error:
@@ -114,6 +114,8 @@ def run(
         sys.last_value = error
         report.write(1, traceback.format_exc())
         sys.exit(1)
+    else:
+        sys.exit(0)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import time
@@ -16,6 +17,8 @@ from rankmesh_agent.wire.schemas import RankInfo
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
+GOODBYE_SECONDS = 0.5
+"""Time limit of the ranks after a second Ctrl-C."""
 
 
 class Supervisor:
@@ -23,7 +26,8 @@ class Supervisor:
 
     After a failure the others have ``failure_grace`` seconds to end by themselves (they notice the failure and can
     report what it broke), then they receive SIGTERM. After a signal, the launcher's or a forwarded one, they have
-    ``stop_grace`` seconds, then they receive SIGKILL. A second SIGINT from the user becomes SIGKILL at once.
+    ``stop_grace`` seconds, then they receive SIGKILL; after a second SIGINT from the user GOODBYE_SECONDS, in which
+    they report to the ranks of other nodes that they were interrupted.
 
     Args:
         ranks: the ranks of this node.
@@ -164,7 +168,7 @@ class Supervisor:
                 self._message(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
             self._stop(number)
         elif number == signal.SIGINT:
-            self._kill_at = time.monotonic()
+            self._kill_at = min(self._kill_at or math.inf, time.monotonic() + GOODBYE_SECONDS)
 
     def _handle_deadlines(self, now: float) -> None:
         if self._terminate_at is not None and now >= self._terminate_at:

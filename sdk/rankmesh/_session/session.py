@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import sys
@@ -14,8 +15,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankmesh._launcher.failure_file import FailureReport
+from rankmesh._session import process_end
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
+from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 
@@ -112,22 +115,30 @@ class Session:
 
     @cached_property
     def store(self) -> Store:
-        """The job's own store."""
+        """The job's own store, with the default group's timeout."""
         from rankmesh._stores import AgentStore
+        from rankmesh._stores.arguments import timedelta_of
 
-        return AgentStore(self.agent)
+        return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
-    def close(self, reason: str) -> None:
-        """Leave the job; a reason, if any, is reported to the other ranks, and a failure to the launcher."""
+    def close(self, end: ProcessEnd) -> None:
+        """Leave the job; the other ranks' errors report how this process ends."""
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self.rendezvous.close)
+            steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
+            steps.callback(self._report_failure)
+            if end.error is not None:
+                steps.callback(self.agent.record_failure, self.group._communicator, end.error)
+            if "store" in vars(self):
+                steps.callback(self.store.close)
+            for group in [self.group, *self.groups]:
+                if group._gpu is not None:
+                    steps.callback(group._gpu.end, in_order=not end.reason)
+
+    def _report_failure(self) -> None:
+        """Report to the launcher which other ranks' failures have ended this one."""
         if self.failure_file and (failed_ranks := self.agent.failed_ranks):
             FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
-        for group in [self.group, *self.groups]:
-            if group._gpu is not None:
-                group._gpu.end(in_order=not reason)
-        if "store" in vars(self):
-            self.store.close()
-        self.agent.close(reason)
-        self.rendezvous.close()
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -172,6 +183,7 @@ def join(
     session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
+        process_end.watch_exit()
     _sessions.append(session)
     return session
 
@@ -199,7 +211,8 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-    session.close("")
+            process_end.unwatch_exit()
+    session.close(process_end.at_destroy(sys.exception()))
 
 
 def require_session() -> Session:
@@ -230,18 +243,20 @@ def communicator_of(group: Group) -> Communicator:
 
 
 def leave_at_exit() -> None:
-    """Leave all jobs for a script that ends without destroy_process_group; report the error that ended it, if any.
+    """Leave all jobs for a script that ends without destroy_process_group; report how it ended.
 
     Does nothing the second time.
     """
-    error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
-    for session in _take_all():
-        session.close("" if error is None else f"it ended with {type(error).__name__}: {error}"[:500])
+    end = process_end.at_exit()
+    with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
+        for session in _take_all():
+            steps.callback(session.close, end)
 
 
 def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
+    process_end.unwatch_exit()
     for session in _take_all():
         session.close_in_child()
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a

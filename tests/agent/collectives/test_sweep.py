@@ -6,10 +6,7 @@ megabytes is measured in kilobytes, so that short arrays go through all of them 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
-from support.http_ranks import applications, clients
 from support.sweep.cell import Cell, Place
 from support.sweep.cover import SLOT_BYTES, cells_of, go_through
-from support.sweep.media import OverCommunicator, OverHttp, Pool
+from support.sweep.media import OverCommunicator, Pool, over_http
 from support.threads import LATER, NOW, World, in_threads, world
 
 from rankmesh_agent.backends.base import Backend
@@ -28,7 +24,6 @@ from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_reduce, all_to_all, float16, reduce_scatter, reduction
 from rankmesh_agent.collectives.select import Algorithm, Medium, algorithms, candidates
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -137,30 +132,11 @@ def all_of(medium: Medium) -> Taken:
     return {each for each in algorithms() if each[1] == medium and each[0] is not OpType.BARRIER}
 
 
-@contextlib.contextmanager
-def a_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop in a thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield loop
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
 @pytest.mark.slow
 def test_over_http() -> None:
     cells = cells_of("http", (3,))[0][::3]  # every value; what pairs of them do, the media above show
-    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, a_loop() as loop:
-        opened = clients(applications(made))
-        asked = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(20)
-        try:
-            found = in_threads(3, lambda rank: go_through(OverHttp(rank, 3, asked[rank], loop), cells))
-        finally:
-            asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result(20)
+    with world(3, "tcp", slot_bytes=SLOT_BYTES) as made, over_http(made) as apis:
+        found = in_threads(3, lambda rank: go_through(apis[rank], cells))
         assert not [text for each in found for text in each["wrong"]]
 
 
@@ -209,24 +185,3 @@ def test_asynchronous_calls_keep_their_order_and_synchronous_ones_queue_behind_t
 
     for got in four.run(call):
         assert (got == float(four.size) ** 5).all()
-
-
-NOTHING: dict[str, Callable[[LocalCommunicator, Array], Any]] = {
-    "all_reduce": lambda comm, array: comm.all_reduce(array, ReduceOp.SUM, NOW),
-    "reduce": lambda comm, array: comm.reduce(array, ReduceOp.SUM, 0, NOW),
-    "broadcast": lambda comm, array: comm.broadcast(array, 0, NOW),
-    "all_gather": lambda comm, array: comm.all_gather([array] * comm.size, array, NOW),
-    "gather": lambda comm, array: comm.gather([array] * comm.size if comm.rank == 0 else [], array, 0, NOW),
-    "scatter": lambda comm, array: comm.scatter(array, [array] * comm.size if comm.rank == 0 else [], 0, NOW),
-    "reduce_scatter": lambda comm, array: comm.reduce_scatter(array, [array] * comm.size, ReduceOp.SUM, NOW),
-    "all_to_all": lambda comm, array: comm.all_to_all([array] * comm.size, [array] * comm.size, NOW),
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-def test_a_call_with_nothing_to_move_is_compared_and_waits_too(four: World, name: str) -> None:
-    def call(comm: LocalCommunicator) -> None:
-        with pytest.raises(CollectiveMismatchError, match=name):
-            NOTHING[name](comm, np.empty(0)) if comm.rank % 2 else comm.barrier(NOW)
-
-    four.run(call)

@@ -43,20 +43,6 @@ class TestArguments:
         with pytest.raises(error, match=says):
             call(wrong)
 
-    @pytest.mark.parametrize("other", [np.zeros(2), np.zeros(3, np.float32)], ids=["size", "dtype"])
-    def test_arrays_that_differ_are_refused(self, other: np.ndarray) -> None:
-        for call in (
-            lambda: dist.broadcast_multigpu([np.zeros(3), other], 0),
-            lambda: dist.all_reduce_multigpu([np.zeros(3), other]),
-            lambda: dist.reduce_multigpu([np.zeros(3), other], 0),
-            lambda: dist.all_gather_multigpu([[np.zeros(3), other]], TWO),
-            lambda: dist.all_gather_multigpu([TWO], [np.zeros(3), other]),
-            lambda: dist.reduce_scatter_multigpu([np.zeros(3), other], [TWO, TWO]),
-            lambda: dist.reduce_scatter_multigpu(TWO, [TWO, [np.zeros(3), other]]),
-        ):
-            with pytest.raises(ValueError, match=r"\[1\] is .*, but must be float64\[3\]"):
-                call()
-
     def test_lists_of_another_length_are_refused(self) -> None:
         with pytest.raises(ValueError, match=r"output_tensor_lists\[0\] has 2 arrays, but must have 1"):
             dist.all_gather_multigpu([TWO], ONE)
@@ -72,30 +58,12 @@ class TestArguments:
         with pytest.raises(ValueError, match=rf"dst_tensor={number} is not in the list, which has 1 arrays"):
             dist.reduce_multigpu(ONE, 0, dst_tensor=number)
 
-    def test_a_rank_that_is_not_there_is_refused(self) -> None:
-        for call in (dist.broadcast_multigpu, dist.reduce_multigpu):
-            with pytest.raises(ValueError, match=r"=1 is not in the group, whose ranks are \[0\]"):
-                call(ONE, 1)
-
-    def test_an_operation_without_meaning_for_the_dtype_is_refused(self) -> None:
-        for call in (
-            lambda: dist.all_reduce_multigpu(ONE, dist.ReduceOp.BOR),
-            lambda: dist.reduce_multigpu(ONE, 0, dist.ReduceOp.BOR),
-            lambda: dist.reduce_scatter_multigpu(ONE, [ONE], dist.ReduceOp.BOR),
-        ):
-            with pytest.raises(TypeError, match=r"ReduceOp.BOR is not defined for float64"):
-                call()
-
-    def test_a_read_only_array_is_refused_where_it_is_written(self) -> None:
+    def test_inputs_may_be_read_only(self) -> None:
         frozen = np.zeros(3)
         frozen.flags.writeable = False
-        with pytest.raises(ValueError, match=r"tensor_list\[0\] is read-only"):
-            dist.all_reduce_multigpu([frozen])
-        with pytest.raises(ValueError, match=r"output_tensor_lists\[0\]\[0\] is read-only"):
-            dist.all_gather_multigpu([[frozen]], ONE)
         output = np.ones(3)
         dist.all_gather_multigpu([[output]], [frozen])
-        assert not output.any(), "inputs are only read"
+        assert not output.any()
 
     def test_nothing_happens_at_ranks_outside_the_group(self) -> None:
         nobody = dist.GroupMember.NON_GROUP_MEMBER

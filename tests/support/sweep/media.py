@@ -1,9 +1,11 @@
-"""Media of the sweep beside ``rankmesh`` itself: the functions of its API, for one rank, over something else."""
+"""Media of the tables of calls beside ``rankmesh`` itself: functions of its API, for one rank, over something else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -11,14 +13,15 @@ import numpy as np
 
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
-from support.http_ranks import from_raw
+from support.http_ranks import applications, clients, from_npy, from_raw, npy
 from support.sweep.containers import Array
-from support.threads import LATER, NOW
+from support.threads import LATER, NOW, World
 
 ANY = -1
+SUM = ReduceOp.SUM
 POOL_BYTES = 1 << 22
 """Registered bytes of each rank."""
-RAW = "application/octet-stream"
+RAW, NPY = "application/octet-stream", "application/x-npy"
 
 
 class Pool:
@@ -61,15 +64,23 @@ class OverCommunicator:
         """Return a collective: its arrays, op and root, in this order, are those of the communicator's method."""
         method = getattr(self._comm, name.removesuffix("_v").removesuffix("_single"))
 
-        def call(*arrays: Any, group: None, async_op: bool, op: Any = None, **root: int) -> Any:
+        reduces = name.startswith(("all_reduce", "reduce"))
+
+        def call(*arrays: Any, group: None = None, async_op: bool = False, op: Any = SUM, **root: int) -> Any:
             if name in ("gather", "scatter"):
                 arrays = arrays[::-1] if name == "gather" else arrays
                 arrays = tuple([] if each is None else each for each in arrays)
             if name == "reduce_scatter_single":
                 arrays = (arrays[0], list(arrays[1]))
-            return method(*arrays, *([] if op is None else [op]), *root.values(), LATER if async_op else NOW)
+            return method(*arrays, *([op] if reduces else []), *root.values(), LATER if async_op else NOW)
 
         return call
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        self._comm.open_batch()
+        yield
+        self._comm.close_batch(NOW)
 
     def isend(self, tensor: Array, dst: int, group: None, tag: int) -> Any:
         return self._comm.send(tensor, dst, tag, LATER)
@@ -84,18 +95,37 @@ class OverCommunicator:
         return self._comm.receive(tensor, ANY if src is None else src, tag, NOW)
 
 
+class HttpProblemError(Exception):
+    """A response that is a problem.
+
+    Attributes:
+        problem: its status and code.
+        op: the call.
+    """
+
+    def __init__(self, answer: httpx.Response) -> None:
+        assert answer.headers["Content-Type"] == "application/problem+json", answer.text
+        document = answer.json()
+        assert document["status"] == answer.status_code
+        super().__init__(document["detail"])
+        self.problem, self.op = [answer.status_code, document["code"]], document.get("op")
+
+
 class OverHttp:
-    """The HTTP endpoints of a rank's agent: collectives, in raw elements.
+    """The HTTP endpoints of a rank's agent: collectives and messages.
 
     Args:
         rank: the rank.
         size: how many there are.
         client: of its agent.
         loop: runs the client; calls are made in other threads.
+        form: media type of the arrays.
     """
 
-    def __init__(self, rank: int, size: int, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
-        self._rank, self._size, self._client, self._loop = rank, size, client, loop
+    def __init__(
+        self, rank: int, size: int, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, form: str = RAW
+    ) -> None:
+        self._rank, self._size, self._client, self._loop, self._form = rank, size, client, loop, form
 
     def get_rank(self, group: None) -> int:
         return self._rank
@@ -106,47 +136,59 @@ class OverHttp:
     def get_process_group_ranks(self, group: None) -> list[int]:
         return list(range(self._size))
 
-    def all_reduce(self, tensor: Array, op: Any, **_: Any) -> None:
-        self._fill([tensor], self._make("all_reduce", tensor, op=op))
+    def all_reduce(self, tensor: Array, op: Any = SUM, timeout: float | None = None, **_: Any) -> None:
+        self._fill([tensor], self._make("all_reduce", tensor, op=op, timeout=timeout))
 
-    def reduce(self, tensor: Array, op: Any, group: None, async_op: bool, **root: int) -> None:
-        self._fill([tensor], self._make("reduce", tensor, op=op, dst=_only(root)))
+    def reduce(self, tensor: Array, op: Any = SUM, **options: Any) -> None:
+        self._fill([tensor], self._make("reduce", tensor, op=op, dst=_root(options)))
 
-    def broadcast(self, tensor: Array, group: None, async_op: bool, **root: int) -> None:
-        self._fill([tensor], self._make("broadcast", tensor, src=_only(root)))
+    def broadcast(self, tensor: Array, **options: Any) -> None:
+        self._fill([tensor], self._make("broadcast", tensor, src=_root(options)))
 
     def all_gather(self, tensors: Sequence[Array], tensor: Array, **_: Any) -> None:
         self._fill(tensors, self._make("all_gather", tensor))
 
-    def gather(self, tensor: Array, tensors: Sequence[Array] | None, group: None, async_op: bool, **root: int) -> None:
-        self._fill(tensors or [], self._make("gather", tensor, dst=_only(root)))
+    def gather(self, tensor: Array, tensors: Sequence[Array] | None, **options: Any) -> None:
+        self._fill(tensors or [], self._make("gather", tensor, dst=_root(options)))
 
-    def scatter(self, tensor: Array, tensors: Sequence[Array], group: None, async_op: bool, **root: int) -> None:
-        self._fill([tensor], self._make("scatter", np.stack(tensors) if tensors else tensor, src=_only(root)))
+    def scatter(self, tensor: Array, tensors: Sequence[Array] | None, **options: Any) -> None:
+        self._fill([tensor], self._make("scatter", np.stack(tensors) if tensors else tensor, src=_root(options)))
 
-    def reduce_scatter(self, tensor: Array, tensors: Sequence[Array], op: Any, **_: Any) -> None:
+    def reduce_scatter(self, tensor: Array, tensors: Sequence[Array], op: Any = SUM, **_: Any) -> None:
         self._fill([tensor], self._make("reduce_scatter", np.stack(tensors), op=op))
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], **_: Any) -> None:
         self._fill(outputs, self._make("all_to_all", np.stack(inputs)))
 
-    def _make(self, name: str, array: Array, op: ReduceOp | PremulSum | None = None, **query: Any) -> Array | None:
-        query |= {"dtype": display(array.dtype), "shape": ",".join(map(str, array.shape))}
+    def barrier(self) -> None:
+        self._make("barrier")
+
+    def send(self, tensor: Array, dst: int | None = None, tag: int = 0) -> None:
+        self._make("send", tensor, dst=dst, tag=tag)
+
+    def recv(self, tensor: Array, src: int | None = None, tag: int = 0) -> None:
+        self._fill([tensor], self._make("recv", tensor, src=src, tag=tag))
+
+    def _make(self, name: str, array: Array | None = None, op: Any = None, **query: Any) -> Array | None:
+        headers, body = {"Content-Type": self._form, "Accept": self._form}, b""
+        if array is not None and self._form == RAW:
+            body = array.tobytes()
+            query |= {"dtype": display(array.dtype), "shape": ",".join(map(str, array.shape))}
+        elif array is not None:
+            body = npy(array)
         if op is not None:
-            query["op"] = "premul_sum" if isinstance(op, PremulSum) else op.name.lower()
+            query["op"] = op.name.lower() if isinstance(op, ReduceOp) else op
         if isinstance(op, PremulSum):
-            query["factor"] = str(op.factor).strip("()")
-        answer = asyncio.run_coroutine_threadsafe(
-            self._client.post(
-                f"/v1/groups/world/{name}",
-                params=query,
-                content=array.tobytes(),
-                headers={"Content-Type": RAW, "Accept": RAW},
-            ),
-            self._loop,
-        ).result(60)
-        assert answer.status_code in (200, 204), answer.text
-        return from_raw(answer) if answer.status_code == 200 else None
+            query |= {"op": "premul_sum", "factor": str(op.factor).strip("()")}
+        query = {name: value for name, value in query.items() if value is not None}
+        path = f"/v1/groups/world/{name}"
+        request = self._client.post(path, params=query, content=body, headers=headers)
+        answer = asyncio.run_coroutine_threadsafe(request, self._loop).result(60)
+        if answer.status_code not in (200, 204):
+            raise HttpProblemError(answer)
+        if answer.status_code == 204:
+            return None
+        return from_raw(answer) if self._form == RAW else from_npy(answer.content)
 
     def _fill(self, tensors: Sequence[Array], found: Array | None) -> None:
         if found is not None:
@@ -154,7 +196,23 @@ class OverHttp:
                 tensor[:] = array
 
 
-def _only(root: dict[str, int]) -> int:
-    """Return the root, however it was named."""
-    (rank,) = root.values()
-    return rank
+@contextlib.contextmanager
+def over_http(world: World, form: str = RAW) -> Iterator[list[OverHttp]]:
+    """What makes each rank's calls over HTTP, by rank."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    opened = clients(applications(world))
+    try:
+        made = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(20)
+        yield [OverHttp(rank, world.size, client, loop, form) for rank, client in enumerate(made)]
+        asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def _root(options: dict[str, Any]) -> int | None:
+    """Return the root, however it is named."""
+    return next((value for name, value in options.items() if name.endswith(("src", "dst"))), None)

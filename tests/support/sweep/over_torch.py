@@ -16,26 +16,28 @@ _RENAMED = {"all_gather_v": "all_gather", "reduce_scatter_v": "reduce_scatter"}
 
 
 class OverTorch:
-    """The functions of torch.distributed, for NumPy's arrays."""
+    """The functions of a library for torch's tensors, torch.distributed or another one, for NumPy's arrays."""
+
+    def __init__(self, library: Any = torch.distributed) -> None:
+        self._library = library
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(torch.distributed, _RENAMED.get(name, name))
+        function = getattr(self._library, _RENAMED.get(name, name))
 
         @functools.wraps(function, updated=())
         def call(*arguments: Any, **options: Any) -> Any:
-            return function(*map(_in_torch, arguments), **{key: _in_torch(value) for key, value in options.items()})
+            return function(*map(self._in_torch, arguments), **{key: self._in_torch(options[key]) for key in options})
 
         return call
 
-
-def _in_torch(value: Any) -> Any:
-    """Return an argument as torch takes it."""
-    if isinstance(value, list):
-        return [_in_torch(each) for each in value]
-    if isinstance(value, ReduceOp):
-        return getattr(torch.distributed.ReduceOp, value.name)
-    if not isinstance(value, np.ndarray):
-        return getattr(value, "__wrapped__", value)  # a P2POp takes torch's own function
-    if value.dtype.isbuiltin != 1:  # bfloat16 and float8
-        return torch.from_numpy(value.view(f"i{value.itemsize}")).view(getattr(torch, value.dtype.name))
-    return torch.from_numpy(value)
+    def _in_torch(self, value: Any) -> Any:
+        """Return an argument as the library takes it."""
+        if isinstance(value, list):
+            return [self._in_torch(each) for each in value]
+        if isinstance(value, ReduceOp):
+            return getattr(self._library.ReduceOp, value.name)
+        if not isinstance(value, np.ndarray):
+            return getattr(value, "__wrapped__", value)  # a P2POp takes the library's own function
+        if value.dtype.isbuiltin != 1:  # bfloat16 and float8
+            return torch.from_numpy(value.view(f"i{value.itemsize}")).view(getattr(torch, value.dtype.name))
+        return torch.from_numpy(value)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankmesh._launcher import interrupts
-from rankmesh._launcher.interrupts import deliver_interrupts, interrupts_deferred
+from rankmesh_agent.net import interrupts
+from rankmesh_agent.net.interrupts import deliver_interrupts, interrupts_deferred
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
-"""Deferral of Ctrl-C while processes are started.
+"""Deferral of Ctrl-C during what must be done in whole: a process is started, or peers are informed of a failure.
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread: possibly after a process has started but
-before it is recorded, or in an after-fork hook, where the exception is printed and lost.
+before it is recorded, in an after-fork hook, where the exception is printed and lost, or, at a second Ctrl-C, in the
+message that tells the peers about the first.
 """
 
 from __future__ import annotations

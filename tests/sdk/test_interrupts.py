@@ -1,0 +1,104 @@
+"""Ctrl-C, once and twice, in a rank that waits: the other ranks learn at once that it was interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
+
+pytestmark = pytest.mark.processes
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_in_call(again: float | str | None) -> None:
+    """Interrupt the main thread once it waits in RankMesh, and perhaps again.
+
+    Args:
+        again: seconds between the two; or ``"join"``: while the agent waits for its threads.
+    """
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        inside = 0
+        while inside < 10:
+            time.sleep(0.02)
+            frames = traceback.extract_stack(sys._current_frames()[main])
+            inside = inside + 1 if any("/rankmesh_agent/" in frame.filename for frame in frames) else 0
+        interrupt()
+        if isinstance(again, float):
+            time.sleep(again)
+            interrupt()
+
+    if again == "join":
+
+        def join(self: HeartbeatThread, timeout: float | None = None) -> None:
+            interrupt()
+            threading.Thread.join(self, timeout)
+
+        HeartbeatThread.join = join  # type: ignore[method-assign]
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def reduce_until_told() -> None:
+    """Make calls: the first may complete, since the ranks before have put all that it needs into shared memory."""
+    while True:
+        dist.all_reduce(np.ones(1))
+
+
+def interrupted(me: Me, again: float | str | None) -> None:
+    """Rank 0 is interrupted while it waits for rank 2; rank 1 waits, too; rank 2 calls later."""
+    me.init(timeout=60)
+    if me.rank == 0:
+        interrupt_in_call(again)
+    elif me.rank == 2:
+        me.wait_for("told")
+    reported = me.attempt(reduce_until_told)
+    me.report(**reported)
+    if me.rank == 0:
+        raise KeyboardInterrupt
+    assert reported["ranks"] == [0], reported
+    assert "KeyboardInterrupt" in reported["text"], reported
+    assert reported["seconds"] < 20, reported
+    me.mark("told" if me.rank == 1 else "told too")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("transport", "again"),
+    [("shm", None), ("shm", 0.0), ("shm", 0.003), ("shm", "join"), ("tcp", 0.0), ("tcp", 0.01), ("tcp", "join")],
+)
+def test_the_others_learn_that_a_rank_was_interrupted(ranks: Ranks, transport: str, again: Any) -> None:
+    started = ranks.start(interrupted, 3, env={"RANKMESH_TRANSPORT": transport}, again=again)
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [-signal.SIGINT, 0, 0], ranks.transcript()
+
+
+def interrupted_under_launcher(me: Me) -> None:
+    me.rank, me.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ["RANKMESH_TIMEOUT"] = "60"
+    me.init = lambda **_: dist.init_process_group()  # type: ignore[method-assign]
+    interrupted(me, 0.0)
+
+
+def test_so_they_do_under_the_launcher(ranks: Ranks) -> None:
+    script = ranks.script(interrupted_under_launcher)
+    launcher = ranks.command("-m", "rankmesh.run", "--nproc-per-node=3", str(script), "0", "3", name="launcher")
+    ranks.wait([launcher])
+    assert launcher.code == 128 + signal.SIGINT, launcher
+    ranks.wait_for("told", "told too")
+    assert "rank 0 failed: signal SIGINT" in launcher.stderr, launcher
