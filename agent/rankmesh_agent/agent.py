@@ -137,6 +137,11 @@ class Agent:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """The other ranks of the job that the first failure names."""
+        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
         self.group_registry.failures.record(group.state, error)

@@ -95,6 +95,11 @@ class RemoteAgent:
         """See Agent."""
         return self._failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """See Agent."""
+        return self._failures.first_elsewhere(self.member.rank)[1]
+
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone

@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rankmesh._launcher.failure_file import FailureReport
 from rankmesh._session import process_end
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
@@ -41,9 +42,11 @@ class Session:
         groups: the other groups that this process is a member of.
         outside: ranks of the latest group made without this process; None if there is none.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
+        failure_file: see Settings.
     """
 
     joined_for_store = False
+    failure_file = ""
 
     def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
@@ -149,6 +152,7 @@ class Session:
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             steps.callback(self.rendezvous.close)
             steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
+            steps.callback(self._report_failure)
             if end.error is not None:
                 steps.callback(self.agent.record_failure, self.group._communicator, end.error)
             if "store" in vars(self):
@@ -156,6 +160,11 @@ class Session:
             for group in [self.group, *self.groups]:
                 if group._gpu is not None:
                     steps.callback(group._gpu.end, in_order=not end.reason)
+
+    def _report_failure(self) -> None:
+        """Report to the launcher which other ranks' failures have ended this one."""
+        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
+            FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -197,6 +206,7 @@ def join(
         agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         rendezvous.close()
         raise
+    session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
         process_end.watch_exit()
