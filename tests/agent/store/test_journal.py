@@ -68,7 +68,7 @@ def test_each_rank_takes_over_what_those_before_it_have_written(ranks: Ranks) ->
         ranks.lost.add(rank)
     table = ranks.tables[3]
     values = {"sum": b"4", "text": b"xxxx", "a": b"3", "only 3": b"", "large": b"\3" * (5 << 20)}
-    assert {key: table.value(key) for key in table} == values
+    assert dict(zip(table.keys(), map(table.value, table.keys()), strict=True)) == values
     assert [ranks.execute(3, commands.QueuePop("queue")) for _ in range(4)] == [b"0", b"1", b"2", b"3"]
 
 
