@@ -112,10 +112,10 @@ class Agent:
             )
             undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
         self._disconnects = DisconnectMonitor(self.engine)
+        self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
@@ -293,9 +293,15 @@ class Agent:
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
-    def _lost_ranks(self) -> set[int]:
-        """Return the ranks that have failed or left, as far as this one knows."""
-        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
+    def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows.
+
+        Args:
+            certainly: without those whose hosts have only fallen silent.
+        """
+        lost = dict(self.engine.lost_peers)
+        found = {rank for rank, end in lost.items() if not (certainly and end.silent)}
+        return found.union(rank for rank in self._disconnects.ended_peers() if rank not in lost)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

@@ -16,11 +16,21 @@ from support.processes import Me, Ranks, on_ranks
 import rankmesh as dist
 
 
+def hosts_of(ranks: Ranks, hosts: str, **variables: str) -> Callable[[int], dict[str, str]]:
+    """Return the variables of each rank; ``hosts`` has a character for each rank, its host's name.
+
+    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
+    """
+    for host in hosts:
+        (ranks.folder / f"host-{host}").mkdir(exist_ok=True)
+    return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / f"host-{hosts[rank]}"), **variables}
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def survive(me: Me, transport: str) -> None:
+def survive(me: Me) -> None:
     """Each rank in turn writes and is killed; the others read what it has written."""
     me.init()
     store = dist.get_default_store()
@@ -48,15 +58,17 @@ def survive(me: Me, transport: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_it_survives_all_ranks_but_one(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(survive, 4, env={"RANKMESH_TRANSPORT": transport}, transport=transport)
+@pytest.mark.parametrize(
+    ("hosts", "transport"),
+    [("aaaa", "shm"), ("aaaa", "tcp"), ("aabb", "auto"), ("abcd", "auto"), ("abab", "auto"), ("abbb", "auto")],
+)
+def test_it_survives_all_ranks_but_one(ranks: Ranks, hosts: str, transport: str) -> None:
+    started = ranks.start(survive, 4, env=hosts_of(ranks, hosts, RANKMESH_TRANSPORT=transport))
     ranks.wait(started[3:])
     assert started[3].reported == {"survived": True}, started
 
 
-@on_ranks(3)
-def test_it_survives_an_owner_that_leaves_in_order(me: Me) -> None:
+def outlast(me: Me) -> None:
     me.init()
     store = dist.get_default_store()
     store.add("sum", 1)
@@ -71,6 +83,12 @@ def test_it_survives_an_owner_that_leaves_in_order(me: Me) -> None:
     store.wait(["done-1", "done-2"])
     assert store.get("sum") == b"23"
     dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hosts", ["aaa", "abb", "abc"])
+def test_it_survives_an_owner_that_leaves_in_order(ranks: Ranks, hosts: str) -> None:
+    ranks.run(outlast, 3, env=hosts_of(ranks, hosts))
 
 
 @on_ranks(3)

@@ -54,7 +54,7 @@ class Attempt:
         return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
-class _Connection(FramedStream):
+class StoreConnection(FramedStream):
     """A connection to the owner, which carries one request at a time.
 
     Args:
@@ -140,7 +140,7 @@ class StoreClient(BlockingStore):
         self._url = url.rstrip("/")
         self._token = token
         self._name = f"the store at {self._url}" + (f", of {owner}," if owner else "")
-        self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
+        self._pool: ConnectionPool[StoreConnection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
 
@@ -163,6 +163,18 @@ class StoreClient(BlockingStore):
                         address=self._url,
                     ) from error
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
+
+    def connect(self, timeout: float) -> StoreConnection:
+        """Return a connection for the caller's own use, which closes it.
+
+        Raises:
+            DistNetworkError: the owner cannot be reached.
+            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
+        """
+        try:
+            return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
+        except _NotSupported as error:
+            raise self._unreachable_error(error) from error
 
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
@@ -212,7 +224,7 @@ class StoreClient(BlockingStore):
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
-    def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+    def _call(self, connection: StoreConnection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
         try:
             result = connection.call(command, timeout, retried)
         except DistStoreError:
@@ -224,7 +236,7 @@ class StoreClient(BlockingStore):
         self._pool.release(connection)
         return result
 
-    def _open(self, ends: float) -> _Connection:
+    def _open(self, ends: float) -> StoreConnection:
         """Return a new connection, made before ``ends``, by time.monotonic.
 
         Raises:
@@ -247,11 +259,11 @@ class StoreClient(BlockingStore):
         # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
         return self._open_connection(host, port, split.netloc, _until(ends))
 
-    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> _Connection:
+    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> StoreConnection:
         refusal = AuthenticationError(
             f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
         )
-        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, deadline))
+        connection = StoreConnection(self._connect_unix() or self._connect(host, port, netloc, deadline))
         try:
             connection.name = connection.authenticate(self._token, deadline.remaining(), refusal)
         except BaseException:
