@@ -26,6 +26,7 @@ from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -107,6 +108,7 @@ class Agent:
         if self._own_http is not None:
             upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
             http.start(self._app(http.names), upgrades, on_demand=True)
+        self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
@@ -151,6 +153,12 @@ class Agent:
     def drop_group(self, group: Communicator) -> None:
         """End a group at this rank."""
         self.group_registry.drop(group)
+
+    def set_world(self, group: LocalCommunicator) -> None:
+        """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
+        group.set_global_ranks(tuple(range(group.size)))
+        self.world = group
+        self._store_waits.follow(group)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -268,6 +276,7 @@ class Agent:
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._store_waits.progress()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:

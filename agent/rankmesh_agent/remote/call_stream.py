@@ -18,7 +18,7 @@ from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_t
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.base import MARGIN_SECONDS
+from rankmesh_agent.store.base import MARGIN_SECONDS, failed_wait_error
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.transports.slots import CallMismatchError
@@ -211,7 +211,7 @@ class CallStream:
         store = self._session.store
         if not isinstance(command, Waiting):
             return store.execute(command, seconds)
-        deadline = Deadline(seconds)
+        deadline, failures = Deadline(seconds), store.failures
         while True:
             wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
             margin = deadline.remaining() - wait + MARGIN_SECONDS
@@ -219,7 +219,10 @@ class CallStream:
                 result = store.execute(command.with_timeout(wait), margin)
             except StoreUnresponsiveError:
                 raise
-            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+                failure = store.failure_since(failures)
+                if failure is not None:  # between two slices
+                    raise failed_wait_error(failure, error) from None
                 if deadline.expired() or self._stream.peer_closed():
                     raise
                 continue

@@ -26,6 +26,7 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     KeyNotFoundError,
     QueueEmptyError,
+    RankFailedError,
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
@@ -221,6 +222,8 @@ def _error_of(url: str, response: httpx.Response) -> DistError:
         return _not_a_store_error(url, response)
     if kind is not None and issubclass(kind, DistStoreError):
         return kind(detail)
+    if kind is RankFailedError:
+        return kind(detail, ranks=[rank for rank in found.get("ranks", ()) if isinstance(rank, int)])
     return DistNetworkError(f"the store at {url} answered {response.status_code}: {detail}", address=url)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
@@ -30,6 +32,9 @@ class JobStore:
         self._lock = threading.Lock()
         self._memory = MemoryStore() if rank == 0 else None
         self._store: AsyncStore | None = self._memory
+        self._clients_lock = threading.RLock()
+        self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
+        self._final: DistError | None = None
         self.server = StoreServer(self._memory.table, token, name) if self._memory is not None else None
 
     @property
@@ -44,15 +49,39 @@ class JobStore:
 
     def blocking(self) -> BlockingStore:
         """Return the store for callers without an event loop; the caller closes it."""
+        store: BlockingStore
         if self._memory is not None:
-            return BlockingMemoryStore(self._memory.table)
-        from rankmesh_agent.store.client import StoreClient
+            store = BlockingMemoryStore(self._memory.table)
+        else:
+            from rankmesh_agent.store.client import StoreClient
 
-        return StoreClient(self._owner.http, self._token, self._owner.described())
+            store = StoreClient(self._owner.http, self._token, self._owner)
+        with self._clients_lock:
+            self._clients.add(store)
+            final = self._final
+        if final is not None:
+            store.fail_waits(final, for_good=True)
+        return store
 
     def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""
         return None if self._memory is None else self._memory.table.vitals()
+
+    def waiting(self) -> bool:
+        """Return whether a command of this rank waits."""
+        with self._clients_lock:
+            return any(store.waits_under_way() for store in self._clients)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """End the waits of this rank that are under way; see BlockingStore.fail_waits."""
+        with self._clients_lock:
+            stores = list(self._clients)
+            if for_good:
+                self._final = failure
+        for store in stores:
+            store.fail_waits(failure, for_good=for_good)
+        if self._memory is not None:
+            self._memory.fail_waits(failure, for_good=for_good)
 
     def cancel_waits(self) -> None:
         """End the commands that wait."""

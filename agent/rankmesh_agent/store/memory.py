@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore, failed_wait_error
 from rankmesh_agent.store.command import Command, Immediate, Waiting
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.errors import IdempotencyKeyReusedError
+from rankmesh_agent.wire.errors import DistError, DistStoreError, IdempotencyKeyReusedError
 
 T = TypeVar("T")
 
@@ -25,6 +27,7 @@ class MemoryStore(AsyncStore):
 
     def __init__(self) -> None:
         self.table = Table()
+        self._waits = _Waits()
         self._replies: ReplyCache[str, tuple[int, Future[Any]]] = ReplyCache()  # hash of the command, and its result
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
@@ -43,6 +46,10 @@ class MemoryStore(AsyncStore):
     def cancel_waits(self) -> None:
         self.table.close()
 
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """See BlockingStore."""
+        self._waits.fail(failure, for_good=for_good)
+
     async def close(self) -> None:
         """Do nothing: a table holds only memory."""
 
@@ -60,13 +67,14 @@ class MemoryStore(AsyncStore):
         import asyncio  # the caller has loaded it; a rank without HTTP clients does without, which saves 8 MB
 
         try:
-            await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
+            with self._waits.of(future) as wait:
+                await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
         except BaseException:  # the client has disconnected
             if not future.cancel() and self._discard(idempotency_key, future):
                 command.undo(self.table, future.result())
             raise
         if future.cancel():
-            raise command.timeout_error(self.table)
+            raise wait.error(command.timeout_error(self.table))
         return future.result()
 
     def _discard(self, idempotency_key: str, future: Future[Any]) -> bool:
@@ -89,6 +97,14 @@ class BlockingMemoryStore(BlockingStore):
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self._waits = _Waits()
+
+    def waits_under_way(self) -> bool:
+        return bool(self._waits)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        super().fail_waits(failure, for_good=for_good)
+        self._waits.fail(failure, for_good=for_good)
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         self.table.count_call(command.name)
@@ -100,18 +116,71 @@ class BlockingMemoryStore(BlockingStore):
         done, deadline = threading.Event(), Deadline(command.seconds)
         future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
         try:
-            while not done.wait(deadline.remaining()) and not deadline.expired():
-                pass
+            with self._waits.of(future) as wait:
+                while not done.wait(deadline.remaining()) and not deadline.expired():
+                    pass
         except BaseException:
             if not future.cancel():
                 command.undo(self.table, future.result())
             raise
         if future.cancel():
-            raise command.timeout_error(self.table)
+            raise wait.error(command.timeout_error(self.table))
         return future.result()
 
     def close(self) -> None:
         """Do nothing: a table holds only memory."""
+
+
+class _Wait:
+    """One wait for keys.
+
+    Attributes:
+        failure: the failure that ended it, if any.
+    """
+
+    def __init__(self) -> None:
+        self.failure: DistError | None = None
+
+    def error(self, missing: DistStoreError) -> DistError:
+        """Return the error of a wait that was cancelled or timed out: ``missing``, unless a failure ended it."""
+        return missing if self.failure is None else failed_wait_error(self.failure, missing)
+
+
+class _Waits:
+    """The waits under way of one store. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._futures: dict[Future[Any], _Wait] = {}
+        self._final: DistError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    @contextlib.contextmanager
+    def of(self, future: Future[Any]) -> Iterator[_Wait]:
+        """Let a failure cancel the future of a wait."""
+        wait = _Wait()
+        with self._lock:
+            self._futures[future] = wait
+            wait.failure = self._final
+        if wait.failure is not None:
+            future.cancel()
+        try:
+            yield wait
+        finally:
+            with self._lock:
+                del self._futures[future]
+
+    def fail(self, failure: DistError, *, for_good: bool) -> None:
+        """Cancel the futures; see BlockingStore.fail_waits."""
+        with self._lock:
+            waits = list(self._futures.items())
+            if for_good:
+                self._final = failure
+        for future, wait in waits:
+            wait.failure = wait.failure or failure
+            future.cancel()
 
 
 def _completed(result: T) -> Future[T]:

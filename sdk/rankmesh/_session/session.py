@@ -79,7 +79,7 @@ class Session:
             if other is not group:
                 self.drop_group(other)
         self.groups, self.group = [], group
-        group._communicator.set_global_ranks(tuple(range(group.size())))
+        self.agent.set_world(group._communicator)  # type: ignore[arg-type]  # the agent made it
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""

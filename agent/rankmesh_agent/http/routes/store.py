@@ -45,7 +45,7 @@ router = APIRouter(
     prefix="/v1/store",
     tags=["store"],
     dependencies=[BEARER],
-    responses=problems(401, 403, 413, 421, 422, 502),
+    responses=problems(401, 403, 413, 421, 422, 502, 503),
 )
 
 _KEY_FORM = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
