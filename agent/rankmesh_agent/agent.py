@@ -34,6 +34,9 @@ from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, Gr
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
+_REPEATED = 100
+"""Characters of a failure's text by which it is found in a reason."""
+
 
 class Agent:
     """One rank of a job, from the join to the end.
@@ -100,16 +103,23 @@ class Agent:
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
+            self._job_store = JobStore(
+                self.member.rank,
+                job.members,
+                settings.token,
+                f"rankmesh-store-{http.port}",
+                self._lost_ranks,
+                lambda: self._leaving,
+            )
+            undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
+            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
-        if self._own_http is not None:
-            upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            http.start(self._app(http.names), upgrades, on_demand=True)
         self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
+        if self._own_http is not None:
+            http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
         self._heartbeats.start()
@@ -124,7 +134,7 @@ class Agent:
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: rank 0 has the keys and values, the others are its clients."""
+        """The job's store: one rank, at first rank 0, has the keys and values, the others are its clients."""
         return self._job_store.store
 
     def blocking_store(self) -> BlockingStore:
@@ -136,23 +146,35 @@ class Agent:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """The other ranks of the job that the first failure names."""
+        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
         self.group_registry.failures.record(group.state, error)
 
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
+    def new_group(
+        self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
+    ) -> LocalCommunicator:
         """Make a group of these ranks, this one among them; only they need to call.
+
+        Args:
+            ranks: ranks of the members in the job.
+            timeout: seconds for this call, and the default of the group's.
+            global_ranks: see ``Communicator.global_ranks``; ``ranks`` if None.
 
         Raises:
             DistBackendError: a member did not come, or failed.
         """
-        return self.group_registry.make(ranks, "", timeout)
+        return self.group_registry.make(ranks, "", timeout, global_ranks=global_ranks)
 
-    def drop_group(self, group: Communicator) -> None:
-        """End a group at this rank."""
-        self.group_registry.drop(group)
+    def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
+        """End a group at this rank; see LocalCommunicator.leave."""
+        self.group_registry.drop(group, how)
 
     def set_world(self, group: LocalCommunicator) -> None:
         """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
@@ -245,10 +267,8 @@ class Agent:
         if self._leaving:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
-            if self._own_http is not None:
-                steps.callback(self._own_http.close)
-            elif self.store_server is not None:
-                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.close)
+            steps.callback(self.store_server.close if self._own_http is None else self._own_http.close)
             steps.callback(self._job_store.cancel_waits)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
@@ -258,9 +278,10 @@ class Agent:
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
-                text = reason or exit_text or ("" if first is None or failed_ranks else f"after {error_text(first)}")
-                failure = first if failed_ranks else None
-                self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)
+                self._job_store.leave()
+                self._job.leave(
+                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
+                )
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""
@@ -271,13 +292,19 @@ class Agent:
         self._leaving = True
         self._heartbeats.close_in_child()
         self.engine.close_in_child()
+        self._job_store.close_in_child()
         if self._own_http is not None:
             self._own_http.close_in_child()
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
         self._store_waits.progress()
+        self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+
+    def _lost_ranks(self) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows."""
+        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:
@@ -286,3 +313,20 @@ class Agent:
             return create_app(self, token=self.settings.token, names=names, max_tensor=self.settings.max_body)
 
         return make
+
+
+def _goodbye(reason: str, failed: bool, raised: bool, first: DistError | None, failed_ranks: Sequence[int]) -> Goodbye:
+    """Return the goodbye to the peers; see Agent.close.
+
+    Args:
+        reason, failed, raised: see there.
+        first: the first failure, None if there is none.
+        failed_ranks: other ranks that it names.
+    """
+    if first is None:
+        return Goodbye(reason, failed, raised)
+    if not failed_ranks:
+        return Goodbye(reason or f"after {error_text(first)}", failed, raised)
+    if first.message[:_REPEATED] in reason:
+        reason = ""  # the failure says the same
+    return Goodbye(reason, failed, raised, first)

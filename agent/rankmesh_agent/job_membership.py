@@ -112,10 +112,11 @@ class JobMembership:
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
         with self._gateway_lock:
             if self._left:
                 return
-            self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
+            self.gateway.heartbeat(beat)
 
     def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.

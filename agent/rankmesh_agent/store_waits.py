@@ -7,7 +7,7 @@ from functools import partial
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.job_store import JobStore
-from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.errors import DistError, StoreTimeoutError
 
 
 class StoreWaitMonitor:
@@ -65,7 +65,7 @@ class StoreWaitMonitor:
         ranks = [rank for rank in state.ranks if rank in lost]
         losses = "; ".join(state.loss_error(rank).message for rank in ranks[:_NAMED])
         self._job_store.fail_waits(
-            RankFailedError(
+            StoreTimeoutError(
                 f"no other rank is left that could set a key{f': {losses}' if losses else ''}",
                 ranks=[state.global_rank(rank) for rank in ranks],
                 group=state.name,

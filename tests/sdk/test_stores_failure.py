@@ -80,11 +80,12 @@ def test_a_wait_ends_with_the_death_of_a_rank(me, call):
     if me.rank == 0:
         me.mark("last")
         caught = me.attempt(store.get, "missing")
-        assert caught["error"] == "RankFailedError", caught
+        assert (caught["error"], caught["ranks"]) == ("StoreTimeoutError", [1]), caught
         assert "rank 1 (" in caught["text"]
         assert caught["seconds"] < 30
         caught = me.attempt(store.queue_pop, "missing")
-        assert (caught["error"], caught["seconds"] < 30) == ("RankFailedError", True), caught
+        assert (caught["error"], caught["seconds"] < 30) == ("StoreTimeoutError", True), caught
+        assert me.attempt(store.queue_pop, "missing", block=False)["error"] == "QueueEmptyError"
         assert store.get("there") == b"1"
     else:
         me.wait_for("last")

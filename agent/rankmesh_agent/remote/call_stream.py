@@ -18,9 +18,9 @@ from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_t
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.base import MARGIN_SECONDS, failed_wait_error
+from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.memory import BlockingMemoryStore
+from rankmesh_agent.store.waits import failed_wait_error
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
@@ -98,7 +98,9 @@ class CallStream:
             return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
-            group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
+            ranks = [int(rank) for rank in wanted["ranks"]]
+            numbers = [int(rank) for rank in wanted.get("numbers", ranks)]
+            group = self._session.make_group(ranks, float(wanted["timeout"]), numbers)
             description, descriptors[:] = describe_group(group)
             return Response.OK, attach_frames.encode_json(description), ()
         execute = _REQUESTS.get(kind)
@@ -223,15 +225,12 @@ class CallStream:
                 failure = store.failure_since(failures)
                 if failure is not None:  # between two slices
                     raise failed_wait_error(failure, error) from None
-                if deadline.expired() or self._stream.peer_closed():
+                if error.ranks or deadline.expired() or self._stream.peer_closed():
                     raise
                 continue
             if isinstance(command, commands.QueuePop) and self._stream.peer_closed():
                 # The client has gone, so the value goes back to the queue.
-                if isinstance(store, BlockingMemoryStore):
-                    command.undo(store.table, result)
-                else:
-                    store.execute(commands.QueuePush(command.key, result))
+                store.undo(command, result)
             return result
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.wire.errors import DistError, RankFailedError, StoreUnresponsiveError
+from rankmesh_agent.store.commands import QueuePop, QueuePush
+from rankmesh_agent.wire.errors import DistError, StoreUnresponsiveError
 
 CONNECT_SECONDS = 25.0
 """Time limit of a connection attempt: a host whose kernel has not acknowledged it by then has vanished."""
@@ -21,6 +22,11 @@ T = TypeVar("T")
 
 class AsyncStore(ABC):
     """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
+
+    @property
+    def local(self) -> AsyncStore:
+        """The same store, for requests that another agent has forwarded: it does not forward them again."""
+        return self
 
     @abstractmethod
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
@@ -41,6 +47,9 @@ class AsyncStore(ABC):
     @abstractmethod
     def cancel_waits(self) -> None:
         """Cancel all waits for keys of this process, so that a server can shut down. From any thread."""
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:  # noqa: B027  # an owner elsewhere
+        """End the waits under way; see BlockingStore."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -75,6 +84,10 @@ class BlockingStore(ABC):
             DistNetworkError: the remote owner of the keys is gone.
         """
 
+    def undo(self, command: QueuePop, value: bytes) -> None:
+        """Return a value to its queue; to the end of it where the owner is remote."""
+        self.execute(QueuePush(command.key, value))
+
     @abstractmethod
     def close(self) -> None:
         """Release connections, files and whatever else the store holds besides memory."""
@@ -102,20 +115,6 @@ class BlockingStore(ABC):
     def limit(self, command: Command[T]) -> float:
         """Return the default time limit of a command, besides the time that it waits."""
         return MARGIN_SECONDS if command.seconds else self.timeout
-
-
-def failed_wait_error(failure: DistError, missing: DistError) -> RankFailedError:
-    """Return the error of a wait that ends because of the failure of a rank.
-
-    Args:
-        failure: of the rank.
-        missing: what the wait would raise now if its time were over.
-    """
-    return RankFailedError(
-        f"{failure.message}: this ends a wait in the job's store; {missing.message}",
-        ranks=failure.ranks,
-        group=failure.group,
-    )
 
 
 def unresponsive_error(

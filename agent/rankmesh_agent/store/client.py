@@ -18,10 +18,11 @@ from rankmesh_agent.store.base import (
     CONNECT_SECONDS,
     MARGIN_SECONDS,
     BlockingStore,
-    failed_wait_error,
     unresponsive_error,
 )
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.waits import failed_wait_error
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
@@ -39,8 +40,6 @@ from rankmesh_agent.wire.schemas import Member
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
 _MIN_SECONDS = 0.001
-_NEWS_SECONDS = 1.0
-"""Time in which a rank learns of the death of another one, after a connection to it has ended."""
 _READ = 1 << 14
 
 T = TypeVar("T")
@@ -48,6 +47,28 @@ T = TypeVar("T")
 
 class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
+
+
+class Attempt:
+    """What is known about earlier attempts to execute a command at other owners.
+
+    Args:
+        failures: the failures before the call, of all clients of the store, see BlockingStore.
+
+    Attributes:
+        retried: identity of the first request that may have been executed, if any.
+        failures: see above.
+    """
+
+    def __init__(self, failures: tuple[DistError, ...]) -> None:
+        self.retried = b""
+        self.failures = failures
+
+    def may_follow(self, error: DistNetworkError) -> bool:
+        """Return whether the command can be sent to the next owner after an error."""
+        if isinstance(error, StoreMovedError | AuthenticationError):  # an owner that ends in the handshake looks alike
+            return True
+        return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
 class _Connection(FramedStream):
@@ -172,38 +193,45 @@ class StoreClient(BlockingStore):
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None, attempt: Attempt | None = None) -> T:
+        """Execute a command: see the base class.
+
+        Args:
+            command: the command.
+            timeout: see the base class.
+            attempt: what is known about attempts at other owners; with it, the owner is an agent of this job.
+        """
         if timeout is None:  # as in limit(): a call less
             timeout = MARGIN_SECONDS if command.seconds else self.timeout
         if self._http is not None:
             return self._http.execute(command, timeout)
-        failures = self.failures
+        failures = self.failures if attempt is None else attempt.failures
         began = time.monotonic()
         ends = began + timeout + command.seconds
         try:
             try:
                 connection = self._pool.acquire(lambda: self._open(ends))
             except _NotSupported:
+                if attempt is not None:  # the owner has ended
+                    raise
                 return self._begin_http(command, timeout)
+            retried = b"" if attempt is None else attempt.retried
             connection.waits = command.seconds > 0.0
             try:
-                if failures is not self.failures and connection.waits:
-                    return self._try_once(connection, command, timeout, failures)
+                if connection.waits and len(failures) < len(self.failures):
+                    return self._try_once(connection, command, timeout, failures, retried)
                 if connection.seq:
-                    return self._call(connection, command, timeout)
+                    return self._call(connection, command, timeout, retried)
                 # To connect took some of the time: the margin has room for a little of it.
-                return self._call(connection, *_remaining(command, timeout, began, timeout / 2))
+                return self._call(connection, *_remaining(command, timeout, began, timeout / 2), retried)
             except StreamClosedError:  # the owner closed it while it was idle, perhaps
-                retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
-                try:
-                    connection = self._pool.connect(lambda: self._open(ends))
-                except (DistNetworkError, StreamClosedError, _NotSupported) as error:
-                    failure = self._await_failure(failures) if command.seconds else None
-                    if failure is not None:
-                        raise failed_wait_error(failure, self._unreachable_error(error)) from error
-                    raise
+                if command.writes and not retried:
+                    retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq)
+                if attempt is not None:
+                    attempt.retried = retried
+                connection = self._pool.connect(lambda: self._open(ends))
                 connection.waits = command.seconds > 0.0
-                if failures is not self.failures and connection.waits:
+                if connection.waits and len(failures) < len(self.failures):
                     return self._try_once(connection, command, timeout, failures, retried)
                 return self._call(connection, *_remaining(command, timeout, began), retried)
         except StreamTimeoutError as error:
@@ -217,7 +245,7 @@ class StoreClient(BlockingStore):
         command: Command[T],
         timeout: float,
         failures: tuple[DistError, ...],
-        retried: bytes = b"",
+        retried: bytes,
     ) -> T:
         """Execute a command, whose wait a failure has ended, without waiting.
 
@@ -233,16 +261,6 @@ class StoreClient(BlockingStore):
             return self._call(connection, attempt, timeout, retried)
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
             raise failed_wait_error(failure, error) from None
-
-    def _await_failure(self, failures: tuple[DistError, ...]) -> DistError | None:
-        """Return the first failure after these, None if there is none, now that the owner has closed a connection.
-
-        The store may notice the owner's death a moment before the rank does.
-        """
-        deadline = Deadline(_NEWS_SECONDS if self._ranks else 0.0)
-        while self.failures is failures and not deadline.expired():
-            time.sleep(RETRY_SECONDS)
-        return self.failure_since(failures)
 
     def waits_under_way(self) -> bool:
         return any(connection.waits for connection in self._pool.in_use())

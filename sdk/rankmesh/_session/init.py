@@ -126,7 +126,7 @@ def destroy_process_group(group: Group = None) -> None:
     """Leave a group made by new_group, or with no argument the job: connections close, threads end.
 
     Operations of the group that are under way here fail with an error that names this call. Ranks that wait for this
-    one get an error if it leaves the job; if it leaves one group only, they wait until their deadline.
+    one, in the group or if it leaves the job in any, get an error that names it.
 
     Source: torch.distributed.destroy_process_group
     """
@@ -148,7 +148,10 @@ def is_initialized() -> bool:
 def get_default_store() -> Store:
     """Return the job's own store: the keys that every agent serves under ``/v1/store``.
 
-    Its timeout is the default group's, from init_process_group.
+    Its timeout is the default group's, from init_process_group. A call that waits for keys or for a queue when a rank of
+    the default group fails, or the group is aborted, raises RankFailedError, which names the rank and the keys; one that
+    is made afterwards waits, so that the ranks that are left can coordinate. Once every other rank has failed or left,
+    calls that would wait raise StoreTimeoutError at once.
 
     Raises:
         ValueError: init_process_group has not been called.
