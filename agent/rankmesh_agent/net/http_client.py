@@ -65,6 +65,7 @@ class HttpClient:
 
         Raises:
             NoResponseError: no complete response has arrived.
+            DescriptorLimitError: there is no free descriptor for a connection.
             ValueError: the URL is invalid.
         """
         split = urlsplit(url)
@@ -85,6 +86,7 @@ class HttpClient:
             return result
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             self.close()
+            raise_if_exhausted(error, f"cannot connect to {url}")
             raise NoResponseError(str(error) or type(error).__name__) from error
         except BaseException:
             self.close()  # the next request must not receive this one's response

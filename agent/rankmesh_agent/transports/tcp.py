@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
@@ -267,6 +268,7 @@ class TcpListener:
 
         Raises:
             DistNetworkError: the listener is closed.
+            DescriptorLimitError: there is no free descriptor for a client.
         """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
@@ -293,7 +295,8 @@ class TcpListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
+                if error.errno in (errno.ENOMEM, errno.ENOBUFS):
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
                 continue  # this client has closed its connection in the backlog
@@ -428,5 +431,5 @@ def _resolve(address: str) -> list[tuple[int, Any]]:
 
 
 def _unreachable(address: str, error: BaseException) -> DistNetworkError:
-    why = getattr(error, "strerror", None) or str(error)
-    return DistNetworkError(f"cannot connect to {address}: {why}", address=address)
+    raise_if_exhausted(error, f"cannot connect to {address}")
+    return DistNetworkError(f"cannot connect to {address}: {reason(error)}", address=address)
