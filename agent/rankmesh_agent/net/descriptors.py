@@ -64,9 +64,9 @@ def reason(error: BaseException) -> str:
     except OSError:  # it takes a descriptor: all are in use
         used = soft
     return (
-        f"this process has no free file descriptor (EMFILE): RLIMIT_NOFILE is {_shown(soft)} (hard limit {_shown(hard)}), "
-        f"{used} are in use; raise it with ulimit -n 65536 (ulimit -Hn for the hard limit), LimitNOFILE= of systemd, or "
-        "docker run --ulimit nofile=65536:65536"
+        f"this process has no free file descriptor (EMFILE): RLIMIT_NOFILE is {_shown(soft)} (hard limit "
+        f"{_shown(hard)}), {used} are in use; raise it with ulimit -n 65536 (ulimit -Hn for the hard limit), "
+        "LimitNOFILE= of systemd, or docker run --ulimit nofile=65536:65536"
     )
 
 

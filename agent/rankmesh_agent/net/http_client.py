@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 

@@ -11,6 +11,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
@@ -105,6 +106,7 @@ class RemoteAgent:
             raise
         return self._make_group(group_from_json(attach_frames.decode_json(frame.document)), frame.descriptors, timeout)
 
+    @limit_named("this rank cannot make a group")
     def _make_group(self, description: GroupDescription, descriptors: list[int], timeout: float) -> RemoteCommunicator:
         try:
             group = RemoteCommunicator(self._client, self.settings, self._reporter.start, description, descriptors)
