@@ -4,8 +4,8 @@ The older form passes ``--local-rank=LOCAL_RANK`` as the script's first argument
 environment contains it in both forms.
 
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
-line of output with its rank, and terminates all ranks after a failure, with a report of the first one and its last
-output.
+line of output with its rank, and terminates all ranks after a failure, with a report of its cause: the rank that the
+others' errors name, which need not be the first to exit, and its last output.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 
 from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.nodes import resolve_nodes
 from rankmesh._launcher.output import TerminalWriter, standard_writers
@@ -82,7 +83,9 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
     messages = writers[1]
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         try:
-            ranks = _start_ranks(job, writers, cleanup, restore_limit)
+            failures = FailureFile()
+            cleanup.callback(failures.close)
+            ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
             return _refuse(f"cannot start {job.options.program[0]}: {reason(error) if is_exhausted(error) else error}")
         messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
@@ -90,13 +93,19 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
             gateway.start()
         supervisor = Supervisor(
-            ranks, writers, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
+            ranks,
+            writers,
+            inbox,
+            failure_grace=job.options.failure_grace,
+            stop_grace=job.options.stop_grace,
+            failures=failures,
         )
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
+            supervisor.elsewhere = gateway.ranks
         supervisor.run()
-        first = supervisor.first_failure
-        messages.write_lines(stop_report(ranks) if first is None else failure_report(first, ranks))
+        failure = supervisor.failure()
+        messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
         return supervisor.status
 
@@ -104,6 +113,7 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
 def _start_ranks(
     job: Plan,
     writers: tuple[TerminalWriter, TerminalWriter],
+    failure_file: str,
     cleanup: contextlib.ExitStack,
     restore_limit: Callable[[], None],
 ) -> list[Rank]:
@@ -118,7 +128,7 @@ def _start_ranks(
         rank = Rank(
             number,
             job.command(number),
-            job.environment(number, os.environ),
+            {**job.environment(number, os.environ), VARIABLE: failure_file},
             stdin=None if number == job.ranks.start else subprocess.DEVNULL,
             writers=writers,
             before_exec=before_exec,

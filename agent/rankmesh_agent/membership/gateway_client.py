@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import DescriptorLimitError, warn_exhausted
+from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
@@ -22,7 +22,9 @@ from rankmesh_agent.wire.errors import (
     from_code,
 )
 from rankmesh_agent.wire.schemas import (
+    FAILED_SECONDS,
     LONG_POLL_SECONDS,
+    NO_HEARTBEAT,
     SUSPECT_SECONDS,
     UNASSIGNED,
     AgentHeartbeat,
@@ -68,6 +70,7 @@ class GatewayClient:
         self._last_response = time.monotonic()
         self._answered = self._unanswered = 0
         self._last_refusal: int | None = None
+        self._declared_failed = False
         self._http = HttpClient(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
@@ -99,7 +102,9 @@ class GatewayClient:
         failure = "its address is not known yet"
         until_warning = Deadline(_WARN_SECONDS)
         url: str | None = None
+        began = time.monotonic()
         while not deadline.expired():
+            raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
             url = url or self._find()
             if url is not None:
                 self.url = url
@@ -153,8 +158,23 @@ class GatewayClient:
 
         After SUSPECT_SECONDS without a response the gateway is located again: it may have moved, or have ended with
         its host process and be this one's to host. The ranks' next heartbeats register them there.
+
+        If the gateway has declared this rank failed, which is final, that is logged once.
         """
-        self._send_heartbeat("heartbeat", heartbeat)
+        answer = self._send_heartbeat("heartbeat", heartbeat)
+        if answer is None or answer.status != HTTPStatus.OK or self._declared_failed:
+            return
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            self._declared_failed = heartbeat.member.rank in answer.json()["failed"]
+        if self._declared_failed:
+            _log.warning(
+                "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
+                "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
+                heartbeat.member.described(),
+                self.url,
+                FAILED_SECONDS,
+                heartbeat.epoch,
+            )
 
     def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.
@@ -207,7 +227,8 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, ValueError, KeyError, TypeError):
             answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
             for rank in answer.json() if answer.status == HTTPStatus.OK else ():
-                if rank["epoch"] == epoch and rank["state"] in ("failed", "left"):
+                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
+                if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
                     member = Member(**rank["member"])
                     raise RankFailedError(
                         f"{member.described()} {rank['state']} while the ranks connected to each other: "

@@ -24,6 +24,8 @@ _WARN_SECONDS = 60.0
 _log = logging.getLogger("rankmesh")
 _warn_lock = threading.Lock()
 _warn_at = 0.0
+_latest = 0.0, ""
+"""Time and text of the latest warning."""
 
 
 class DescriptorLimitError(DistNetworkError):
@@ -47,16 +49,19 @@ def raise_limit() -> Callable[[], None]:
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Return whether an error is that of a process, or a machine, without free descriptors."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    """Return whether the cause of an error is that this process, or the machine, has no free descriptor."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False
 
 
 def reason(error: BaseException) -> str:
     """Return the reason of an error of the system, with the limit and the remedy if there is no free descriptor."""
     if not is_exhausted(error):
         return getattr(error, "strerror", None) or str(error)
-    assert isinstance(error, OSError)
-    if error.errno == errno.ENFILE:
+    if getattr(error, "errno", None) == errno.ENFILE:
         return "this machine has no free file descriptor (ENFILE): raise fs.file-max, sysctl -w fs.file-max=1000000"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -72,34 +77,46 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def limit_named(subject: str) -> Iterator[None]:
-    """Raise DescriptorLimitError in place of an OSError in the block that means that there is no free descriptor.
+    """Raise DescriptorLimitError in place of an error in the block whose cause is that there is no free descriptor.
 
     Args:
         subject: what cannot be done, start of the message.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, ImportError, DistNetworkError) as error:
         raise_if_exhausted(error, subject)
         raise
 
 
 def raise_if_exhausted(error: BaseException, subject: str) -> None:
-    """Raise DescriptorLimitError if an error means that there is no free descriptor; see ``limit_named``."""
+    """Raise DescriptorLimitError if the cause of an error is that there is no free descriptor; see ``limit_named``."""
+    if isinstance(error, DescriptorLimitError):
+        raise error
     if is_exhausted(error):
         raise DescriptorLimitError(f"{subject}: {reason(error)}") from error
 
 
 def warn_exhausted(subject: str, error: BaseException) -> None:
     """Log that something has to wait for a free descriptor, at most once a minute in this process."""
-    global _warn_at
+    global _warn_at, _latest
     now = time.monotonic()
     with _warn_lock:
+        _latest = now, f"{subject}: {reason(error)}"
         due = now >= _warn_at
         if due:
             _warn_at = now + _WARN_SECONDS
     if due:
         _log.warning("%s: %s", subject, reason(error))
+
+
+def raise_if_exhausted_since(began: float) -> None:
+    """Raise DescriptorLimitError if a thread of this process has had to wait for a free descriptor since a time.
+
+    For a join, which cannot complete if the gateway in the same process accepts no connections.
+    """
+    if _latest[0] > began:
+        raise DescriptorLimitError(_latest[1])
 
 
 def _shown(limit: int) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import DescriptorLimitError
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -228,9 +228,8 @@ class _OutgoingConnection:
         self._failures[address] = f"no answer within {min(seconds, self._deadline.remaining()):.1f} s"
         try:
             self.pending = self._transport.dial(address, self._identity)
-        except DescriptorLimitError:
-            raise
         except DistNetworkError as error:
+            raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
             self._failed(str(error))
             return None
         return self.advance()
@@ -240,9 +239,10 @@ class _OutgoingConnection:
         assert self.pending is not None
         try:
             connection = self.pending.advance()
-        except (AuthenticationError, DescriptorLimitError):
+        except AuthenticationError:
             raise
         except DistNetworkError as error:
+            raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
             self._failed(str(error))
             return None
         if connection is not None:

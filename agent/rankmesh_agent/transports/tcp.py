@@ -308,8 +308,9 @@ class TcpListener:
     def _start_handshake(self, sock: socket.socket, peer: str, admits: Admit) -> None:
         try:
             connection = TcpConnection(sock, peer)
-        except OSError:  # the client has closed the connection already
+        except OSError as error:  # the client has closed the connection already
             sock.close()
+            raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             return
         incoming = Handshake(sock, self._script(connection, admits))
         self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
@@ -318,7 +319,8 @@ class TcpListener:
     def _advance(self, fd: int, incoming: Handshake[_Admitted], arrived: list[_Admitted]) -> None:
         try:
             admitted = incoming.advance()
-        except (DistError, OSError):
+        except (DistError, OSError) as error:
+            raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.
             self._close_handshake(fd)
         else:
