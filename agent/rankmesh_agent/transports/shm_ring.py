@@ -30,6 +30,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
@@ -317,8 +318,14 @@ class RingTransport(TcpTransport):
 
         Raises:
             UnreachableHandleError: see Mapping.open.
+            DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
         """
-        with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+        try:
             name = handle.rstrip(b"\0").decode("ascii")
             return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
+        except UnreachableHandleError:
+            raise
+        except (DistNetworkError, UnicodeDecodeError) as error:
+            if self._strict:
+                raise_if_exhausted(error, "cannot open the shared memory of a peer")
         return None
