@@ -182,6 +182,8 @@ class HttpServer:
         """Close the parent's descriptors in a forked child."""
         with contextlib.suppress(OSError):
             self._listener.close()
+        if self._uvicorn is not None:
+            self._uvicorn.close_in_child()
         for handler in self._upgrades.values():
             handler.close_in_child()
 
