@@ -15,7 +15,7 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
@@ -28,9 +28,13 @@ from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
+
+_REPEATED = 100
+"""Characters of a failure's text by which it is found in a reason."""
 
 
 class Agent:
@@ -100,7 +104,7 @@ class Agent:
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0].http, settings.token, store_thread)
+            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
             undo.pop_all()
         self.store_server = self._job_store.server
         if self._own_http is not None:
@@ -133,19 +137,35 @@ class Agent:
         """The first failure of the groups that this rank has not left, None while all work."""
         return self.group_registry.failures.first()
 
+    @property
+    def failed_ranks(self) -> list[int]:
+        """The other ranks of the job that the first failure names."""
+        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+
+    def record_failure(self, group: Communicator, error: DistError) -> None:
+        """Record an error of a group that ended this rank's process, although it may not have ended the group."""
+        self.group_registry.failures.record(group.state, error)
+
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
+    def new_group(
+        self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
+    ) -> LocalCommunicator:
         """Make a group of these ranks, this one among them; only they need to call.
+
+        Args:
+            ranks: ranks of the members in the job.
+            timeout: seconds for this call, and the default of the group's.
+            global_ranks: see ``Communicator.global_ranks``; ``ranks`` if None.
 
         Raises:
             DistBackendError: a member did not come, or failed.
         """
-        return self.group_registry.make(ranks, "", timeout)
+        return self.group_registry.make(ranks, "", timeout, global_ranks=global_ranks)
 
-    def drop_group(self, group: Communicator) -> None:
-        """End a group at this rank."""
-        self.group_registry.drop(group)
+    def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
+        """End a group at this rank; see LocalCommunicator.leave."""
+        self.group_registry.drop(group, how)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -219,12 +239,15 @@ class Agent:
 
     # The end
 
-    def close(self, reason: str = "", *, failed: bool = False) -> None:
+    def close(self, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = "") -> None:
         """Leave the job: end the groups, report it to peers and gateway, stop the threads. Only once.
 
         Args:
-            reason: for the errors of ranks that still wait for this one.
+            reason: the failure that ends this rank, for the gateway and for the errors of ranks that still wait for
+                this one; empty if there is none.
             failed: whether the process whose rank this is has died: then the other ranks' groups with it end, too.
+            raised: whether an exception has ended it: these groups end, too.
+            exit_text: without a reason: how the process ends, for the errors of ranks that still wait for it.
         """
         if self._leaving:
             return
@@ -240,10 +263,11 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
+                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
-                failures = self.group_registry.failures
-                failed_ranks = [rank for rank in failures.failed_ranks() if rank != self.member.rank]
-                self._job.leave(reason, failed_ranks, failed=failed)
+                self._job.leave(
+                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
+                )
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""
@@ -270,3 +294,20 @@ class Agent:
             return create_app(self, token=self.settings.token, names=names, max_tensor=self.settings.max_body)
 
         return make
+
+
+def _goodbye(reason: str, failed: bool, raised: bool, first: DistError | None, failed_ranks: Sequence[int]) -> Goodbye:
+    """Return the goodbye to the peers; see Agent.close.
+
+    Args:
+        reason, failed, raised: see there.
+        first: the first failure, None if there is none.
+        failed_ranks: other ranks that it names.
+    """
+    if first is None:
+        return Goodbye(reason, failed, raised)
+    if not failed_ranks:
+        return Goodbye(reason or f"after {error_text(first)}", failed, raised)
+    if first.message[:_REPEATED] in reason:
+        reason = ""  # the failure says the same
+    return Goodbye(reason, failed, raised, first)

@@ -17,6 +17,7 @@ from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
@@ -111,24 +112,26 @@ class JobMembership:
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
         with self._gateway_lock:
             if self._left:
                 return
-            self.gateway.heartbeat(Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost))
+            self.gateway.heartbeat(beat)
 
-    def leave(self, reason: str, failed_ranks: Sequence[int] = (), *, failed: bool = False) -> None:
-        """Say goodbye to the peers and to the gateway; see ``Agent.close``. Does nothing the second time.
+    def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
+        """Say goodbye to the peers and to the gateway. Does nothing the second time.
 
         Takes a few milliseconds, with peers or a gateway that do not answer some seconds.
 
         Args:
-            reason, failed: see ``Agent.close``.
-            failed_ranks: the ranks that this rank's first failure names, this one apart.
+            reason: for the gateway: the failure that made this rank leave, otherwise empty.
+            goodbye: for the peers; one with the same reason if left out.
+            failed_ranks: other ranks whose failure is the cause.
         """
         if self._left:
             return
         self._left = True  # first: a heartbeat that came later would report peers that close their end now as lost
-        self.engine.say_goodbye(reason, failed=failed)
+        self.engine.say_goodbye(goodbye or Goodbye(reason))
         with self._gateway_lock:
             self._leave(reason, failed_ranks)
 

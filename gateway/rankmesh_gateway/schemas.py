@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo, RankInfo
+
+HELD_UP_SECONDS = 10.0
+"""Age from which a call that ranks are missing from is held up."""
 
 JobState = Literal["forming", "running", "failing", "failed", "ended"]
 
@@ -48,6 +52,7 @@ class GroupInFlight:
         arrived: the global ranks that are in the call, as last reported.
         missing: the global ranks that have not begun it, as last reported.
         differing: the call at the members (global rank, as text) that make another one.
+        held_up: see ``is_held_up``.
     """
 
     job: str
@@ -61,6 +66,12 @@ class GroupInFlight:
     arrived: list[int]
     missing: list[int]
     differing: dict[str, str]
+    held_up: bool = False
+
+
+def is_held_up(age: float, missing: Sequence[int]) -> bool:
+    """Return whether a call in flight is held up, by its age and the ranks that are missing from it."""
+    return bool(missing) and age >= HELD_UP_SECONDS
 
 
 @dataclass

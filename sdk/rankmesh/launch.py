@@ -4,8 +4,8 @@ The older form passes ``--local-rank=LOCAL_RANK`` as the script's first argument
 environment contains it in both forms.
 
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
-line of output with its rank, and terminates all ranks after a failure, with a report of the first one and its last
-output.
+line of output with its rank, and terminates all ranks after a failure, with a report of its cause: the rank that the
+others' errors name, which need not be the first to exit, and its last output.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 
 from rankmesh._launcher.arguments import parse
+from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
 from rankmesh._launcher.nodes import resolve_nodes
 from rankmesh._launcher.output import TerminalWriter, standard_writers
@@ -79,7 +80,9 @@ def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
     messages = writers[1]
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         try:
-            ranks = _start_ranks(job, writers, cleanup)
+            failures = FailureFile()
+            cleanup.callback(failures.close)
+            ranks = _start_ranks(job, writers, failures.path, cleanup)
         except OSError as error:
             return _refuse(f"cannot start {job.options.program[0]}: {error}")
         messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
@@ -87,19 +90,25 @@ def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
             # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
             gateway.start()
         supervisor = Supervisor(
-            ranks, writers, inbox, failure_grace=job.options.failure_grace, stop_grace=job.options.stop_grace
+            ranks,
+            writers,
+            inbox,
+            failure_grace=job.options.failure_grace,
+            stop_grace=job.options.stop_grace,
+            failures=failures,
         )
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
+            supervisor.elsewhere = gateway.ranks
         supervisor.run()
-        first = supervisor.first_failure
-        messages.write_lines(stop_report(ranks) if first is None else failure_report(first, ranks))
+        failure = supervisor.failure()
+        messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
         return supervisor.status
 
 
 def _start_ranks(
-    job: Plan, writers: tuple[TerminalWriter, TerminalWriter], cleanup: contextlib.ExitStack
+    job: Plan, writers: tuple[TerminalWriter, TerminalWriter], failure_file: str, cleanup: contextlib.ExitStack
 ) -> list[Rank]:
     before_exec = pdeathsig()
     ranks = []
@@ -107,7 +116,7 @@ def _start_ranks(
         rank = Rank(
             number,
             job.command(number),
-            job.environment(number, os.environ),
+            {**job.environment(number, os.environ), VARIABLE: failure_file},
             stdin=None if number == job.ranks.start else subprocess.DEVNULL,
             writers=writers,
             before_exec=before_exec,

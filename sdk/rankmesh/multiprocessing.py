@@ -25,6 +25,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rankmesh._launcher.child import ErrorFile, run
+from rankmesh._launcher.failure import root_cause
+from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.interrupts import interrupts_deferred
 
@@ -39,6 +41,8 @@ __all__ = [
 ]
 __all__ += multiprocessing.__all__
 
+_SETTLE_SECONDS = 5.0
+"""Time in which the process that caused another one's failure may end by itself, as in the launcher."""
 _STOP_SECONDS = 30.0
 """Time between a signal and SIGKILL, as in torch and in the launcher."""
 
@@ -95,8 +99,9 @@ def spawn(
 ) -> ProcessContext | None:
     """Run ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0 to ``nprocs`` - 1.
 
-    After a failure the other processes are terminated, and the first failure is raised. Ctrl-C terminates all of them.
-    If this process is killed, the kernel kills them, too.
+    After a failure the other processes are terminated, and its cause is raised: the failure of the rank that the errors
+    of the others name, which has 5 seconds to end if it is not the first. Ctrl-C terminates all processes. If this
+    process is killed, the kernel kills them, too.
 
     Unless RANKMESH_TOKEN is set, the processes receive a random token, the same for all that this process starts; the
     environment of this process does not change. Set RANKMESH_TOKEN if other processes take part in their job.
@@ -152,9 +157,10 @@ def start_processes(
     make = multiprocessing.get_context(start_method)
     token = Settings.from_env(os.environ).token or _fresh_token()
     context = ProcessContext()
+    environment = {"RANKMESH_TOKEN": token, VARIABLE: context._failures.path}
     try:
         for index in range(nprocs):
-            given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), token)
+            given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), environment)
             context._start(make.Process(target=run, args=given, daemon=daemon))  # type: ignore[attr-defined]
     except BaseException as error:
         context._end(_ending(error))
@@ -178,6 +184,7 @@ class ProcessContext:
         self.processes: list[BaseProcess] = []
         self.sentinels: dict[int, int] = {}
         self._reports: list[ErrorFile] = []
+        self._failures = FailureFile()
         self._failed: int | None = None
 
     def pids(self) -> list[int]:
@@ -192,7 +199,8 @@ class ProcessContext:
         Args:
             timeout: seconds to wait; None without limit.
             grace_period: seconds for the others to end by themselves after a failure, and again after SIGTERM, before
-                SIGKILL. By default they receive SIGTERM at once, and SIGKILL after 30 seconds.
+                SIGKILL. By default they receive SIGTERM as soon as the cause of the failure has ended, or after 5
+                seconds, and SIGKILL after 30 seconds.
 
         Returns:
             Whether all processes have ended.
@@ -206,8 +214,10 @@ class ProcessContext:
         if self._failed is None:
             try:
                 ended = self._await_one(timeout)
-                self._failed = self._first_failure([index for index in ended if self.processes[index].exitcode])
-                if self._failed is not None:
+                first = self._first_failure([index for index in ended if self.processes[index].exitcode])
+                if first is not None:
+                    self._failed = first
+                    self._failed = self._await_cause(first, _SETTLE_SECONDS if grace_period is None else grace_period)
                     self._await_all(grace_period or 0.0)
             except BaseException as error:
                 self._end(_ending(error))
@@ -244,6 +254,38 @@ class ProcessContext:
         deadline = time.monotonic() + seconds
         while self.sentinels and (left := deadline - time.monotonic()) > 0:
             self._await_one(left)
+
+    def _await_cause(self, first: int, seconds: float) -> int:
+        """Return the index of the process whose failure caused that of the first one, once it has failed.
+
+        A rank that leaves its job ends the others, and may take longer than they to end itself. If it does not fail by
+        itself in time, the first failure stands.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            cause = self._cause(first)
+            if cause is None or self.processes[cause].exitcode or self._reports[cause].read() is not None:
+                return first if cause is None else cause
+            left = deadline - time.monotonic()
+            if left <= 0 or self.processes[cause].exitcode == 0:
+                return first
+            self._await_one(left)
+
+    def _cause(self, first: int) -> int | None:
+        """Return the index of the process that caused another one's failure; None if it is not one of these."""
+        index_of = {_pid(process): index for index, process in enumerate(self.processes)}
+        reports = {index_of[each.pid]: each for each in self._failures.reports() if each.pid in index_of}
+        if first not in reports:
+            return first
+        start = reports[first].rank - first  # on a further node, indices and ranks differ
+        index_of_rank = {each.rank: index for index, each in reports.items()}
+        named = {
+            index: [index_of_rank.get(rank, rank - start) for rank in each.failed_ranks]
+            for index, each in reports.items()
+        }
+        failed = [index for index, process in enumerate(self.processes) if process.exitcode]
+        cause = root_cause(first, named, failed)
+        return cause if 0 <= cause < len(self.processes) else None
 
     def _first_failure(self, failed: Sequence[int]) -> int | None:
         """Return the index of the process that failed first, given those that have failed.
@@ -295,6 +337,7 @@ class ProcessContext:
     def _close(self) -> None:
         for report in self._reports:
             report.close()
+        self._failures.close()
 
 
 SpawnContext = ProcessContext

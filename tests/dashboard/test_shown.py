@@ -64,6 +64,22 @@ def test_groups_and_their_members(double, visit):
     assert members == ["rank 0#100", "rank 1#101", "rank 2#102, suspect", "rank 3#103"]
 
 
+def test_the_age_of_call_counts(double, visit):
+    double.overview = {"groups": [made_up.group(ranks=2, ages={"0": 0.2, "1": 65.0})]}
+    page = visit(double.url)
+    page.wait_for_text("#groups", "calls as of 1 min 5 s ago")
+
+
+def test_held_up_is_what_the_gateway_says(double, visit):
+    waits = {"arrived": [0, 1], "missing": [3]}
+    calls = [made_up.inflight(12.0, **waits, held_up=False), made_up.inflight(4.0, **waits, seq=104, held_up=True)]
+    double.overview = {"inflight": calls}
+    page = visit(double.url)
+    page.wait_for_text("#attention", "waits for 1 rank: 3")
+    assert "#104" in page.text("#attention")
+    assert "#103" not in page.text("#attention")
+
+
 def test_what_is_in_flight(double, visit):
     brief = made_up.inflight(0.2, arrived=[0], missing=[1, 2, 3], seq=200)
     double.overview = {

@@ -42,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with lock:
             outcomes.append(outcome)
             _tell(outcome, options.verbose, f"{len(outcomes)}/{len(wanted)}")
+            if options.logs and outcome.findings:
+                path = Path(options.logs) / f"{kind.replace('/', '').replace(' ', '-')}-{seed}.log"
+                path.write_text("\n".join([*outcome.findings, outcome.log]))
 
     began = time.monotonic()
     try:
@@ -66,6 +69,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--library", choices=("rankmesh", "gloo"), default="rankmesh")
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time")
     parser.add_argument("--json", help="write all outcomes to this file")
+    parser.add_argument("--logs", help="write what happened in each run with findings to a file in this folder")
     parser.add_argument("-v", "--verbose", action="store_true", help="print program, fault and events of every run")
     return parser.parse_args(arguments)
 

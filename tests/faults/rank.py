@@ -26,6 +26,14 @@ from typing import Any
 
 from faults.program import Runner, WrongResult, describe, generate
 
+LIBRARY = "FAULTS_LIBRARY"
+"""The variable that says whose calls are made: with gloo, the server that forks the ranks has to have torch."""
+if os.environ.get(LIBRARY) == "gloo":
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(1)
+
 AGAIN_ROUNDS = 2
 AGAIN_STEPS = 6
 ATTEMPTS = 3
@@ -56,10 +64,6 @@ class Rank:
         self.where = "init"
         self.gloo = self.spec["library"] == "gloo"
         if self.gloo:
-            import torch
-            import torch.distributed
-
-            torch.set_num_threads(1)
             self.dist: Any = torch.distributed
             self.wrap: Callable[[Any], Any] = torch.from_numpy
         else:
@@ -112,10 +116,13 @@ class Rank:
         )  # fmt: skip
 
     def _error(self, event: str, error: BaseException) -> None:
-        ranks = [self.names[rank] for rank in getattr(error, "ranks", ()) if rank < len(self.names)]
+        numbers = [int(rank) for rank in getattr(error, "ranks", ())]
+        ranks = [self.names[rank] if rank < len(self.names) else f"none: {rank}" for rank in numbers]
+        in_text = all(re.search(rf"\branks? ([\d, ]+, )?{rank}\b", str(error)) for rank in numbers)
         if self.spec.get("plant") == {"what": "blame", "rank": self.rank}:
             ranks = [self.rank]
-        self.event(event, kind=type(error).__name__, ranks=ranks, text=str(error)[:1000], where=self.where)
+        kind, text = type(error).__name__, str(error)[:1000]
+        self.event(event, kind=kind, ranks=ranks, in_text=in_text, text=text, where=self.where)
 
     # The program, and the fault in it
 
@@ -186,8 +193,8 @@ class Rank:
         else:
             self._do(fault)
         yield
-        if runner is not None and runner.between is not None:
-            runner.between()
+        if runner is not None:
+            runner.call_between()  # the step had no such place
         if fault["when"] == "timer":
             timer.join()
 
@@ -265,13 +272,13 @@ class Rank:
 
     def _end(self, before: Counter[str]) -> None:
         """Leave the job; report what is left of it in this process."""
-        self.where = "destroy_process_group"
-        try:
-            if self.dist.is_initialized():
-                self.dist.destroy_process_group()
-        except Exception as error:
-            self._error("error at the end", error)
-        if not self.gloo:
+        if not self.gloo:  # whose destroy_process_group may wait for ranks that are gone
+            self.where = "destroy_process_group"
+            try:
+                if self.dist.is_initialized():
+                    self.dist.destroy_process_group()
+            except Exception as error:
+                self._error("error at the end", error)
             end = time.monotonic() + _SETTLE_SECONDS
             while (left := _resources() - before) and time.monotonic() < end:
                 time.sleep(0.02)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import sys
 import time
@@ -150,3 +152,82 @@ def test_a_forked_child_that_ends_does_not_say_goodbye_for_its_parent(me: Me) ->
     else:
         dist.recv(array, src=0)
     dist.destroy_process_group()
+
+
+def end_while_others_wait(me: Me, how: str) -> None:
+    """Rank 0 ends while rank 1 waits for it."""
+    me.init()
+    dist.barrier()
+    if me.rank:
+        me.report(**me.attempt(dist.recv, np.zeros(1), 0))
+        dist.destroy_process_group()
+    elif how == "raise":
+        raise ValueError("no such file: weights.npy")
+    elif how == "destroy in finally":
+        try:
+            raise ValueError("no such file: weights.npy")
+        finally:
+            dist.destroy_process_group()
+    elif how == "caught":
+        with contextlib.suppress(SystemExit):
+            sys.exit(5)
+    elif how != "return":
+        sys.exit(int(how))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reported"),
+    [
+        ("raise", 1, "left (it ended with ValueError: no such file: weights.npy)"),
+        ("destroy in finally", 1, "left (it called destroy_process_group after ValueError: no such file: weights.npy)"),
+        ("0", 0, "left (it exited with status 0 without destroy_process_group)"),
+        ("3", 3, "left (it exited with status 3 without destroy_process_group)"),
+        ("return", 0, "left (it exited without destroy_process_group)"),
+        ("caught", 0, "left (it exited without destroy_process_group)"),
+    ],
+)
+def test_a_rank_that_ends_is_named_with_how_it_ended(ranks: Ranks, how: str, code: int, reported: str) -> None:
+    started = ranks.start(end_while_others_wait, 2, how=how)
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [code, 0], ranks.transcript()
+    assert started[1].reported["error"] == "RankFailedError"
+    assert started[1].reported["ranks"] == [0]
+    assert re.match(rf"rank 0 \(\S+, pid \d+\) {re.escape(reported)} ", started[1].reported["text"])
+
+
+def end_because_of_a_death(me: Me, how: str) -> None:
+    """Rank 2 is killed; rank 0 ends because of it; rank 1 waits for rank 0 in groups without rank 2."""
+    me.init()
+    pair, other = dist.new_group([0, 1]), dist.new_group([1, 3])
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    if me.rank == 1:
+        me.report(**me.attempt(dist.all_reduce, np.ones(1), group=pair))
+        dist.destroy_process_group()
+    elif me.rank == 3:
+        me.report(**me.attempt(dist.recv, np.ones(1), 1, group=other))
+        dist.destroy_process_group()
+    elif me.rank == 2:
+        time.sleep(SOON)
+    elif how == "raise":
+        dist.recv(np.ones(1), 2)
+    else:
+        me.attempt(dist.recv, np.ones(1), 2)
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["raise", "destroy"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ranks, transport: str, how: str) -> None:
+    started = ranks.start(end_because_of_a_death, 4, how=how, env={"RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
+    time.sleep(0.1)
+    killed = started[2].kill()
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [1 if how == "raise" else 0, 0, -signal.SIGKILL, 0]
+    for victim, waiting in (0, started[1]), (1, started[3]):
+        reported = waiting.reported
+        assert (reported["error"], reported["ranks"]) == ("RankFailedError", [2]), reported
+        assert re.match(r"rank 2 \(\S+, pid \d+\) failed \(", reported["text"])
+        assert re.search(rf"; because of it rank {victim} \(\S+, pid \d+\) left during ", reported["text"])
+        assert reported["at"] - killed < SOON

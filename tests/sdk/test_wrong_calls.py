@@ -18,15 +18,9 @@ import rankmesh as dist
 pytestmark = pytest.mark.processes
 
 
-def invalid_ones(me: Me) -> None:
+def wrong_calls(me: Me) -> None:
     me.init(timeout=60)
-    me.report(**try_invalid(dist, me.rank))
-    dist.destroy_process_group()
-
-
-def mismatched_ones(me: Me) -> None:
-    me.init(timeout=60)
-    me.report(**try_mismatched(dist, me.rank))
+    me.report(**try_invalid(dist, me.rank), **try_mismatched(dist, me.rank))
     dist.destroy_process_group()
 
 
@@ -46,22 +40,26 @@ def variables(ranks: Ranks, medium: str) -> dict[str, str] | Callable[[int], dic
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reports]:
-    """What the ranks reported of a body over a medium."""
+    """What the ranks reported over a medium."""
     return once(
         tmp_path_factory,
-        lambda ranks, body, medium: [rank.reported for rank in ranks.run(body, SIZE, env=variables(ranks, medium))],
+        lambda ranks, medium: [rank.reported for rank in ranks.run(wrong_calls, SIZE, env=variables(ranks, medium))],
     )
 
 
+over_every_medium = pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
+
+
+@over_every_medium
 @pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_call_raises_before_anything_is_sent(tried: Callable[..., Reports], name: str) -> None:
-    check_invalid(name, tried(invalid_ones, "tcp"))
+def test_an_invalid_call_raises_before_anything_is_sent(tried: Callable[..., Reports], medium: str, name: str) -> None:
+    check_invalid(name, tried(medium))
 
 
-@pytest.mark.parametrize("medium", ["shm", "tcp", "aab", "attached"])
+@over_every_medium
 @pytest.mark.parametrize("name", MISMATCHED)
 def test_a_mismatch_raises_on_every_rank(tried: Callable[..., Reports], medium: str, name: str) -> None:
-    check_mismatched(name, tried(mismatched_ones, medium))
+    check_mismatched(name, tried(medium))
 
 
 @pytest.mark.parametrize("medium", CANNOT)

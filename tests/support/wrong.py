@@ -464,10 +464,8 @@ def _behind_a_barrier(call: Call) -> Call:
 
     def make(api: Any, caller: Caller) -> None:
         work = api.barrier(async_op=True)
-        try:
-            call(api, caller)
-        finally:
-            work.wait()
+        call(api, caller)
+        work.wait()
 
     return make
 

@@ -55,6 +55,7 @@ class Settings:
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
         torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
+        failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
@@ -81,6 +82,7 @@ class Settings:
     elastic_run: str | None = None
     torchrun_store: bool = False
     flight_recorder: int = 1000
+    failure_file: str = ""
     debug: str = "OFF"
 
     @classmethod
@@ -125,6 +127,7 @@ class Settings:
             flight_recorder=_or_default(
                 integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),
+            failure_file=environ.get("RANKMESH_FAILURE_FILE", ""),
             debug=_debug(environ),
         )
 

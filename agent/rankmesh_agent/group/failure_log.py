@@ -16,7 +16,11 @@ class FailureLog:
 
     def add_group(self, state: GroupState) -> None:
         """Record the failure of a group from now on."""
-        state.on_failure.append(partial(self._failures.__setitem__, state))
+        state.on_failure.append(partial(self.record, state))
+
+    def record(self, state: GroupState, error: DistError) -> None:
+        """Record the failure of a group; the first one of a group counts."""
+        self._failures.setdefault(state, error)
 
     def remove_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves: the rank goes on without it."""
@@ -26,7 +30,9 @@ class FailureLog:
         """Return the first failure, None while all groups work."""
         return next(iter(self._failures.copy().values()), None)
 
-    def failed_ranks(self) -> list[int]:
-        """Return the ranks of the job that the first failure names."""
+    def first_elsewhere(self, rank: int) -> tuple[DistError | None, list[int]]:
+        """Return the first failure and the ranks of the job that it names, without ``rank``."""
         state, error = next(iter(self._failures.copy().items()), (None, None))
-        return [] if state is None or error is None else state.job_ranks(error)
+        if state is None or error is None:
+            return None, []
+        return error, [each for each in state.job_ranks(error) if each != rank]

@@ -1,13 +1,13 @@
 """HTTP server of this process: a bound socket, and a daemon thread that serves an ASGI application on it.
 
-Neither uvicorn nor the web framework is imported here: both load in the server's thread, when it needs them.
+Neither uvicorn nor the web framework is imported here: both load in the server's thread, when it needs them. A client
+that asks for another protocol needs neither.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.http.acceptor import UpgradeAcceptor
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -81,6 +82,7 @@ class HttpServer:
         self._advertise = advertise
         self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
         self._thread: threading.Thread | None = None
+        self._acceptor: UpgradeAcceptor | None = None
         self._uvicorn: Any = None
         self._stopping = False
 
@@ -149,11 +151,14 @@ class HttpServer:
                 delay the caller. The framework takes more memory and time to load than all the rest of a rank.
             upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
                 them, the application is created at the first request, as such a connection needs none.
-            on_demand: load the server, too, when the first client connects: most ranks have none. The client waits in
-                the socket's queue meanwhile.
+            on_demand: load the server, too, when the first client connects that does not ask for another protocol:
+                most ranks have none. The client waits meanwhile.
         """
         self._upgrades = upgrades
-        self._thread = threading.Thread(target=self._run, args=(make_app, on_demand), name=self._name, daemon=True)
+        if on_demand:
+            handlers = {upgrade: each.handle for upgrade, each in upgrades.items()}
+            self._acceptor = UpgradeAcceptor(self._listener, handlers)
+        self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -182,28 +187,26 @@ class HttpServer:
         """Close the parent's descriptors in a forked child."""
         with contextlib.suppress(OSError):
             self._listener.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         if self._uvicorn is not None:
             self._uvicorn.close_in_child()
         for handler in self._upgrades.values():
             handler.close_in_child()
 
-    def _run(self, make_app: Callable[[], Any], on_demand: bool) -> None:
+    def _run(self, make_app: Callable[[], Any]) -> None:
+        acceptor = self._acceptor
         try:
-            if on_demand:
-                self._wait_for_client()
+            accepted = [] if acceptor is None else acceptor.run()
             if not self._stopping:
                 from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
 
                 make = partial(create_application, make_app)
                 handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
-                self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers)
+                self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
                 if not self._stopping:
                     self._uvicorn.run(sockets=[self._listener])
         finally:
             self._listener.close()  # resets the connections that wait in its queue
-
-    def _wait_for_client(self) -> None:
-        """Sleep until a client has connected or the server is closed."""
-        poll = select.poll()
-        poll.register(self._listener.fileno(), select.POLLIN)
-        poll.poll()
+            if acceptor is not None:
+                acceptor.close()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -31,11 +31,13 @@ class EventDrivenServer(uvicorn.Server):
     Args:
         app: the ASGI application.
         upgrades: the handlers of upgraded connections.
+        accepted: connections of the port that were accepted before, from which no byte has been read.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, app: Any, upgrades: ConnectionHandlers) -> None:
+    def __init__(self, app: Any, upgrades: ConnectionHandlers, accepted: Sequence[socket.socket] = ()) -> None:
+        self._accepted = accepted
         super().__init__(
             uvicorn.Config(
                 app,
@@ -47,6 +49,18 @@ class EventDrivenServer(uvicorn.Server):
                 server_header=False,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, the connections that were accepted before first."""
+        await super().startup(sockets)
+        config, loop = self.config, asyncio.get_running_loop()
+        for sock in self._accepted:
+            await loop.connect_accepted_socket(
+                lambda: config.http_protocol_class(  # type: ignore[call-arg]  # the same as uvicorn's own call
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                ),
+                sock,
+            )
 
     def end(self) -> None:
         """Finish the requests under way, then return from ``run``. For other threads."""

@@ -19,6 +19,7 @@ from rankmesh_agent.wire.errors import (
     from_code,
 )
 from rankmesh_agent.wire.schemas import (
+    FAILED_SECONDS,
     LONG_POLL_SECONDS,
     SUSPECT_SECONDS,
     UNASSIGNED,
@@ -65,6 +66,7 @@ class GatewayClient:
         self._last_response = time.monotonic()
         self._answered = self._unanswered = 0
         self._last_refusal: int | None = None
+        self._declared_failed = False
         self._http = HttpClient(token)
 
     def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
@@ -150,8 +152,23 @@ class GatewayClient:
 
         After SUSPECT_SECONDS without a response the gateway is located again: it may have moved, or have ended with
         its host process and be this one's to host. The ranks' next heartbeats register them there.
+
+        If the gateway has declared this rank failed, which is final, that is logged once.
         """
-        self._send_heartbeat("heartbeat", heartbeat)
+        answer = self._send_heartbeat("heartbeat", heartbeat)
+        if answer is None or answer.status != HTTPStatus.OK or self._declared_failed:
+            return
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            self._declared_failed = heartbeat.member.rank in answer.json()["failed"]
+        if self._declared_failed:
+            _log.warning(
+                "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
+                "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
+                heartbeat.member.described(),
+                self.url,
+                FAILED_SECONDS,
+                heartbeat.epoch,
+            )
 
     def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.

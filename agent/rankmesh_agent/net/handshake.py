@@ -21,16 +21,19 @@ class Handshake(Generic[T]):
 
     Attributes:
         started: whether any byte has been sent or received.
+        steps: number of steps of the script that have begun.
     """
 
     def __init__(self, sock: socket.socket, script: Script[T]) -> None:
         self.started = False
+        self.steps = 0
         self._sock = sock
         self._script = script
         self._begin_step(next(script))
 
     def _begin_step(self, step: tuple[bytes, int]) -> None:
         outgoing, expected = step
+        self.steps += 1
         self._unsent = memoryview(outgoing)
         self._received = bytearray(expected)
         self._unfilled = memoryview(self._received)

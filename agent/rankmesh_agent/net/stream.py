@@ -88,24 +88,28 @@ class FramedStream:
             rest = [frame, *payload]
         self._send_all(rest)
 
-    def _send_all(self, buffers: list[Buffer]) -> None:
-        stall = Deadline(SEND_SECONDS)
+    def _send_all(self, buffers: list[Buffer], deadline: Deadline | None = None) -> None:
+        """Send buffers, until a deadline; without one, as long as the peer receives."""
+        stall = deadline or Deadline(SEND_SECONDS)
         begin = 0
         while begin < len(buffers):
             try:
                 sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 if stall.expired():
-                    raise StreamTimeoutError(f"it has received no byte for {SEND_SECONDS:g} s") from None
+                    raise StreamTimeoutError(f"it has received no byte for {stall.seconds:g} s") from None
                 continue
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
-            stall.restart(SEND_SECONDS)
+            if deadline is None:
+                stall.restart(SEND_SECONDS)
             while begin < len(buffers) and sent >= len(buffers[begin]):
                 sent -= len(buffers[begin])
                 begin += 1
             if sent:
                 buffers[begin] = memoryview(buffers[begin])[sent:]
+                if deadline is not None and deadline.expired():
+                    raise StreamTimeoutError(f"it has not received the frame within {deadline.seconds:g} s")
 
     def receive(self, deadline: Deadline | None, *, descriptors: bool = False) -> Frame:
         """Return the next frame, without its payload.
@@ -153,17 +157,17 @@ class FramedStream:
                 raise StreamClosedError("the connection has ended")
             return data
 
-    def receive_into(self, views: Sequence[memoryview], seconds: float = SEND_SECONDS) -> None:
-        """Receive a payload after its header.
+    def receive_into(self, views: Sequence[memoryview], deadline: Deadline | None = None) -> None:
+        """Receive a payload after its header, until a deadline; without one, as long as the peer sends.
 
         Args:
             views: memory for the payload.
-            seconds: maximum time without a received byte.
+            deadline: of the whole payload; None limits the time without a received byte.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        stall = Deadline(seconds)
+        stall = deadline or Deadline(SEND_SECONDS)
         for view in views:
             rest = view
             while len(rest):
@@ -171,14 +175,17 @@ class FramedStream:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
                     if stall.expired():
-                        raise StreamTimeoutError(f"it has sent no byte for {seconds:g} s") from None
+                        raise StreamTimeoutError(f"it has sent no byte for {stall.seconds:g} s") from None
                     continue
                 except OSError as error:
                     raise StreamClosedError(error.strerror or str(error)) from error
                 if not count:
                     raise StreamClosedError("the connection has ended")
                 rest = rest[count:]
-                stall.restart(seconds)
+                if deadline is None:
+                    stall.restart(SEND_SECONDS)
+                elif len(rest) and deadline.expired():
+                    raise StreamTimeoutError(f"it has not sent the frame within {deadline.seconds:g} s")
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""

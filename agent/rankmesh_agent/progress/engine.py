@@ -25,8 +25,9 @@ from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 
 _DRAIN_SECONDS = 0.001
 SILENT_SECONDS = 8.0
@@ -38,11 +39,15 @@ class Disconnect(NamedTuple):
 
     Attributes:
         cause: the error of the connection, or the reason in the peer's GOODBYE.
-        clean: whether the peer sent a GOODBYE.
+        clean: whether the peer left in order: only waits that need it end.
+        left: whether the peer itself sent a GOODBYE.
+        failure: see Goodbye.
     """
 
     cause: str
     clean: bool
+    left: bool = False
+    failure: DistError | None = None
 
 
 class ProgressEngine(Driver):
@@ -295,8 +300,10 @@ class ProgressEngine(Driver):
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
-    def _on_goodbye(self, rank: int, cause: str, clean: bool) -> None:
-        self._drop_peer(self._peers[rank], Disconnect(cause, clean))
+    def _on_goodbye(self, rank: int, goodbye: Goodbye) -> None:
+        reason, died, raised, failure = goodbye
+        end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
+        self._drop_peer(self._peers[rank], end)
 
     def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
         if peer.rank in self.lost_peers or self.closed:
@@ -313,28 +320,33 @@ class ProgressEngine(Driver):
 
     # The end
 
-    def say_goodbye(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+    def say_goodbye(self, goodbye: Goodbye, timeout: float = 2.0) -> None:
         """Send a GOODBYE to every peer and flush the queues, without waiting for a thread. A second call does nothing.
+
+        Args:
+            goodbye: how this rank leaves.
+            timeout: maximum seconds to wait for peers that do not receive their queued frames.
+        """
+        with self.lock:
+            if self.closed or self._said_goodbye:
+                return
+            self._said_goodbye = True
+            part, payload = goodbye.encode()
+            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
+            for rank in self._peers:
+                self.send(rank, [header, payload])
+        self.wait(self._all_flushed, Deadline(timeout))
+
+    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
+        """Say goodbye, unless that is done, and close. A second call does nothing.
 
         Args:
             reason: reason in the errors of peers that still wait for this rank.
             timeout: maximum seconds to wait for peers that do not receive their queued frames.
             failed: whether the peers shall consider this rank failed rather than gone.
         """
-        with self.lock:
-            if self.closed or self._said_goodbye:
-                return
-            self._said_goodbye = True
-            payload = reason.encode()[: frames.SMALL]
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=int(failed), length=len(payload))
-            for rank in self._peers:
-                self.send(rank, [header, payload])
-        self.wait(self._all_flushed, Deadline(timeout))
-
-    def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:
-        """Say goodbye, unless that is done, and close. A second call does nothing. For arguments, see say_goodbye."""
         deadline = Deadline(timeout)
-        self.say_goodbye(reason, timeout, failed=failed)
+        self.say_goodbye(Goodbye(reason, failed), timeout)
         with self._changed:
             if self.closed:
                 return

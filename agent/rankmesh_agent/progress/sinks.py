@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankmesh_agent.progress.framing import FrameSink
+from rankmesh_agent.wire import goodbye
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 
 _FIRST_FRAMES = frozenset({Opcode.ENTER, Opcode.ABORT})
 """Frames that may arrive before this process has created their group."""
@@ -19,13 +21,13 @@ class SinkTable(FrameSink):
 
     Args:
         epoch: the job's epoch; frames of another epoch are dropped.
-        on_goodbye: called for a GOODBYE with the peer's rank, the reason, and whether the peer has left in order.
+        on_goodbye: called for a GOODBYE with the peer's rank.
 
     Attributes:
         sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
-    def __init__(self, epoch: int, on_goodbye: Callable[[int, str, bool], None]) -> None:
+    def __init__(self, epoch: int, on_goodbye: Callable[[int, Goodbye], None]) -> None:
         self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
@@ -62,7 +64,7 @@ class SinkTable(FrameSink):
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Receive a GOODBYE, or keep a frame until its group exists."""
         if header.opcode is Opcode.GOODBYE:
-            self._on_goodbye(rank, bytes(payload).decode(errors="replace"), not header.part)
+            self._on_goodbye(rank, goodbye.decode(header.part, bytes(payload)))
             return
         if len(self._early) >= _MAX_EARLY_FRAMES:
             raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_t
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
+from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -28,6 +30,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
@@ -91,10 +94,13 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
+            *_, seconds = store_frames.decode_request(frame.document)
+            return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
-            group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
+            ranks = [int(rank) for rank in wanted["ranks"]]
+            numbers = [int(rank) for rank in wanted.get("numbers", ranks)]
+            group = self._session.make_group(ranks, float(wanted["timeout"]), numbers)
             description, descriptors[:] = describe_group(group)
             return Response.OK, attach_frames.encode_json(description), ()
         execute = _REQUESTS.get(kind)
@@ -202,14 +208,19 @@ class CallStream:
 
     # The store
 
-    def _execute_command(self, command: Command[Any]) -> Any:
+    def _execute_command(self, seconds: float, command: Command[Any]) -> Any:
+        """Execute a command of the client, which waits for the response for ``seconds``."""
         store = self._session.store
-        if not isinstance(command, Waiting) or not command.seconds:
-            return store.execute(command)
-        deadline = Deadline(command.seconds)
+        if not isinstance(command, Waiting):
+            return store.execute(command, seconds)
+        deadline = Deadline(seconds)
         while True:
+            wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
+            margin = deadline.remaining() - wait + MARGIN_SECONDS
             try:
-                result = store.execute(command.with_timeout(min(_STORE_SLICE_SECONDS, deadline.remaining())))
+                result = store.execute(command.with_timeout(wait), margin)
+            except StoreUnresponsiveError:
+                raise
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
                 if deadline.expired() or self._stream.peer_closed():
                     raise

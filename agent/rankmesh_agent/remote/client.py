@@ -248,10 +248,11 @@ class AgentClient:
         failure = codec.error_from_json(document) if document else None
         return failure if isinstance(failure, DistError) else None
 
-    def release(self, reason: str) -> None:
-        """End the lease: the agent leaves the job for this process."""
+    def release(self, reason: str, raised: bool, exit_text: str) -> None:
+        """End the lease: the agent leaves the job for this process; see Agent.close."""
+        document = {"reason": reason, "raised": raised, "exit_text": exit_text}
         with contextlib.suppress(DistError):
-            self.control(Request.RELEASE, {"reason": reason}, _RELEASE_SECONDS)
+            self.control(Request.RELEASE, document, _RELEASE_SECONDS)
         self._pool.close()
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedEr
 from rankmesh_agent.wire.schemas import LeaseTerms
 
 _RELEASE_RETRY_SECONDS = 0.5
+_MAX_REASON = 500
+"""Characters of a reason."""
 
 
 class LeaseStream:
@@ -73,24 +75,27 @@ class LeaseStream:
             target=self._join, args=(wanted, delegated, join_seconds), name="rankmesh-attached-join", daemon=True
         )
         joiner.start()
-        reason, failed = f"its process ({wanted.holder}) ended without a goodbye", True
+        reason = f"its process ({wanted.holder}) ended without a goodbye"
+        how: dict[str, Any] = {"failed": True}
         try:
             while True:
                 frame = stream.receive(None)
                 if frame.header.kind == Request.RELEASE:
-                    reason = str(attach_frames.decode_json(frame.document).get("reason", ""))[:500]
-                    failed = False
+                    released = attach_frames.decode_json(frame.document)
+                    reason = str(released.get("reason", ""))[:_MAX_REASON]
+                    exit_text = str(released.get("exit_text", ""))[:_MAX_REASON]
+                    how = {"raised": bool(released.get("raised")), "exit_text": exit_text}
                     break
                 self._execute(frame)
         except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
             self._over = True
-            self._leases.release(self.id, reason, failed=failed)
+            self._leases.release(self.id, reason, **how)
             self._close_session()
             while joiner.is_alive():
                 joiner.join(_RELEASE_RETRY_SECONDS)
-                self._leases.release(self.id, reason, failed=failed)  # the join may not have begun at the first attempt
+                self._leases.release(self.id, reason, **how)  # the join may not have begun at the first attempt
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK)
 
@@ -151,6 +156,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.CANCEL: Session.cancel,
     Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
     Request.REPORT: Session.report,
+    Request.RECORD_FAILURE: Session.record_failure,
 }
 
 

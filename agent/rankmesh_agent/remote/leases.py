@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
@@ -148,13 +149,16 @@ class LeaseManager:
         threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
         return active.lease, future
 
-    def release(self, lease_id: str, reason: str = "", *, failed: bool = False) -> bool:
+    def release(
+        self, lease_id: str, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = ""
+    ) -> bool:
         """End a lease; a join in progress ends with it. From any thread.
 
         Args:
             lease_id: of the lease.
             reason: for the job's other ranks; empty if the holder was done.
             failed: whether the holder died: the other ranks' errors report a failure, not that the rank left.
+            raised, exit_text: see Agent.close.
 
         Returns:
             Whether there was such a lease.
@@ -168,7 +172,7 @@ class LeaseManager:
             if agent is None:
                 active.join_deadline.restart(0.0)
         if agent is not None:
-            self._end(active, agent, reason, failed=failed)
+            self._end(active, agent, reason, failed=failed, raised=raised, exit_text=exit_text)
         else:
             self._cancel_join(active, reason)
         return True
@@ -245,9 +249,9 @@ class LeaseManager:
             client.leave(Leave(active.lease.job, ANY_EPOCH, active.lease.rank, active.instance, reason))
         client.close()
 
-    def _end(self, active: _ActiveLease, agent: Agent, reason: str, *, failed: bool = False) -> None:
+    def _end(self, active: _ActiveLease, agent: Agent, reason: str, **how: Any) -> None:
         try:
-            agent.close(reason, failed=failed)
+            agent.close(reason, **how)
             self._http.run(agent.aclose())
         finally:
             self._free(active)

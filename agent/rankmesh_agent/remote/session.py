@@ -14,7 +14,8 @@ from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.wire.errors import GroupAbortedError
+from rankmesh_agent.wire.errors import DistError, GroupAbortedError
+from rankmesh_agent.wire.goodbye import Goodbye
 
 Json = dict[str, Any]
 
@@ -89,9 +90,9 @@ class Session:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
         return group
 
-    def make_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
+    def make_group(self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int]) -> LocalCommunicator:
         """Make a group."""
-        group = self._agent.new_group(ranks, timeout)
+        group = self._agent.new_group(ranks, timeout, global_ranks)
         self._groups[group.id] = group
         return group
 
@@ -146,6 +147,12 @@ class Session:
         """End the groups that are being made."""
         self._agent.group_registry.abort_pending(error_from_json(document["error"], at_agent=True))
 
+    def record_failure(self, document: Json) -> None:
+        """Record an error that ended the client's process."""
+        error = error_from_json(document["error"], at_agent=True)
+        if isinstance(error, DistError):
+            self._agent.record_failure(self._group_in(document), error)
+
     # Requests over the other streams
 
     def drop_group(self, document: Json) -> None:
@@ -155,7 +162,11 @@ class Session:
         for number, held in self.messages.copy().items():
             if held.group is group:
                 self.messages.pop(number, None)
-        self._agent.drop_group(group)
+        how = None
+        if "reason" in document:
+            failure = error_from_json(document["failure"], at_agent=True) if "failure" in document else None
+            how = Goodbye(str(document["reason"]), failure=failure if isinstance(failure, DistError) else None)
+        self._agent.drop_group(group, how)
 
     def set_global_ranks(self, document: Json) -> None:
         """Change the ranks by which errors name the members."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import RESPONSE_SECONDS, BlockingStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request
@@ -25,10 +25,12 @@ class SessionStore(BlockingStore):
     def __init__(self, client: AgentClient) -> None:
         self._client = client
 
-    def execute(self, command: Command[T]) -> T:
-        request = codec.encode_command(command, 1)
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+        if timeout is None:
+            timeout = self.limit(command)
+        request = codec.encode_command(command, 1, timeout=timeout)
         try:
-            frame = self._client.request(Request.STORE, request, command.seconds + RESPONSE_SECONDS)
+            frame = self._client.request(Request.STORE, request, command.seconds + timeout)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         return codec.decode_result(command, store_frames.decode_response(frame.document), frame.document)

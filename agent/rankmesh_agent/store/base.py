@@ -6,11 +6,14 @@ from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from rankmesh_agent.store.command import Command
+from rankmesh_agent.wire.errors import StoreUnresponsiveError
 
-CONNECT_SECONDS = 5.0
-"""Time limit of a connection attempt to a remote owner."""
-RESPONSE_SECONDS = 10.0
-"""Time limit of a remote owner's response, besides the time that the command waits."""
+CONNECT_SECONDS = 25.0
+"""Time limit of a connection attempt: a host whose kernel has not acknowledged it by then has vanished."""
+RESPONSE_SECONDS = 300.0
+"""Default time limit of a call whose command does not wait."""
+MARGIN_SECONDS = 3.0
+"""Time limit of the response to a command that waits, after the owner's own limit."""
 
 T = TypeVar("T")
 
@@ -31,7 +34,7 @@ class AsyncStore(ABC):
         Raises:
             DistStoreError: the command failed and changed nothing.
             IdempotencyKeyReusedError: the key belongs to another command.
-            DistNetworkError: the agent that owns the keys does not respond.
+            DistNetworkError: the agent that owns the keys is gone, or does not respond (StoreUnresponsiveError).
         """
 
     @abstractmethod
@@ -44,15 +47,29 @@ class AsyncStore(ABC):
 
 
 class BlockingStore(ABC):
-    """Keys and values, local or remote; several threads may use it at a time."""
+    """Keys and values, local or remote; several threads may use it at a time.
+
+    Attributes:
+        timeout: seconds in which a remote owner must respond to a command that does not wait.
+    """
+
+    timeout: float = RESPONSE_SECONDS
 
     @abstractmethod
-    def execute(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         """Execute a command, wait if it has to wait, and return its result. Ctrl-C ends the wait.
+
+        Args:
+            command: the command.
+            timeout: seconds in which a remote owner must respond, besides the time that the command waits: the limit
+                of connecting, sending and receiving together. If left out, MARGIN_SECONDS for a command that waits, and
+                the store's timeout for others. Local stores have no use for it.
 
         Raises:
             DistStoreError: the command failed and changed nothing.
-            DistNetworkError: the remote owner of the keys does not respond.
+            StoreUnresponsiveError: the remote owner of the keys did not respond in time. It may execute the command
+                yet.
+            DistNetworkError: the remote owner of the keys is gone.
         """
 
     @abstractmethod
@@ -61,3 +78,24 @@ class BlockingStore(ABC):
 
     def close_in_child(self) -> None:  # noqa: B027  # most stores hold no descriptors
         """In a forked child: close the parent's descriptors; the store is not used any more."""
+
+    def limit(self, command: Command[T]) -> float:
+        """Return the default time limit of a command, besides the time that it waits."""
+        return MARGIN_SECONDS if command.seconds else self.timeout
+
+
+def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
+    """Return the error of a call whose remote owner did not respond in time.
+
+    Args:
+        store: the store, as text.
+        url: its URL.
+        command: the command.
+        timeout: the time limit, besides the time that the command waits.
+    """
+    limit = f"{command.seconds:g} s and {timeout:g} s more" if command.seconds else f"{timeout:g} s"
+    return StoreUnresponsiveError(
+        f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
+        "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
+        address=url,
+    )

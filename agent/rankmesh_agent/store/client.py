@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import time
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -15,14 +14,20 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, BlockingStore
+from rankmesh_agent.store.base import CONNECT_SECONDS, MARGIN_SECONDS, BlockingStore, unresponsive_error
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, DistStoreError, ProtocolError
+from rankmesh_agent.wire.errors import (
+    AuthenticationError,
+    DistNetworkError,
+    DistStoreError,
+    ProtocolError,
+    StoreUnresponsiveError,
+)
 
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
-_SEND_SECONDS = struct.pack("ll", int(RESPONSE_SECONDS), 0)
+_MIN_SECONDS = 0.001
 _READ = 1 << 14
 
 T = TypeVar("T")
@@ -44,7 +49,6 @@ class _Connection(FramedStream):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_SECONDS)
         self.seq = 0
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
@@ -53,7 +57,7 @@ class _Connection(FramedStream):
 
         Args:
             command: the command.
-            timeout: time limit of the response in seconds, besides the time that the command may wait.
+            timeout: time limit of the call in seconds, besides the time that the command may wait.
             retried: the identity of the request that it repeats, if any.
 
         Raises:
@@ -65,35 +69,41 @@ class _Connection(FramedStream):
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
         frame = codec.encode_command(command, seq, retried=retried)
         data: bytes | bytearray
+        deadline = None  # only a call that does not end at once needs one
         try:
-            self.sock.sendall(frame, socket.MSG_NOSIGNAL)
+            try:
+                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:  # one slice of the time is over
+                sent = 0
+            if sent != len(frame):
+                deadline = Deadline(timeout + command.seconds)
+                self._send_all([memoryview(frame)[sent:]], deadline)
             try:
                 data = self.spin.poll() or self.sock.recv(_READ)
-            except BlockingIOError:  # one slice of the time is over
-                left = timeout + command.seconds - SLICE_SECONDS
-                data = self._read_rest(b"", store_frames.HEADER_BYTES, left)
-        except BlockingIOError:
-            raise StreamTimeoutError("it does not receive the request") from None
+            except BlockingIOError:
+                deadline = deadline or Deadline(timeout + command.seconds - SLICE_SECONDS)
+                data = self._read_rest(b"", store_frames.HEADER_BYTES, deadline)
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
         if not data:
             raise StreamClosedError("the owner closed the connection")
         if len(data) < store_frames.HEADER_BYTES:
-            data = self._read_rest(data, store_frames.HEADER_BYTES, timeout)
+            deadline = deadline or Deadline(timeout)
+            data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
         header = store_frames.decode_response(data)
         if len(data) != (size := store_frames.HEADER_BYTES + header[3]):
-            data = self._read_rest(data, size, timeout)
+            data = self._read_rest(data, size, deadline or Deadline(timeout))
         if header[1] != seq:
             raise ProtocolError("the store's response belongs to another request")
         return codec.decode_result(command, header, data)
 
-    def _read_rest(self, begun: bytes | bytearray, size: int, timeout: float) -> bytearray:
-        """Return ``size`` bytes of a response that begins with ``begun``; a pause may take ``timeout`` seconds."""
+    def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
+        """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
             raise ProtocolError("the store sent more than a response")
         whole = bytearray(size)
         whole[: len(begun)] = begun
-        self.receive_into([memoryview(whole)[len(begun) :]], timeout)
+        self.receive_into([memoryview(whole)[len(begun) :]], deadline)
         return whole
 
 
@@ -106,11 +116,13 @@ class StoreClient(BlockingStore):
     Args:
         url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
+        owner: the rank that owns them, for error messages; empty if it is not known.
     """
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str = "", owner: str = "") -> None:
         self._url = url.rstrip("/")
         self._token = token
+        self._name = f"the store at {self._url}" + (f", of {owner}," if owner else "")
         self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
@@ -144,27 +156,30 @@ class StoreClient(BlockingStore):
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
-        """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+        if timeout is None:  # as in limit(): a call less
+            timeout = MARGIN_SECONDS if command.seconds else self.timeout
         if self._http is not None:
-            return self._http.execute(command)
-        try:
-            connection = self._pool.acquire(lambda: self._open(timeout))
-        except _NotSupported:
-            return self._execute_over_http(command, timeout)
-        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
-            raise self._unreachable_error(error) from error
+            return self._http.execute(command, timeout)
         began = time.monotonic()
+        ends = began + timeout + command.seconds
         try:
             try:
-                return self._call(connection, command, timeout)
+                connection = self._pool.acquire(lambda: self._open(ends))
+            except _NotSupported:
+                return self._begin_http(command, timeout)
+            try:
+                if connection.seq:
+                    return self._call(connection, command, timeout)
+                # To connect took some of the time: the margin has room for a little of it.
+                return self._call(connection, *_remaining(command, timeout, began, timeout / 2))
             except StreamClosedError:  # the owner closed it while it was idle, perhaps
                 retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
-                rest: Command[T] = command
-                if isinstance(command, Waiting):
-                    rest = command.with_timeout(max(0.0, command.seconds - (time.monotonic() - began)))
-                return self._call(self._pool.connect(lambda: self._open(timeout)), rest, timeout, retried)
-        except (StreamClosedError, StreamTimeoutError, _NotSupported, ProtocolError) as error:
+                connection = self._pool.connect(lambda: self._open(ends))
+                return self._call(connection, *_remaining(command, timeout, began), retried)
+        except StreamTimeoutError as error:
+            raise unresponsive_error(self._name, self._url, command, timeout) from error
+        except (StreamClosedError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
     def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
@@ -179,8 +194,8 @@ class StoreClient(BlockingStore):
         self._pool.release(connection)
         return result
 
-    def _open(self, timeout: float) -> _Connection:
-        """Return a new connection.
+    def _open(self, ends: float) -> _Connection:
+        """Return a new connection, made before ``ends``, by time.monotonic.
 
         Raises:
             DistNetworkError: caused by an OSError: the owner does not listen.
@@ -198,30 +213,30 @@ class StoreClient(BlockingStore):
         if split.scheme != "http":
             raise _NotSupported(f"{split.scheme} is not http")
         with contextlib.suppress(AuthenticationError):
-            return self._open_connection(host, port, split.netloc, timeout)
+            return self._open_connection(host, port, split.netloc, _until(ends))
         # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
-        return self._open_connection(host, port, split.netloc, timeout)
+        return self._open_connection(host, port, split.netloc, _until(ends))
 
-    def _open_connection(self, host: str, port: int, netloc: str, timeout: float) -> _Connection:
+    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> _Connection:
         refusal = AuthenticationError(
             f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
         )
-        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, timeout))
+        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, deadline))
         try:
-            connection.name = connection.authenticate(self._token, timeout, refusal)
+            connection.name = connection.authenticate(self._token, deadline.remaining(), refusal)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _connect(self, host: str, port: int, netloc: str, timeout: float) -> socket.socket:
+    def _connect(self, host: str, port: int, netloc: str, deadline: Deadline) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""
         try:
-            sock = socket.create_connection((host, port), min(CONNECT_SECONDS, timeout))
+            sock = socket.create_connection((host, port), min(CONNECT_SECONDS, _positive(deadline)))
         except (OSError, UnicodeError) as error:
             raise self._unreachable_error(error) from error
         try:
-            head = request_upgrade(sock, store_frames.UPGRADE, netloc, timeout)
+            head = request_upgrade(sock, store_frames.UPGRADE, netloc, _positive(deadline))
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):
@@ -242,6 +257,7 @@ class StoreClient(BlockingStore):
             return None
         sock = socket.socket(socket.AF_UNIX)
         try:
+            sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
             sock.connect(f"\0{self._unix_socket}")
         except OSError:
             sock.close()
@@ -252,7 +268,7 @@ class StoreClient(BlockingStore):
             raise
         return sock
 
-    def _execute_over_http(self, command: Command[T], timeout: float) -> T:
+    def _begin_http(self, command: Command[T], timeout: float) -> T:
         """Execute a command over HTTP; if the owner is a store, so do all later calls."""
         from rankmesh_agent.store.http_client import BlockingHttpStore
 
@@ -262,6 +278,8 @@ class StoreClient(BlockingStore):
             found = http.execute(command, timeout)
             works = True
             return found
+        except StoreUnresponsiveError:
+            raise
         except DistStoreError:
             works = True
             raise
@@ -275,5 +293,27 @@ class StoreClient(BlockingStore):
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
 
     def _unreachable_error(self, error: Exception) -> DistNetworkError:
-        reason = "timed out" if isinstance(error, StreamTimeoutError) else str(error) or type(error).__name__
-        return DistNetworkError(f"the store at {self._url} cannot be reached: {reason}", address=self._url)
+        reason = str(error) or type(error).__name__
+        return DistNetworkError(f"{self._name} cannot be reached: {reason}", address=self._url)
+
+
+def _until(ends: float) -> Deadline:
+    """Return the deadline of the time ``ends``, by time.monotonic."""
+    return Deadline(ends - time.monotonic())
+
+
+def _positive(deadline: Deadline) -> float:
+    """Return the remaining seconds as a socket's timeout, for which 0 has another meaning."""
+    return max(_MIN_SECONDS, deadline.remaining())
+
+
+def _remaining(command: Command[T], timeout: float, began: float, slack: float = 0.0) -> tuple[Command[T], float]:
+    """Return a command and the time limit besides its wait, less the time that has passed since the call began.
+
+    A time up to ``slack`` does not shorten the wait.
+    """
+    spent = time.monotonic() - began
+    if spent > slack and isinstance(command, Waiting) and command.seconds:
+        late = max(0.0, spent - command.seconds)
+        return command.with_timeout(max(0.0, command.seconds - spent)), max(0.0, timeout - late)
+    return command, max(0.0, timeout - spent)

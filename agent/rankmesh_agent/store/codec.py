@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -60,13 +60,14 @@ class Format(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"") -> bytes:
+def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"", timeout: float = 0.0) -> bytes:
     """Return a command as a frame.
 
     Args:
         command: the command.
         seq: its number on the connection.
         retried: the identity of the request that it repeats (RETRIED_REQUEST), if any.
+        timeout: time limit of a command that does not wait, for an agent that forwards it to the owner.
 
     Raises:
         InvalidValueError: the frame would be too large.
@@ -75,7 +76,8 @@ def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"") -> 
     flags, parts = format.parts(command)
     if retried:
         flags, parts = flags | RETRY, [retried, *parts]
-    found = encode_request(opcode, flags, seq, min(command.seconds, 1e9), parts)
+    seconds = timeout if timeout and not isinstance(command, Waiting) else command.seconds
+    found = encode_request(opcode, flags, seq, min(seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
         raise InvalidValueError(f"{len(found)} bytes in one call, at most {MAX_BYTES} are allowed; use several calls")
     return found

@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Connection:
     Attributes:
         sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
+        step_began: when the current step of the handshake began, by time.monotonic.
         name: its name at both ends, by which a client identifies it after it broke.
         wanted: number of bytes that make the next request.
         received: those of them that have come.
@@ -38,11 +40,24 @@ class Connection:
         lock: prevents closing while another thread sends.
     """
 
-    __slots__ = ("_poll", "handshake", "last", "lock", "name", "pending", "received", "sock", "unsent", "wanted")
+    __slots__ = (
+        "_poll",
+        "handshake",
+        "last",
+        "lock",
+        "name",
+        "pending",
+        "received",
+        "sock",
+        "step_began",
+        "unsent",
+        "wanted",
+    )
 
     def __init__(self, sock: socket.socket, poll: select.epoll, handshake: Handshake[bytes]) -> None:
         self.sock = sock
         self.handshake: Handshake[bytes] | None = handshake
+        self.step_began = time.monotonic()
         self.name = b""
         self.wanted = HEADER_BYTES
         self.received = bytearray()

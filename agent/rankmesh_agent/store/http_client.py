@@ -10,7 +10,13 @@ import httpx
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store import http_codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, RESPONSE_SECONDS, AsyncStore, BlockingStore
+from rankmesh_agent.store.base import (
+    CONNECT_SECONDS,
+    RESPONSE_SECONDS,
+    AsyncStore,
+    BlockingStore,
+    unresponsive_error,
+)
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -21,9 +27,13 @@ from rankmesh_agent.wire.errors import (
     KeyNotFoundError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
 
+HTTP_MARGIN_SECONDS = 10.0
+"""Least time limit of the response to a command that waits, besides its wait: the owner may have to load its web
+framework."""
 IDLE_SECONDS = 2.0
 """Lifetime of an unused connection: less than the 5 s after which uvicorn closes its end."""
 
@@ -47,17 +57,19 @@ class HttpStore(AsyncStore):
 
     Attributes:
         url, token: the same.
+        timeout: seconds in which the owner must respond to a command that does not wait.
     """
 
     def __init__(self, url: str, token: str = "") -> None:
         self.url = url.rstrip("/")
         self.token = token
+        self.timeout = RESPONSE_SECONDS
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
         if self._transport is None:  # made here, because it belongs to the running event loop
             self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
-        exchange = _exchange(self.url, self.token, command, idempotency_key, RESPONSE_SECONDS)
+        exchange = _exchange(self.url, self.token, command, idempotency_key, self.timeout)
         try:
             request = next(exchange)
             while True:
@@ -99,8 +111,9 @@ class BlockingHttpStore(BlockingStore):
     def close(self) -> None:
         self._transport.close()
 
-    def execute(self, command: Command[T], timeout: float = RESPONSE_SECONDS) -> T:
-        """Execute a command; the owner may take ``timeout`` seconds besides the time that the command waits."""
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+        if timeout is None:
+            timeout = self.limit(command)
         exchange = _exchange(self._url, self._token, command, "", timeout)
         try:
             request = next(exchange)
@@ -125,18 +138,31 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _exchange(url: str, token: str, command: Command[T], idempotency_key: str, timeout: float) -> Exchange[T]:
-    """Request a command, by consecutive long polls if it waits."""
+    """Request a command, which must have responded ``timeout`` seconds after its own time limit."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     if command.writes:
         headers["Idempotency-Key"] = idempotency_key or secrets.token_hex(16)
-    if not isinstance(command, Waiting):
-        return (yield from _request(url, headers, command, timeout))
+    try:
+        if isinstance(command, Waiting) and command.seconds:
+            timeout = max(timeout, HTTP_MARGIN_SECONDS)
+            exchange: Exchange[T] = _long_polls(url, headers, command, timeout)
+        else:
+            exchange = _request(url, headers, command, timeout)
+        return (yield from exchange)
+    except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+        raise unresponsive_error(f"the store at {url}", url, command, timeout) from error
+
+
+def _long_polls(url: str, headers: dict[str, str], command: Waiting[T], timeout: float) -> Exchange[T]:
+    """Request a command that waits, by consecutive long polls."""
     deadline = Deadline(command.seconds)
     while True:
         seconds = min(LONG_POLL_SECONDS, deadline.remaining())
         try:
             part: Command[T] = command.with_timeout(seconds)
-            return (yield from _request(url, headers, part, seconds + timeout))
+            return (yield from _request(url, headers, part, deadline.remaining() + timeout))
+        except StoreUnresponsiveError:  # the agent at the URL forwards to the owner
+            raise
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
             if deadline.expired():
                 raise
@@ -161,12 +187,12 @@ def _request(url: str, headers: dict[str, str], command: Command[T], seconds: fl
     if len(request.content) > MAX_BODY_BYTES:  # the server's refusal would hardly arrive: the connection breaks earlier
         raise InvalidValueError(f"{len(request.content)} bytes in one request, at most {MAX_BODY_BYTES} are allowed")
     try:
-        response = yield request
-    except _CONNECTION_LOST:
         try:
             response = yield request
-        except httpx.HTTPError as error:
-            raise _unreachable_error(url, error) from error
+        except _CONNECTION_LOST:
+            response = yield request
+    except (httpx.ReadTimeout, httpx.WriteTimeout):
+        raise
     except httpx.HTTPError as error:
         raise _unreachable_error(url, error) from error
     return _result_of(url, command, response)

@@ -7,6 +7,7 @@ import threading
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
 
@@ -15,7 +16,7 @@ class JobStore:
 
     Args:
         rank: this rank.
-        url: base URL of rank 0's agent.
+        owner: rank 0.
         token: the job's token.
         name: name of the server's thread.
 
@@ -23,8 +24,8 @@ class JobStore:
         server: serves the binary protocol; None where another rank has the keys.
     """
 
-    def __init__(self, rank: int, url: str, token: str, name: str) -> None:
-        self._url = url
+    def __init__(self, rank: int, owner: Member, token: str, name: str) -> None:
+        self._owner = owner
         self._token = token
         self._lock = threading.Lock()
         self._memory = MemoryStore() if rank == 0 else None
@@ -38,7 +39,7 @@ class JobStore:
             if self._store is None:
                 from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
 
-                self._store = HttpStore(self._url, self._token)
+                self._store = HttpStore(self._owner.http, self._token)
             return self._store
 
     def blocking(self) -> BlockingStore:
@@ -47,7 +48,7 @@ class JobStore:
             return BlockingMemoryStore(self._memory.table)
         from rankmesh_agent.store.client import StoreClient
 
-        return StoreClient(self._url, self._token)
+        return StoreClient(self._owner.http, self._token, self._owner.described())
 
     def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""

@@ -90,7 +90,7 @@ class BlockingMemoryStore(BlockingStore):
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def execute(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         self.table.count_call(command.name)
         found: tuple[T] | None = command.try_execute(self.table)
         if found is not None:

@@ -37,7 +37,7 @@ from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, Protoco
 from rankmesh_agent.wire.handshake import server_script
 
 HANDSHAKE_SECONDS = 10.0
-"""Time limit of a client's handshake."""
+"""Time limit of each step of a client's handshake."""
 MAX_UNAUTHENTICATED = 128
 """Maximum number of connections in their handshake; the server closes any more at once."""
 MAX_CACHED_BYTES = 64 << 20
@@ -269,11 +269,14 @@ class StoreServer:
         Raises:
             OSError, DistNetworkError: the client fails it.
         """
+        steps = client_handshake.steps
         name = client_handshake.advance()
         if name is not None:
             connection.handshake, connection.name = None, name
             self._by_name[name] = connection
             self._unauthenticated -= 1
+        elif client_handshake.steps > steps:
+            connection.step_began = time.monotonic()
 
     # Requests
 
@@ -379,7 +382,12 @@ class StoreServer:
             elif not _in_progress(connection, subject):
                 continue
             elif subject == _HANDSHAKE:
-                self._close_connection(connection)
+                self._on_ready(connection)  # this thread may not have run since the client sent its part
+                left = connection.step_began + HANDSHAKE_SECONDS - now
+                if connection.handshake is not None and left > 0:
+                    self._set_timer(left, connection, _HANDSHAKE)
+                elif connection.handshake is not None:
+                    self._close_connection(connection)
             elif (request := connection.take_pending()) is not None:
                 self._time_out(connection, request)
         self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())

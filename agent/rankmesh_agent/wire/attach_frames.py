@@ -62,7 +62,7 @@ class Request(enum.IntEnum):
     """Requests of a client."""
 
     ACQUIRE = 1
-    """Lease the agent; the connection becomes the lease, and carries the next five requests."""
+    """Lease the agent; the connection becomes the lease, and carries the next six requests."""
     RELEASE = 2
     """End the lease."""
     ABORT = 3
@@ -73,6 +73,8 @@ class Request(enum.IntEnum):
     """End the groups whose creation is not complete."""
     REPORT = 6
     """Report the calls that the client has executed itself; the response has the groups' failures."""
+    RECORD_FAILURE = 7
+    """Record an error that ended the process, before the lease ends."""
     OPEN_STREAM = 16
     """Use the connection for calls; all requests below use such a connection."""
     CALL = 17

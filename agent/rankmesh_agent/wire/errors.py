@@ -32,6 +32,7 @@
             ├── QueueEmptyError            the queue is empty
             ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
+                └── StoreUnresponsiveError the store's owner did not respond in time (also a DistNetworkError)
 
 The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
 Each class defines its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data
@@ -293,6 +294,13 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
     code = "store-timeout"
     status = 408
+
+
+class StoreUnresponsiveError(StoreTimeoutError, DistNetworkError):
+    """The process that owns a store's keys is connected, but did not respond before the deadline."""
+
+    code = "store-unresponsive"
+    status = 502
 
 
 def _tree(root: type[DistError]) -> dict[str, type[DistError]]:

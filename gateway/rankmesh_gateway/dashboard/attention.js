@@ -7,7 +7,7 @@ import { mark } from "./marks.js";
 
 const LATELY_S = 600;
 const MOST = 8;
-const HELD_UP_S = 10;
+const HELD_UP_S = 10; // of overviews without `held_up`, the gateway's own answer
 
 let known = null;
 
@@ -59,7 +59,7 @@ function failedGroups({ groups, ranks }) {
 }
 
 function heldUp({ inflight }) {
-  const wrong = inflight.filter(({ age, missing }) => age >= HELD_UP_S && missing.length);
+  const wrong = inflight.filter(({ age, missing, held_up: told }) => told ?? (age >= HELD_UP_S && missing.length > 0));
   return wrong.map(({ job, epoch, group, name, op, seq, missing }) => ({
     key: JSON.stringify(["op", job, epoch, group, seq]),
     state: "suspect",

@@ -1,16 +1,17 @@
 // Groups: medium, rates, and the state of each member.
 
+import { counts } from "./ages.js";
 import { byId, foreign, h, keep, say, set, show } from "./dom.js";
-import { bytes, count, many, natural } from "./format.js";
+import { age, bytes, count, many, natural } from "./format.js";
 import { mark } from "./marks.js";
 
 const MOST = 200;
 const COLUMNS = 4;
 
-/** Shows the groups; `stateOf(job, epoch, rank)` returns a member's state. */
-export function showGroups(groups, stateOf) {
+/** Shows the groups, as they were at `at` (performance.now()); `stateOf(job, epoch, rank)` returns a member's state. */
+export function showGroups(groups, stateOf, at) {
   const sorted = [...groups].sort(inOrder);
-  const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf }));
+  const rows = sorted.slice(0, MOST).map((group) => ({ ...group, stateOf, at }));
   const table = byId("groups");
   show(table, rows.length > 0);
   keep(table, rows, (group) => JSON.stringify([group.job, group.epoch, group.id]), body);
@@ -34,8 +35,9 @@ function body() {
   const size = h("td", { class: "number" });
   const failure = h("p", { class: "reason" });
   const members = h("ul", { class: "members" });
+  const reported = h("p", { class: "muted small" });
   const title = h("th", { scope: "row" }, name, " ", h("span", { class: "muted small" }, where, carried));
-  const below = h("td", { colspan: COLUMNS }, failure, members);
+  const below = h("td", { colspan: COLUMNS }, failure, members, reported);
   const element = h("tbody", {}, h("tr", {}, title, medium, operations, size), h("tr", { class: "below" }, below));
 
   function update(group) {
@@ -49,6 +51,11 @@ function body() {
     set(element, "data-state", group.failure ? "failed" : null);
     members.setAttribute("aria-label", `Members of ${group.name}`);
     keep(members, membersOf(group), (member) => member.rank, chip);
+    const ages = Object.values(group.ages ?? {});
+    show(reported, ages.length > 0);
+    if (ages.length) {
+      counts(reported, Math.max(...ages), group.at, (seconds) => `calls as of ${age(seconds)} ago`);
+    }
   }
   return [element, update];
 }

@@ -108,7 +108,7 @@ function showOverview(body) {
   addBytes(overview.rates.bytes ?? 0, at / 1000);
   showRanks(overview.ranks, at);
   showInflight(overview.inflight, at);
-  showGroups(overview.groups, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])));
+  showGroups(overview.groups, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])), at);
   showAgents(overview.agents, at);
   showStore(overview.store);
   counts(byId("gateway-about"), overview.gateway.uptime ?? 0, at, (seconds) => `version ${overview.gateway.version}, up ${age(seconds)}`);

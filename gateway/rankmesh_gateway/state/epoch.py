@@ -94,9 +94,9 @@ class Epoch:
         """Return how many of the ranks have neither left nor failed."""
         return sum(record.is_live(now) for record in self.all_records())
 
-    def failed(self, now: float) -> list[int]:
+    def failed(self) -> list[int]:
         """Return the ranks that have failed."""
-        return sorted(rank for rank, record in self.records.items() if record.state(now) == "failed")
+        return sorted(rank for rank, record in self.records.items() if record.ended == "failed")
 
     def reply(self) -> JoinReply:
         """Return the reply to a join: the members, and the ranks that are missing."""
@@ -135,7 +135,7 @@ class Epoch:
             record.joining, record.last_seen = False, now
         self.since = now
 
-    def report_lost(self, reporter: RankRecord, lost: list[LostRank], now: float) -> list[RankRecord]:
+    def report_lost(self, reporter: RankRecord, lost: list[LostRank]) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
 
         Returns:
@@ -148,14 +148,40 @@ class Epoch:
             if record is None or each.rank in before:
                 continue
             cause = f"{reporter.member.described()} lost its connection to it: {each.cause}"
-            if record is not reporter and record.report_lost(cause, now):
+            if record is not reporter and record.fail(cause):
                 found.append(record)
         return found
+
+    def expire(self, now: float) -> None:
+        """Record the failure of the ranks that have been silent for FAILED_SECONDS and to which no peer is connected.
+
+        A process that is stopped, or that holds the interpreter for long, sends no heartbeat; its connections stand,
+        its peers wait for it, and it may go on.
+        """
+        silent = [each for each in self.records.values() if each.ended is None and each.silence(now) >= FAILED_SECONDS]
+        for record in silent:
+            if not self._has_connected_peer(record, now):
+                record.fail()
+
+    def _has_connected_peer(self, record: RankRecord, now: float) -> bool:
+        """Return whether a rank that reports lost connections is heard, and has not reported this one's."""
+        return any(
+            peer.watches_peers
+            and peer.ended is None
+            and peer.silence(now) < FAILED_SECONDS
+            and record.member.rank not in peer.lost_peers
+            for peer in self.records.values()
+            if peer is not record
+        )
 
     def has_group(self, group: str, now: float) -> bool:
         """Return whether a live rank has a group; where no rank lives, whether one had it when it failed."""
         live = [record for record in self.records.values() if record.is_live(now)]
         return any(each.id == group for record in live or self.records.values() for each in record.groups)
+
+    def is_present(self, rank: int) -> bool:
+        """Return whether a rank is known and has not left."""
+        return rank in self.records and self.records[rank].ended != "left"
 
     def drop_group(self, group: str) -> None:
         """Forget a group that ranks had when they failed."""

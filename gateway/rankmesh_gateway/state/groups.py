@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankmesh_agent.wire.schemas import SUSPECT_SECONDS, RankGroupInfo
-from rankmesh_gateway.schemas import GroupInFlight
+from rankmesh_gateway.schemas import GroupInFlight, is_held_up
 from rankmesh_gateway.state.epoch import Epoch
 
 
@@ -22,6 +22,7 @@ def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
                 RankGroupInfo(epoch.job, epoch.number, group.id, group.name, group.ranks, group.medium, {}, ""),
             )
             merged.seqs[str(rank)] = group.seq
+            merged.ages[str(rank)] = max(0.0, now - record.reported_at)
             if fresh:
                 rate = record.rates.of(group.id)
                 merged.operations_rate = max(merged.operations_rate, rate.operations)
@@ -35,14 +36,16 @@ def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
 def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
     """Return the calls in flight of an epoch's groups, by group and sequence number.
 
-    Members that report the call in flight have arrived, members that have begun fewer calls are missing; the others
-    have completed it.
+    Members that report the call in flight have arrived, members that have begun fewer calls, or do not report the
+    group yet, are missing; the others have completed it.
     """
     found: dict[tuple[str, int], GroupInFlight] = {}
     begun: dict[str, dict[int, int]] = {}
     for rank, record in sorted(epoch.records.items()):
         for group in record.groups:
-            begun.setdefault(group.id, {})[rank] = group.seq
+            if group.id not in begun:
+                begun[group.id] = {member: 0 for member in group.ranks if epoch.is_present(member)}
+            begun[group.id][rank] = group.seq
             if not record.is_live(now):
                 continue
             for call in group.inflight:
@@ -59,4 +62,5 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
                     merged.differing[str(rank)] = call.op
     for (group_id, seq), merged in found.items():
         merged.missing = [rank for rank, number in begun[group_id].items() if number < seq]
+        merged.held_up = is_held_up(merged.age, merged.missing)
     return [found[key] for key in sorted(found)]

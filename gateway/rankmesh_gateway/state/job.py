@@ -82,7 +82,7 @@ class Job:
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> tuple[Epoch | None, list[RankRecord]]:
-        """Record a heartbeat.
+        """Record a heartbeat; that of a rank that has left or failed changes nothing.
 
         Returns:
             The heartbeat's epoch, None if that is over and dropped; and the ranks that have failed by its report.
@@ -99,9 +99,12 @@ class Job:
         epoch.check_world_size(beat.world_size, beat.member)
         epoch.check_rank_free(beat.member, now)
         record = epoch.find(beat.member.rank, beat.member.instance) or epoch.admit(beat.member, now)
+        if not record.is_live(now):
+            record.refuse_heartbeat(now)
+            return epoch, []
         before = record.groups
-        record.heartbeat(beat.groups, now)
-        lost = epoch.report_lost(record, beat.lost, now)
+        record.heartbeat(beat, now)
+        lost = epoch.report_lost(record, beat.lost)
         self._writer.state_changes(epoch, [record, *lost], now)
         self._writer.group_changes(epoch, record, before, now)
         return epoch, lost
@@ -112,7 +115,7 @@ class Job:
             record = epoch.find(goodbye.rank, goodbye.instance)
             if record is not None:
                 before = record.groups
-                record.leave(goodbye.reason, now)
+                record.leave(goodbye.reason, now, goodbye.failed_ranks[: epoch.size])
                 self._writer.state_changes(epoch, [record], now)
                 self._writer.group_changes(epoch, record, before, now)
 
@@ -134,8 +137,9 @@ class Job:
                     self._writer.state_changes(epoch, [record], now)
 
     def poll_timeouts(self, now: float) -> None:
-        """Log the state changes of ranks that have been silent for too long."""
+        """Record and log the state changes of ranks that have been silent for too long."""
         for epoch in self.epochs.values():
+            epoch.expire(now)
             self._writer.state_changes(epoch, epoch.records.values(), now)
 
     def withdraw(self, rank: int, instance: str) -> Epoch | None:
@@ -158,6 +162,12 @@ class Job:
     def live_ranks(self, now: float) -> int:
         """Return how many ranks are live, joining ones included."""
         return sum(epoch.live_ranks(now) for epoch in self)
+
+    def excuse(self, seconds: float) -> None:
+        """Take some seconds off the silence of all ranks."""
+        for epoch in self:
+            for record in epoch.all_records():
+                record.last_seen += seconds
 
     def last_seen(self) -> float:
         """Return the clock at the last heartbeat of any rank."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupInfo, Member, RankInfo, RankState
+from rankmesh_agent.wire.schemas import SUSPECT_SECONDS, GroupInfo, Heartbeat, Member, RankInfo, RankState
 from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
@@ -15,17 +16,18 @@ IN_TRANSIT_SECONDS = 0.25
 
 @dataclass
 class RankRecord:
-    """A rank of one epoch.
+    """A rank of one epoch. A failure is final: later heartbeats change nothing.
 
     Attributes:
         member: the process that holds the rank.
         last_seen: the clock at its last heartbeat.
         joining: whether its world is incomplete.
-        ended: ``left`` or ``failed`` once its process reported so; silence alone does not end a rank.
-        reason: why the rank has ended or is lost; empty after an orderly leave.
-        lost_at: the clock when a peer reported the rank lost; None without such a report, or after a later heartbeat:
-            only a connection had broken.
+        ended: ``left`` or ``failed`` once its process, its launcher, a peer or its silence says so.
+        reason: why the rank has failed; empty after an orderly leave, and if its silence is the reason.
+        exited: whether its own process or its launcher gave the reason; until then a better one replaces it.
+        failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
         lost_peers: the ranks that it reports lost.
+        watches_peers: whether it reports each rank whose connection breaks.
         groups: its groups, as of the last report.
         reported_at: the clock at that report.
         rates: throughput of its groups.
@@ -38,8 +40,10 @@ class RankRecord:
     joining: bool = True
     ended: Literal["left", "failed"] | None = None
     reason: str = ""
-    lost_at: float | None = None
+    exited: bool = False
+    failed_ranks: list[int] = field(default_factory=list)
     lost_peers: frozenset[int] = frozenset()
+    watches_peers: bool = False
     groups: list[GroupInfo] = field(default_factory=list)
     reported_at: float = 0.0
     rates: Rates = field(default_factory=Rates)
@@ -52,65 +56,70 @@ class RankRecord:
             return self.ended
         if self.joining:
             return "joining"
-        if self.lost_at is not None:
-            return "failed"
-        silence = now - self.last_seen
-        if silence >= FAILED_SECONDS:
-            return "failed"
-        return "suspect" if silence >= SUSPECT_SECONDS else "alive"
+        return "suspect" if self.silence(now) >= SUSPECT_SECONDS else "alive"
+
+    def silence(self, now: float) -> float:
+        """Return the seconds since the last heartbeat."""
+        return max(0.0, now - self.last_seen)
 
     def is_live(self, now: float) -> bool:
         """Return whether the rank is held by a process that has neither left nor failed."""
         return self.state(now) not in ("left", "failed")
 
-    def heartbeat(self, groups: list[GroupInfo], now: float) -> None:
-        """Record a heartbeat. One that arrives after the rank has left changes nothing."""
-        if self.ended is not None:
-            return
-        if self.lost_at is not None and now - self.lost_at >= IN_TRANSIT_SECONDS:
-            self.lost_at, self.reason = None, ""
+    def heartbeat(self, beat: Heartbeat, now: float) -> None:
+        """Record a heartbeat of a rank that has neither left nor failed."""
         self.last_seen = now
         self.joining = False
-        self.groups = groups
+        self.groups = beat.groups
+        self.watches_peers = beat.watches_peers
         self.reported_at = now
-        self.rates.update(groups, now)
-        self.failed_since = {group.id: self.failed_since.get(group.id, now) for group in groups if group.failure}
+        self.rates.update(beat.groups, now)
+        self.failed_since = {each.id: self.failed_since.get(each.id, now) for each in beat.groups if each.failure}
 
-    def report_lost(self, cause: str, now: float) -> bool:
-        """Record that a peer lost the rank. The first report counts, and none after the rank's own leave.
+    def refuse_heartbeat(self, now: float) -> None:
+        """Record that a heartbeat came after the rank's failure by silence."""
+        if self.ended == "failed" and not self.reason:
+            self.reason = f"{self._silent(now)}; the failure is final for its epoch, and later heartbeats are ignored"
+
+    def fail(self, reason: str = "") -> bool:
+        """Record a failure that the rank itself has not reported; the first one counts, and none after its leave.
+
+        Args:
+            reason: the reason; empty if that is the rank's silence.
 
         Returns:
-            Whether the rank has failed by this report.
+            Whether the rank has failed by this.
         """
-        if self.ended is not None or self.joining or self.lost_at is not None:
+        if self.ended is not None or self.joining:
             return False
-        self.lost_at = now
-        self.reason = cause[:MAX_REASON]
+        self.ended = "failed"
+        self.reason = reason[:MAX_REASON]
         return True
 
     def process_exited(self, reason: str, now: float) -> bool:
-        """Record how the rank's process exited; its later heartbeats are ignored. Returns whether the rank ended so."""
-        if self.ended is not None or self.joining:
+        """Record how the rank's process exited. Returns whether that is news."""
+        if self.exited or self.joining:
             return False
         self.leave(reason, now)
         return True
 
-    def leave(self, reason: str, now: float) -> None:
+    def leave(self, reason: str, now: float, failed_ranks: Sequence[int] = ()) -> None:
         """Record that the rank leaves: ``left`` without a reason, ``failed`` with one. The first time counts."""
-        if self.ended is not None:
+        if self.exited:
             return
+        self.exited = True
         self.last_seen = now
-        self.lost_at = None
         self.reason = reason[:MAX_REASON]
         self.ended = "failed" if reason else "left"
+        self.failed_ranks = list(failed_ranks)
         if not reason:
             self.groups = []
 
     def info(self, job: str, epoch: int, now: float) -> RankInfo:
         """Return the record as the HTTP interface shows it."""
         state = self.state(now)
-        silence = max(0.0, now - self.last_seen)
-        reason = self.reason
-        if state == "failed" and not reason:
-            reason = f"no heartbeat for {silence:.1f} s"
-        return RankInfo(job, epoch, state, silence, reason, self.member)
+        reason = self.reason or (self._silent(now) if state == "failed" else "")
+        return RankInfo(job, epoch, state, self.silence(now), reason, self.member, self.failed_ranks)
+
+    def _silent(self, now: float) -> str:
+        return f"no heartbeat for {self.silence(now):.1f} s"

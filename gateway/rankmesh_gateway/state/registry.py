@@ -33,7 +33,9 @@ FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
 
 _POLL_SECONDS = 0.5
-"""Minimum interval of the liveness scan."""
+"""Interval of the liveness scan."""
+PAUSE_SECONDS = 2.0
+"""A gateway that has not scanned for this long was itself suspended."""
 
 
 class GroupNotFoundError(DistNetworkError):
@@ -77,10 +79,26 @@ class Registry:
         self._jobs: dict[str, Job] = {}
         self._request_counts: Counter[str] = Counter()
         self.closed = False
-        self._started = self._polled = clock()
+        self._started = self._polled = self._scanned = clock()
+        self._stop = threading.Event()
+        self._scan: threading.Thread | None = None
         self.events = EventLog(clock)
-        self.agents = AgentPool(clock, self._lock, self.events)
+        self.agents = AgentPool(self._now, self._lock, self.events)
         self._writer = EventWriter(self.events)
+
+    def start(self) -> None:
+        """Scan for silent ranks and agents in a thread from now on, until ``close``.
+
+        By the thread the registry also detects that its own process was suspended, or that another thread held the
+        interpreter: heartbeats of that time have not been read yet, so the time does not count as silence.
+        """
+        self._scanned = self._clock()
+        self._scan = threading.Thread(target=self._scan_until_closed, name="rankmesh-gateway-scan", daemon=True)
+        self._scan.start()
+
+    def _scan_until_closed(self) -> None:
+        while not self._stop.wait(_POLL_SECONDS):
+            self.poll_timeouts()
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
         """Add a rank to its job's forming epoch. Repeating it with the same instance changes nothing.
@@ -103,7 +121,7 @@ class Registry:
             self._check_open(request)
             job = self._job(request.job)
             self._request_counts["joins"] += 1
-            epoch = job.join(request, self._clock())
+            epoch = job.join(request, self._polled_now())
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
             reply = epoch.reply()
@@ -156,15 +174,16 @@ class Registry:
         with self._lock:
             if self.closed:
                 raise closing_error()
-            now = self._clock()
+            now = self._now()
             self._request_counts["heartbeats"] += 1
             job = self._job(beat.job)
             epoch, lost = job.heartbeat(beat, now)
             self._jobs[job.name] = job
             for record in lost:
                 self.agents.suspect(record.member, now)
-            self._poll_timeouts(now)
-            return HeartbeatReply(epoch.failed(now) if epoch is not None else [])
+            if now - self._polled >= _POLL_SECONDS:
+                self._poll_timeouts(now)
+            return HeartbeatReply(epoch.failed() if epoch is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
         """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
@@ -176,7 +195,7 @@ class Registry:
             job = self._jobs.get(goodbye.job)
             if job is None:
                 return
-            job.leave(goodbye, self._clock())
+            job.leave(goodbye, self._now())
             epoch = job.withdraw(goodbye.rank, goodbye.instance)
             waiters = epoch.waiters.items() if epoch is not None else ()
             ended = [future for future, instance in waiters if instance == goodbye.instance]
@@ -195,12 +214,12 @@ class Registry:
         with self._lock:
             found = self._jobs.get(job)
             if found is not None:
-                found.process_exited(rank, pid, host, reason, self._clock())
+                found.process_exited(rank, pid, host, reason, self._now())
 
     def poll_timeouts(self) -> None:
-        """Log which ranks and agents have fallen silent."""
+        """Record and log which ranks and agents have fallen silent."""
         with self._lock:
-            self._poll_timeouts(self._clock())
+            self._polled_now()
 
     def close(self) -> None:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
@@ -210,32 +229,35 @@ class Registry:
                 future for job in self._jobs.values() for epoch in job for future in epoch.waiters
             ]
             waiters += self.agents.close()
+        self._stop.set()
+        if self._scan is not None:
+            self._scan.join()
+            self._scan = None
         _cancel(waiters)
         self.events.close()
 
     def ranks(self, job: str | None = None) -> list[RankInfo]:
         """Return the ranks of one job or of all, by job, epoch and rank."""
         with self._lock:
-            now = self._clock()
-            self._poll_timeouts(now)
+            now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
         with self._lock:
-            now = self._clock()
+            now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in merged_groups(epoch, now)]
 
     def jobs(self) -> list[JobInfo]:
         """Return a summary of each epoch, by job and number."""
         with self._lock:
-            now, time_now = self._clock(), time.time()
+            now, time_now = self._polled_now(), time.time()
             return [epoch.summary(now, time_now) for epoch in self._epochs(None)]
 
     def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
         """Return the calls in flight by job, epoch and group, the earliest first, as the members last reported them."""
         with self._lock:
-            now = self._clock()
+            now = self._polled_now()
             return [each for epoch in self._epochs(job) for each in merged_calls(epoch, now)]
 
     def find_group(self, name: str, job: str | None = None) -> tuple[RankGroupInfo, dict[int, RankInfo]]:
@@ -249,7 +271,7 @@ class Registry:
             GroupNotFoundError: no group has that id or name, or several have that name.
         """
         with self._lock:
-            now = self._clock()
+            now = self._polled_now()
             epochs = self._epochs(job)
             found = [
                 (epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)
@@ -268,7 +290,7 @@ class Registry:
             JobNotFoundError: no world of the job is complete.
         """
         with self._lock:
-            now = self._clock()
+            now = self._polled_now()
             known = self._jobs.get(job)
             epoch = known.latest() if known is not None else None
             if epoch is None:
@@ -284,17 +306,32 @@ class Registry:
     def counts(self) -> Counts:
         """Return the number of live jobs and ranks."""
         with self._lock:
-            now = self._clock()
+            now = self._polled_now()
             present = [job.live_ranks(now) for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
 
-    def _poll_timeouts(self, now: float) -> None:
-        """Log the state changes that the clock alone has caused, every _POLL_SECONDS. With the lock held."""
-        if now - self._polled >= _POLL_SECONDS:
-            self._polled = now
+    def _now(self) -> float:
+        """Return the clock; the time that this process was suspended does not count as silence. With the lock held."""
+        now = self._clock()
+        pause, self._scanned = now - self._scanned, now
+        if self._scan is not None and pause >= PAUSE_SECONDS:
+            self.agents.excuse(pause)
             for job in self._jobs.values():
-                job.poll_timeouts(now)
-            self.agents.poll_timeouts(now)
+                job.excuse(pause)
+        return now
+
+    def _polled_now(self) -> float:
+        """Return the clock, after the state changes that it has caused. With the lock held."""
+        now = self._now()
+        self._poll_timeouts(now)
+        return now
+
+    def _poll_timeouts(self, now: float) -> None:
+        """Record and log the state changes that the clock alone has caused. With the lock held."""
+        self._polled = now
+        for job in self._jobs.values():
+            job.poll_timeouts(now)
+        self.agents.poll_timeouts(now)
 
     def request_counts(self) -> Counter[str]:
         """Return the number of ``joins``, ``heartbeats`` and ``leaves`` so far."""
@@ -318,7 +355,7 @@ class Registry:
         return self._jobs.get(name) or Job(name, self._writer)
 
     def _make_room(self) -> None:
-        now = self._clock()
+        now = self._now()
         for job in self._jobs.values():
             job.drop_silent_joiners(now)
         gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.live_ranks(now)}

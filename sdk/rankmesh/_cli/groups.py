@@ -11,7 +11,7 @@ import typer
 from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, print_error
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, fetch_overview, inflight
+from rankmesh._cli.overview import Overview, fetch_overview, inflight, report_age
 from rankmesh._cli.overview import groups as as_table
 from rankmesh._cli.tables import Table, show
 
@@ -72,6 +72,7 @@ def _members(group: Mapping[str, Any], overview: Overview) -> Table:
                 seen["member"]["host"] if seen else "?",
                 seen["state"] if seen else "?",
                 str(group["seqs"].get(str(rank), "?")),
+                report_age(age for member, age in group.get("ages", {}).items() if member == str(rank)),
             ]
         )
-    return Table("Members", [">rank", "host", "state", ">calls"], rows)
+    return Table("Members", [">rank", "host", "state", ">calls", ">as of"], rows).without_empty_column()

@@ -9,11 +9,14 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, CommandError
 from rankmesh._cli.humanize import ranks, rate, seconds, size
 from rankmesh._cli.tables import Table
+from rankmesh_gateway.schemas import is_held_up
 
 Overview = dict[str, Any]
 
 _UNHEALTHY = ("suspect", "failed")
 _PARTS = ("ranks", "agents", "groups", "inflight")
+_AS_OF = 5
+"""Place of the column in the table of groups."""
 
 
 def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
@@ -41,7 +44,7 @@ def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
 
 
 def problems(overview: Overview) -> list[str]:
-    """Return a line for each unhealthy rank, agent and group."""
+    """Return a line for each unhealthy rank, agent and group, and for each operation that is held up."""
     found = []
     for each in overview["ranks"]:
         if each["state"] in _UNHEALTHY:
@@ -60,7 +63,28 @@ def problems(overview: Overview) -> list[str]:
         for each in overview["groups"]
         if each["failure"]
     ]
+    for each in overview["inflight"]:
+        if each.get("held_up", is_held_up(each["age"], each["missing"])):  # gateways of earlier versions leave it out
+            found.append(_held_up(each, overview))
     return found
+
+
+def _held_up(call: Mapping[str, Any], overview: Overview) -> str:
+    """Return the line for an operation that waits for missing ranks."""
+    known = {
+        each["member"]["rank"]: f" ({each['member']['host']}, pid {each['member']['pid']}, {each['state']})"
+        for each in overview["ranks"]
+        if (each["job"], each["epoch"]) == (call["job"], call["epoch"])
+    }
+    missing = call["missing"]
+    if len(missing) == 1:
+        culprit = f"rank {missing[0]}{known.get(missing[0], '')}"
+    else:
+        culprit = f"{len(missing)} ranks, {ranks(missing)}"
+    return (
+        f"{call['op']} #{call['seq']} in group {call['name']} of job {call['job']} has been held up for "
+        f"{seconds(call['age'])} by {culprit}"
+    )
 
 
 def tables(overview: Overview) -> list[Table]:
@@ -111,10 +135,10 @@ def agents(overview: Overview) -> Table:
 
 
 def groups(found: Iterable[Mapping[str, Any]]) -> Table:
-    """Return groups as a table."""
+    """Return groups as a table, with the age of the oldest report that the numbers of calls are from."""
     table = Table(
         "Groups",
-        ["job", "group", "ranks", "medium", ">calls", ">calls/s", ">bytes/s", "failure"],
+        ["job", "group", "ranks", "medium", ">calls", ">as of", ">calls/s", ">bytes/s", "failure"],
         [
             [
                 each["job"],
@@ -122,6 +146,7 @@ def groups(found: Iterable[Mapping[str, Any]]) -> Table:
                 ranks(each["ranks"]),
                 each["medium"],
                 _span(each["seqs"].values()),
+                report_age(each.get("ages", {}).values()),
                 f"{each.get('operations_rate', 0.0):.1f}",
                 rate(each.get("bytes_rate", 0.0)),
                 each["failure"],
@@ -129,7 +154,13 @@ def groups(found: Iterable[Mapping[str, Any]]) -> Table:
             for each in found
         ],
     )
-    return _compact(table)
+    return _compact(table.without_empty_column(_AS_OF))
+
+
+def report_age(ages: Iterable[float]) -> str:
+    """Return the age of the oldest report; empty without one (a gateway of an earlier version has none)."""
+    found = list(ages)
+    return f"{seconds(max(found))} ago" if found else ""
 
 
 def inflight(found: Iterable[Mapping[str, Any]]) -> Table:

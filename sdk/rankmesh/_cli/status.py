@@ -30,7 +30,8 @@ def status(
 ) -> int:
     """Show ranks, hosts, groups, rates and what is in flight, live on a terminal until Ctrl-C.
 
-    Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, or a group has; 3: no gateway answers.
+    Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, a group has failed, or an operation has
+    been held up for 10 s or longer; 3: no gateway answers.
     """
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
         overview = fetch_overview(service, job)

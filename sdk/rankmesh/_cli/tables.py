@@ -46,11 +46,13 @@ class Table(NamedTuple):
         """True if there are rows or a text."""
         return bool(self.rows or self.empty)
 
-    def without_empty_column(self) -> Table:
-        """Return the table without its last column if that is empty in all rows."""
-        if not self.rows or any(row[-1] for row in self.rows):
+    def without_empty_column(self, place: int = -1) -> Table:
+        """Return the table without a column, by default the last, if that is empty in all rows."""
+        if not self.rows or any(row[place] for row in self.rows):
             return self
-        return self._replace(columns=self.columns[:-1], rows=[row[:-1] for row in self.rows])
+        place %= len(self.columns)
+        columns, *rows = ([*row[:place], *row[place + 1 :]] for row in (self.columns, *self.rows))
+        return self._replace(columns=columns, rows=rows)
 
 
 def lines(tables: Iterable[Table]) -> str:

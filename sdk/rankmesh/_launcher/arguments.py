@@ -26,8 +26,9 @@ Everything after the script goes to the script untouched. Each rank finds RANK, 
 LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT in its environment, so 'rankmesh.init_process_group()' needs
 no arguments. On several nodes, start the launcher once on each, with RANKMESH_TOKEN set to the same secret.
 
-The launcher exits with 0 when all ranks did, else with the exit code of the rank that failed first (128 + N if signal N
-ended it), 128 + N when signal N ended the launcher, 2 when it could not start. Local rank 0 reads the launcher's stdin.
+The launcher exits with 0 when all ranks did, else with the exit code of the rank whose failure caused the others'
+(128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start. Local rank 0 reads
+the launcher's stdin.
 """
 
 

@@ -9,7 +9,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from types import FrameType
 from typing import Any, NamedTuple
@@ -71,7 +71,14 @@ class ErrorFile:
             self._fd = -1
 
 
-def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, report: ErrorFile, token: str) -> None:
+def run(
+    fn: Callable[..., Any],
+    index: int,
+    args: tuple[Any, ...],
+    method: str,
+    report: ErrorFile,
+    environment: Mapping[str, str],
+) -> None:
     """Run the function; the body of each process.
 
     Args:
@@ -80,7 +87,7 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         args: its other arguments.
         method: the start method.
         report: receives a failure.
-        token: the job's secret.
+        environment: variables of the process, besides its parent's.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "this process was started by multiprocessing"
@@ -88,7 +95,8 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         pdeathsig(parent.pid)()
     else:
         kill_when_closed(parent.sentinel)
-    os.environ["RANKMESH_TOKEN"] = token
+    for name, value in environment.items():
+        os.environ[name] = value
     try:
         deliver_interrupts()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -98,7 +106,7 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code:
             report.write(code & 0xFF, "")
-        raise
+        sys.exit(error.code)  # not raise: a rank watches the calls of sys.exit for its exit status
     except KeyboardInterrupt as error:
         sys.last_value = error
     except BaseException as error:
@@ -106,6 +114,8 @@ def run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], method: str, 
         sys.last_value = error
         report.write(1, traceback.format_exc())
         sys.exit(1)
+    else:
+        sys.exit(0)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rankmesh._launcher.plan import Plan
 from rankmesh._launcher.rank import Rank
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.wire.schemas import RankInfo
 
 if TYPE_CHECKING:
     from rankmesh_gateway.state.registry import Registry
@@ -32,6 +33,7 @@ class LauncherGateway:
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
+        self._registry.start()
         self._http.start(self._app)
 
     def report_exit(self, rank: Rank) -> None:
@@ -45,6 +47,11 @@ class LauncherGateway:
         elif status.signal == signal.SIGKILL:
             how += ", sent by the kernel when memory runs out, or by kill -9"
         self._registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
+
+    def ranks(self) -> dict[int, RankInfo]:
+        """Return the job's ranks as the registry knows them, on this node and others."""
+        infos = [] if self._registry is None else self._registry.ranks(self._job.job)
+        return {info.member.rank: info for info in infos}
 
     def stop(self) -> None:
         """Close all waiting requests and event streams, then stop serving."""

@@ -162,6 +162,16 @@ class Rank:
         self.released = False
         self._process = process
 
+    @property
+    def failed(self) -> bool:
+        """True if the process has ended without success."""
+        return self.exit_status is not None and self.exit_status.shell_status != 0
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """True if the process has ended before the launcher sent it a signal."""
+        return self.exit_status is not None and self.sent is None
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process group."""
         if self.exit_status is None:

@@ -6,17 +6,29 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 
+from rankmesh._launcher.failure import Failure
 from rankmesh._launcher.rank import ExitStatus, Rank
 
 
-def failure_report(first: Rank, ranks: Sequence[Rank]) -> Iterator[bytes]:
-    """Yield the lines of a failure report: the first failed rank, its last output, the exit status of the others."""
-    status = _exit_status(first)
-    where = f"host {socket.gethostname()}, pid {first.pid}"
-    yield _line(f"rank {first.number} failed first: {status} after {status.at - first.started:.1f} s ({where})")
+def failure_report(failure: Failure, ranks: Sequence[Rank]) -> Iterator[bytes]:
+    """Yield the lines of a failure report: the cause, the last output of its rank, the exit status of the others.
+
+    If the cause is on another node, or had to be ended, the last output is of the rank that ended first.
+    """
+    origin = failure.origin
+    status = _exit_status(origin)
+    if failure.cause == origin.number:
+        what = f"rank {origin.number} failed first"
+    else:
+        yield _line(_elsewhere(failure, ranks))
+        what = f"rank {origin.number} {failure.explain(origin.number)}"
+    where = f"host {socket.gethostname()}, pid {origin.pid}"
+    yield _line(f"{what}: {status} after {status.at - origin.started:.1f} s ({where})")
     if status.signal == signal.SIGKILL:
         yield _line("  SIGKILL comes from the kernel when memory runs out (see 'dmesg'), or from kill -9")
-    written = next((stream for stream in reversed(first.streams) if stream.tail), None)
+    if not status.shell_status:
+        yield _line("  it left the job while others waited for it: do all ranks make the same calls?")
+    written = next((stream for stream in reversed(origin.streams) if stream.tail), None)
     if written is None:
         yield _line("  it wrote nothing")
     else:
@@ -24,8 +36,19 @@ def failure_report(first: Rank, ranks: Sequence[Rank]) -> Iterator[bytes]:
         for line in written.tail:
             yield _line("  | ") + line
     for rank in ranks:
-        if rank is not first:
-            yield _line(f"rank {rank.number}: {_describe(rank, status.at)}")
+        if rank is not origin:
+            why, how = failure.explain(rank.number), _describe(rank, status.at)
+            yield _line(f"rank {rank.number}: {f'{why} ({how})' if why else how}")
+
+
+def _elsewhere(failure: Failure, ranks: Sequence[Rank]) -> str:
+    """Return the line on a cause that is on another node, or that had not ended by itself."""
+    for rank in ranks:
+        if rank.number == failure.cause:
+            return f"rank {failure.cause} failed first, and had not ended: {_describe(rank, None)}"
+    text = f"rank {failure.cause} failed first, on another node"
+    info = failure.info
+    return text if info is None else f"{text} ({info.member.host}, pid {info.member.pid}): {info.reason or info.state}"
 
 
 def stop_report(ranks: Sequence[Rank]) -> Iterator[bytes]:

@@ -6,11 +6,14 @@ import math
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from rankmesh._launcher.failure import Failure
+from rankmesh._launcher.failure_file import FailureFile
 from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
 from rankmesh._launcher.signals import SignalPipe
+from rankmesh_agent.wire.schemas import RankInfo
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
@@ -26,10 +29,18 @@ class Supervisor:
     ``stop_grace`` seconds, then they receive SIGKILL; after a second SIGINT from the user GOODBYE_SECONDS, in which
     they report to the ranks of other nodes that they were interrupted.
 
+    Args:
+        ranks: the ranks of this node.
+        writers: of stdout and stderr.
+        inbox: signals to this process.
+        failure_grace, stop_grace: see above.
+        failures: where the ranks report which other ranks' failures have ended their groups.
+
     Attributes:
-        first_failure: the rank that failed first, before any signal from the user.
+        first_failure: the rank that ended first with a failure, before any signal from the user.
         signal: the first signal from the user.
         on_exit: called with each rank whose process has ended.
+        elsewhere: returns the ranks of which a gateway in this process knows, by rank, those of other nodes too.
     """
 
     def __init__(
@@ -40,10 +51,13 @@ class Supervisor:
         *,
         failure_grace: float,
         stop_grace: float,
+        failures: FailureFile,
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
         self.on_exit: Callable[[Rank], None] | None = None
+        self.elsewhere: Callable[[], Mapping[int, RankInfo]] = dict
+        self._failures = failures
         self._ranks = ranks
         self._writers = tuple(dict.fromkeys(writers))
         self._messages = writers[1]
@@ -60,9 +74,17 @@ class Supervisor:
     @property
     def status(self) -> int:
         """The launcher's exit code."""
-        if self.first_failure and self.first_failure.exit_status:
-            return self.first_failure.exit_status.shell_status
+        failure = self.failure()
+        if failure is not None:
+            return failure.exit_code
         return 128 + self.signal if self.signal else 0
+
+    def failure(self) -> Failure | None:
+        """Return the failure of the job as far as it is known, None without one."""
+        if self.first_failure is None:
+            return None
+        named = {report.rank: report.failed_ranks for report in self._failures.reports()}
+        return Failure(self.first_failure, self._ranks, named, self.elsewhere())
 
     def run(self) -> None:
         """Run until all ranks have ended and are released."""
@@ -134,10 +156,10 @@ class Supervisor:
         self._terminate_at = time.monotonic() + self._failure_grace
         for stream in rank.streams:
             stream.read_all()  # its last output precedes the message
-        if self._running():
-            self._message(
-                f"rank {rank.number} failed: {rank.exit_status}; the others get {self._failure_grace:g} s to end"
-            )
+        failure = self.failure()
+        if self._running() and failure is not None:
+            what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
+            self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:

@@ -77,8 +77,8 @@ def init_process_group(
             ``?rank=…&world_size=…`` may be appended to each, and ``?hosting=attached`` or ``?hosting=embedded`` to
             require an agent in a process of its own, or one in this process; RANKMESH_HOSTING does so for all
             methods. Not together with ``store``.
-        timeout: limit for the join, and by default for each operation: timedelta or seconds; 30 minutes unless
-            RANKMESH_TIMEOUT is set.
+        timeout: limit for the join, and by default for each operation and each call of the job's store: timedelta or
+            seconds; 30 minutes unless RANKMESH_TIMEOUT is set.
         world_size: number of ranks; WORLD_SIZE, or a launcher's variables (Slurm, MPI) if left out.
         rank: this process's rank; RANK, or a launcher's variables if left out. If no rank is given, the gateway
             assigns the lowest free one (except with ``env://`` and ``store=``, which require it).
@@ -126,7 +126,7 @@ def destroy_process_group(group: Group = None) -> None:
     """Leave a group made by new_group, or with no argument the job: connections close, threads end.
 
     Operations of the group that are under way here fail with an error that names this call. Ranks that wait for this
-    one get an error if it leaves the job; if it leaves one group only, they wait until their deadline.
+    one, in the group or if it leaves the job in any, get an error that names it.
 
     Source: torch.distributed.destroy_process_group
     """
@@ -147,6 +147,8 @@ def is_initialized() -> bool:
 
 def get_default_store() -> Store:
     """Return the job's own store: the keys that every agent serves under ``/v1/store``.
+
+    Its timeout is the default group's, from init_process_group.
 
     Raises:
         ValueError: init_process_group has not been called.

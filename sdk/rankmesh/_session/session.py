@@ -14,11 +14,16 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rankmesh._launcher.failure_file import FailureReport
+from rankmesh._session import process_end
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
+from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.fork import reset_lock
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -38,9 +43,11 @@ class Session:
         groups: the other groups that this process is a member of.
         outside: ranks of the latest group made without this process; None if there is none.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
+        failure_file: see Settings.
     """
 
     joined_for_store = False
+    failure_file = ""
 
     def __init__(self, agent: Agent | RemoteAgent, rendezvous: Rendezvous, engines: Engines, pg_options: Any) -> None:
         self.agent = agent
@@ -56,29 +63,53 @@ class Session:
         self, ranks: Sequence[int], timeout: float, engines: Engines | None, pg_options: Any, description: str
     ) -> ProcessGroup:
         """Make a group of these ranks of the mesh, this one among them."""
-        comm = self.agent.new_group(ranks, timeout)
         world = self.group._communicator
-        comm.set_global_ranks(tuple(world.ranks.index(rank) for rank in comm.ranks))
+        comm = self.agent.new_group(ranks, timeout, tuple(world.ranks.index(rank) for rank in ranks))
         engines = engines or self.engines
         self._use_backend(comm, engines.host, pg_options)
         group = ProcessGroup(comm, engines, description)
         self.groups.append(group)
         return group
 
-    def drop_group(self, group: ProcessGroup) -> None:
-        """End a group at this rank."""
+    def drop_group(
+        self, group: ProcessGroup, reason: str = "it called destroy_process_group", failure: DistError | None = None
+    ) -> None:
+        """End a group at this rank.
+
+        Args:
+            group: the group.
+            reason: for the errors of members that wait for this rank in the group.
+            failure: the failure because of which it ends, None if there is none.
+        """
         self.groups = [other for other in self.groups if other is not group]
         if group._gpu is not None:
-            group._gpu.end(in_order=True)
-        self.agent.drop_group(group._communicator)
+            group._gpu.end(in_order=failure is None)
+        self.agent.drop_group(group._communicator, Goodbye(reason, failure=failure))
 
-    def shrink_to(self, group: ProcessGroup) -> None:
-        """Make a group the default group, with new global ranks for its members; all others end."""
-        for other in [self.group, *self.groups]:
-            if other is not group:
-                self.drop_group(other)
-        self.groups, self.group = [], group
-        group._communicator.set_global_ranks(tuple(range(group.size())))
+    def shrink(
+        self, old: ProcessGroup, remaining: Sequence[int], excluded: Sequence[int], pg_options: Any
+    ) -> ProcessGroup:
+        """Make a group of the remaining ranks of the mesh in place of a group; see shrink_group.
+
+        Args:
+            old: the group; all groups end with the default group.
+            remaining: ranks of the new group, in the mesh.
+            excluded: the other ranks of ``old``, there.
+            pg_options: see new_group.
+        """
+        comm = old._communicator
+        failure = self.agent.first_failure or comm.failure or comm.peer_lost_error(excluded, "shrink_group")
+        if failure is not None and not set(failure.ranks) - {self.group.rank()}:
+            failure = None  # it is this rank's own
+        reason = f"it called shrink_group({list(excluded)}) on group {comm.name!r}"
+        # Before the new group is made: its members may wait for this rank in any of these.
+        for group in [self.group, *self.groups] if old is self.group else [old]:
+            self.drop_group(group, reason, failure)
+        shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
+        if old is self.group:
+            self.groups, self.group = [], shrunk
+            shrunk._communicator.set_global_ranks(tuple(range(shrunk.size())))
+        return shrunk
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""
@@ -111,21 +142,30 @@ class Session:
 
     @cached_property
     def store(self) -> Store:
-        """The job's own store."""
+        """The job's own store, with the default group's timeout."""
         from rankmesh._stores import AgentStore
+        from rankmesh._stores.arguments import timedelta_of
 
-        return AgentStore(self.agent)
+        return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
-    def close(self, reason: str) -> None:
-        """Leave the job; a reason, if any, is reported to the other ranks."""
+    def close(self, end: ProcessEnd) -> None:
+        """Leave the job; the other ranks' errors report how this process ends."""
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             steps.callback(self.rendezvous.close)
-            steps.callback(self.agent.close, reason)
+            steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
+            steps.callback(self._report_failure)
+            if end.error is not None:
+                steps.callback(self.agent.record_failure, self.group._communicator, end.error)
             if "store" in vars(self):
                 steps.callback(self.store.close)
             for group in [self.group, *self.groups]:
                 if group._gpu is not None:
-                    steps.callback(group._gpu.end, in_order=not reason)
+                    steps.callback(group._gpu.end, in_order=not end.reason)
+
+    def _report_failure(self) -> None:
+        """Report to the launcher which other ranks' failures have ended this one."""
+        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
+            FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -167,8 +207,10 @@ def join(
         agent.close(f"its backend {engines.host!r} could not be made: {type(error).__name__}: {error}"[:500])
         rendezvous.close()
         raise
+    session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
+        process_end.watch_exit()
     _sessions.append(session)
     return session
 
@@ -196,7 +238,8 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-    session.close("")
+            process_end.unwatch_exit()
+    session.close(process_end.at_destroy(sys.exception()))
 
 
 def require_session() -> Session:
@@ -227,21 +270,21 @@ def communicator_of(group: Group) -> Communicator:
 
 
 def leave_at_exit() -> None:
-    """Leave all jobs for a script that ends without destroy_process_group; report the error that ended it, if any.
+    """Leave all jobs for a script that ends without destroy_process_group; report how it ended.
 
     Does nothing the second time.
     """
-    error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
-    reason = "" if error is None else f"it ended with {type(error).__name__}: {error}"[:500]
+    end = process_end.at_exit()
     with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
         for session in _take_all():
-            steps.callback(session.close, reason)
+            steps.callback(session.close, end)
 
 
 def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
     reset_lock(lock)
+    process_end.unwatch_exit()
     for session in _take_all():
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.

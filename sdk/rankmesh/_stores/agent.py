@@ -18,7 +18,7 @@ class AgentStore(CommandStore):
 
     Args:
         agent: this process's agent.
-        timeout: default time limit of calls that wait.
+        timeout: default time limit of calls.
     """
 
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:

@@ -13,7 +13,7 @@ from rankmesh._stores.methods import Method
 from rankmesh_agent.wire.errors import UnsupportedStoreError
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
-"""Default of the time that get and wait wait."""
+"""Default time limit of calls."""
 
 T = TypeVar("T")
 
@@ -25,6 +25,10 @@ class Store:
     store of your own, override ``set``, ``get``, ``add``, ``wait`` and whichever other methods it supports; the rest
     raises UnsupportedStoreError, which is also a NotImplementedError.
 
+    The timeout of a store is the time limit of each call, also of those that do not wait for keys (then at least 1 s):
+    if the process that owns the keys does not respond for so long, the call raises StoreUnresponsiveError. If that
+    process has ended, calls raise DistNetworkError at once.
+
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store
     """
 
@@ -32,11 +36,11 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """The default time limit of calls that wait."""
+        """The default time limit of calls."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set the default time limit of calls that wait.
+        """Set the default time limit of calls.
 
         Args:
             timeout: timedelta or seconds.

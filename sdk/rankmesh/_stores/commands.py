@@ -11,7 +11,16 @@ from rankmesh._stores.base import Store
 from rankmesh._stores.methods import Method
 from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.wire.errors import DistStoreError, KeyNotFoundError, QueueEmptyError, StoreTimeoutError
+from rankmesh_agent.wire.errors import (
+    DistStoreError,
+    KeyNotFoundError,
+    QueueEmptyError,
+    StoreTimeoutError,
+    StoreUnresponsiveError,
+)
+
+_MIN_SECONDS = 1.0
+"""Least time limit of a call that does not wait: a shorter timeout is meant for keys that may be missing."""
 
 T = TypeVar("T")
 
@@ -21,7 +30,7 @@ class CommandStore(Store):
 
     Args:
         store: executes the commands. It is closed with this object, when that is collected, or at exit.
-        timeout: default time limit of calls that wait.
+        timeout: default time limit of calls: of the waits for keys, and of a remote owner's response.
     """
 
     _store: BlockingStore
@@ -37,6 +46,10 @@ class CommandStore(Store):
         self._finalizer()
         self._store = UnusableStore(f"{self!r} is closed; make a new one")
 
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        super().set_timeout(timeout)
+        self._limit_calls()
+
     def has_extended_api(self) -> bool:
         return True
 
@@ -50,6 +63,8 @@ class CommandStore(Store):
         seconds: float = (self._timeout if limit is True else limit).total_seconds()
         try:
             return self._store.execute(command(arguments[0], seconds))
+        except StoreUnresponsiveError:
+            raise
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
             raise StoreTimeoutError(f"{self!r}: waited {seconds:g} s, but {error.message}") from None
 
@@ -61,7 +76,11 @@ class CommandStore(Store):
     def _use(self, store: BlockingStore) -> None:
         """Execute commands on a store from now on, and close it with this object."""
         self._store = store
+        self._limit_calls()
         self._finalizer = weakref.finalize(self, store.close)
+
+    def _limit_calls(self) -> None:
+        self._store.timeout = max(self._timeout.total_seconds(), _MIN_SECONDS)
 
 
 class UnusableStore(BlockingStore):
@@ -74,7 +93,7 @@ class UnusableStore(BlockingStore):
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def execute(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         raise DistStoreError(self._reason)
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class _FileTable(BlockingStore):
         with self._synchronized(Deadline(_LOCK_SECONDS), exclusive=True, create=True):
             self._append(Record(JOIN))
 
-    def execute(self, command: Command[T]) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
         if isinstance(command, Waiting):
             return cast(T, self._wait(command))
         assert isinstance(command, Immediate)

@@ -42,7 +42,7 @@ class TCPStoreServer:
             return create_store_app(self._store, token=settings.token, names=[host, *self._http.names])
 
         store_server = StoreServer(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
-        self._http.start(make, {store_frames.UPGRADE: store_server})
+        self._http.start(make, {store_frames.UPGRADE: store_server}, on_demand=True)
 
     def acquire(self) -> ServerReference:
         """Return one more reference to the store, to be closed."""

@@ -35,8 +35,8 @@ class TCPStore(CommandStore):
         port: the master's port; 0 at the master for any free one.
         world_size: number of participants, including the master; None or negative if it is not fixed.
         is_master: whether this process holds the keys.
-        timeout: time limit for reaching the master, or for the participants to join, and the default of calls that
-            wait: timedelta or seconds.
+        timeout: time limit for reaching the master, or for the participants to join, and the default of calls:
+            timedelta or seconds.
         wait_for_workers: whether the master waits until ``world_size`` participants have joined.
         multi_tenant: whether masters of this process at the same host and port share their keys.
         master_listen_fd: descriptor of a socket bound to ``port``, on which the master listens; the store closes it.

@@ -17,17 +17,18 @@ def test_the_first_failure_counts_until_its_group_is_removed() -> None:
             log.add_group(state)
             state.on_failure.append(seen.append)
         assert log.first() is None
-        assert log.failed_ranks() == []
+        assert log.first_elsewhere(0) == (None, [])
         failures = [RankFailedError("rank 6 failed", ranks=[6]), RankFailedError("rank 0 failed", ranks=[0])]
         second.fail(failures[0])
         second.fail(failures[1])
         first.fail(failures[1])
         assert second.failure is failures[0]
         assert log.first() is failures[0]
-        assert log.failed_ranks() == [1], "ranks of the job, not those by which errors name them"
+        assert log.first_elsewhere(0) == (failures[0], [1]), "ranks of the job, not those by which errors name them"
+        assert log.first_elsewhere(1) == (failures[0], [])
         log.remove_group(second)
         assert log.first() is failures[1]
-        assert log.failed_ranks() == [0]
+        assert log.first_elsewhere(1) == (failures[1], [0])
         third.mark_destroyed()
         log.remove_group(first)
         assert isinstance(third.failure, GroupAbortedError)

@@ -39,6 +39,7 @@ from rankmesh_agent.wire.errors import (
     PreconditionFailedError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
@@ -231,3 +232,18 @@ def test_after_closing_it_connects_again(owner, on_loop):
         store.close_connections()
         store.close_connections()
         assert store.execute(Get("k")) == b"v"
+
+
+@pytest.mark.parametrize("kind", [HttpStore, BlockingHttpStore])
+def test_an_owner_that_does_not_respond(kind, on_loop):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = url_of(listener)
+        store = kind(url)
+        store.timeout = 0.2
+        with (
+            contextlib.closing(on_loop(store) if kind is HttpStore else store) as calls,
+            pytest.raises(StoreUnresponsiveError, match=rf"{re.escape(url)} .* add within 0\.2 s\.") as caught,
+        ):
+            calls.execute(Add("k"))
+        assert isinstance(caught.value, DistNetworkError)
+        assert caught.value.address == url

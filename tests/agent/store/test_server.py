@@ -293,6 +293,24 @@ class TestUnauthenticatedClients:
         monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.05)
         assert raw(None).is_closed()
 
+    def test_each_step_has_its_time(self, raw, store_server, monkeypatch):
+        """The time in which the server's own thread cannot run is not the client's."""
+        monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.5)
+        one = raw(None)
+        challenge = Challenge("secret", client=True)
+        held = store_server._on_ready
+
+        def wait_and_go_on(connection: Any) -> None:
+            if connection.handshake is not None:
+                time.sleep(0.6)
+            held(connection)
+
+        monkeypatch.setattr(store_server, "_on_ready", wait_and_go_on)
+        one.sock.sendall(challenge.hello())
+        challenge.receive_hello(one.read(HELLO_BYTES))
+        one.sock.sendall(challenge.proof())
+        challenge.receive_proof(one.read(PROOF_BYTES))
+
     def test_too_many(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 1)
         first = raw(None)

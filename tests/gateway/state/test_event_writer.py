@@ -80,9 +80,16 @@ class TestRanks:
         assert failed["time"] == pytest.approx(suspect["time"], abs=1.5), "each 1 s ago, by the clock that was turned"
         assert new.read() == []
         registry.heartbeat(ask.heartbeat(1))
+        assert new.read() == [], "the failure is final"
+
+    def test_a_pause(self, registry, ask, clock, new):
+        clock.advance(SUSPECT_SECONDS)
+        registry.poll_timeouts()
+        new.read()
+        registry.heartbeat(ask.heartbeat(1))
         ((kind, back),) = new.read()
-        assert kind == "rank-alive"
-        assert "alive again, after it was failed" in back["detail"]
+        assert (kind, back["ranks"]) == ("rank-alive", [1])
+        assert "alive again, after it was suspect" in back["detail"]
 
     def test_the_end_of_ranks(self, registry, ask, new):
         beat = ask.heartbeat(0)

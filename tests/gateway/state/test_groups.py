@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, GroupInfo, InFlight, RankGroupInfo
+from rankmesh_gateway.schemas import HELD_UP_SECONDS
 from rankmesh_gateway.state.registry import GroupNotFoundError
 
 
@@ -23,6 +24,14 @@ def test_the_members_are_put_together(registry, ask):
         RankGroupInfo("job", 1, "00000000000000aa", "world", [0, 1], "shm", {"0": 41, "1": 40}, ""),
         RankGroupInfo("job", 1, "00000000000000bb", "half", [1], "self", {"1": 3}, ""),
     ]
+
+
+def test_the_age_of_each_members_count(registry, ask, clock):
+    registry.heartbeat(ask.heartbeat(0, 2, world(41)))
+    clock.advance(0.5)
+    registry.heartbeat(ask.heartbeat(1, 2, world(40)))
+    clock.advance(0.25)
+    assert registry.groups()[0].ages == {"0": 0.75, "1": 0.25}
 
 
 def test_one_job_or_all(registry, ask):
@@ -119,6 +128,25 @@ class TestInFlight:
         assert (found.group, found.name, found.op, found.seq) == ("00000000000000aa", "world", call.op, 7)
         assert (found.arrived, found.missing, found.bytes, found.differing) == ([0], [1], 16, {})
         assert found.age == pytest.approx(2.0)
+
+    def test_held_up(self, registry, ask, clock):
+        self.report(registry, ask, 0, 3, InFlight("barrier", 3, 2.0, 0))
+        self.report(registry, ask, 1, 3)
+        self.report(registry, ask, 2, 2)
+        clock.advance(HELD_UP_SECONDS - 2.1)
+        assert not registry.in_flight()[0].held_up
+        clock.advance(0.1)
+        assert registry.in_flight()[0].held_up
+        self.report(registry, ask, 2, 3)
+        assert not registry.in_flight()[0].held_up, "no rank is missing"
+
+    def test_a_rank_that_has_not_reported_the_group_is_missing(self, registry, ask):
+        for rank in range(3):
+            registry.join(ask.join(rank, 3))
+        self.report(registry, ask, 0, 1, InFlight("barrier", 1, 2.0, 0))
+        assert registry.in_flight()[0].missing == [1, 2]
+        registry.leave(ask.leave(2))
+        assert registry.in_flight()[0].missing == [1]
 
     def test_several_calls_the_earliest_first(self, registry, ask):
         self.report(registry, ask, 0, 8, InFlight("b", 8, 0.1, 8), InFlight("a", 7, 0.2, 4))

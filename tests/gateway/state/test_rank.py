@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, LostRank
@@ -38,14 +40,90 @@ def test_a_reason_has_a_limit(pair, ask):
     assert pair.ranks()[1].reason == "x" * MAX_REASON
 
 
-def test_the_reason_of_a_lost_rank_names_its_reporter_until_its_next_heartbeat(pair, ask, clock):
+def test_the_loss_of_a_rank_is_final_and_names_its_reporter(pair, ask, clock):
     pair.heartbeat(report(ask, 1))
-    assert pair.ranks()[1].reason == "rank 0 (host0, pid 100) lost its connection to it: connection reset"
     clock.advance(IN_TRANSIT_SECONDS)
-    pair.heartbeat(ask.heartbeat(1))
-    assert (pair.ranks()[1].state, pair.ranks()[1].reason) == ("alive", "")
-    pair.heartbeat(report(ask, 1))
-    assert pair.ranks()[1].state == "alive", "that report is the same"
+    beat = ask.heartbeat(1)
+    beat.lost = [LostRank(0, "connection reset")]
+    assert pair.heartbeat(beat).failed == [1], "the rank learns of it, and accuses nobody"
+    assert [(rank.state, rank.reason) for rank in pair.ranks()] == [
+        ("alive", ""),
+        ("failed", "rank 0 (host0, pid 100) lost its connection to it: connection reset"),
+    ]
+
+
+def test_silence_for_too_long_is_final(pair, ask, clock):
+    clock.advance(FAILED_SECONDS)
+    pair.heartbeat(ask.heartbeat(0))
+    assert pair.heartbeat(ask.heartbeat(1)).failed == [1]
+    clock.advance(1)
+    assert pair.heartbeat(ask.heartbeat(1)).failed == [1]
+    assert (pair.ranks()[1].state, pair.ranks()[1].reason) == (
+        "failed",
+        "no heartbeat for 10.0 s; the failure is final for its epoch, and later heartbeats are ignored",
+    )
+
+
+class TestAStoppedProcess:
+    """It sends nothing, and its connections stand: its peers wait for it, and it may go on."""
+
+    def beat(self, ask, *lost):
+        beat = report(ask, *lost)
+        beat.watches_peers = True
+        return beat
+
+    def test_it_is_suspect_until_it_goes_on(self, pair, ask, clock):
+        for _ in range(3):
+            clock.advance(FAILED_SECONDS - 1)
+            assert pair.heartbeat(self.beat(ask)).failed == []
+        assert [rank.state for rank in pair.ranks()] == ["alive", "suspect"]
+        pair.heartbeat(ask.heartbeat(1))
+        assert [rank.state for rank in pair.ranks()] == ["alive", "alive"]
+
+    def test_it_fails_with_its_connection(self, pair, ask, clock):
+        pair.heartbeat(self.beat(ask))
+        clock.advance(FAILED_SECONDS - 1)
+        assert pair.heartbeat(self.beat(ask, 1)).failed == [1]
+
+    def test_the_silent_do_not_vouch_for_each_other(self, pair, ask, clock):
+        pair.heartbeat(self.beat(ask))
+        clock.advance(FAILED_SECONDS)
+        assert [rank.state for rank in pair.ranks()] == ["failed", "failed"]
+
+
+class TestASuspendedGateway:
+    @pytest.fixture(autouse=True)
+    def _started(self, pair, monkeypatch):
+        monkeypatch.setattr(Registry, "_scan_until_closed", lambda self: None)  # the test turns the clock
+        pair.start()
+        yield
+        pair.close()
+
+    def test_its_own_pause_is_no_silence(self, pair, ask, clock):
+        pair.agents.heartbeat(ask.agent(0))
+        clock.advance(1)
+        pair.poll_timeouts()
+        clock.advance(FAILED_SECONDS + 2)
+        assert pair.heartbeat(ask.heartbeat(0)).failed == []
+        assert [rank.state for rank in pair.ranks()] == ["alive", "alive"]
+        assert pair.ranks()[1].heartbeat_age == pytest.approx(1)
+        assert pair.agents.entries()[0].state == "free"
+
+    def test_silence_while_it_runs_counts(self, pair, clock):
+        for _ in range(int(FAILED_SECONDS)):
+            clock.advance(1)
+            pair.poll_timeouts()
+        assert [rank.state for rank in pair.ranks()] == ["failed", "failed"]
+
+
+def test_the_scan_runs_until_the_registry_is_closed(pair, monkeypatch):
+    scanned = threading.Event()
+    monkeypatch.setattr("rankmesh_gateway.state.registry._POLL_SECONDS", 0.001)
+    monkeypatch.setattr(pair, "poll_timeouts", scanned.set)
+    pair.start()
+    assert scanned.wait(30)
+    pair.close()
+    assert not any(thread.name == "rankmesh-gateway-scan" for thread in threading.enumerate())
 
 
 def test_the_launcher_knows_a_better_reason_than_the_peers(pair, ask):
@@ -73,10 +151,10 @@ def test_the_agent_of_a_lost_rank_is_suspect_until_its_next_heartbeat(pair, ask,
     assert pair.agents.entries()[0].state == "free"
 
 
-def test_the_first_report_of_a_loss_and_the_first_leave_count(pair, ask, clock):
+def test_the_first_report_of_a_loss_and_the_first_leave_count(pair, ask):
     record = pair._jobs["job"].epochs[1].records[1]
-    assert record.report_lost("seen by rank 0", clock())
-    assert not record.report_lost("seen by rank 2", clock())
+    assert record.fail("seen by rank 0")
+    assert not record.fail("seen by rank 2")
     assert record.reason == "seen by rank 0"
     pair.leave(ask.leave(1, reason="first"))
     pair.leave(ask.leave(1, reason="second"))

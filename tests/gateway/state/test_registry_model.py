@@ -17,7 +17,6 @@ from support.gateway_requests import Clock, Requests
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, Leave, LostRank, Member
 from rankmesh_gateway.state.epoch import JOIN_SILENCE_SECONDS
-from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
 
 ASK = Requests()
@@ -34,14 +33,18 @@ class Rank:
     seen: float
     joining: bool = True
     ended: str = ""
-    lost_at: float | None = None
+    exited: bool = False
     reported: frozenset[int] = frozenset()
+    watches: bool = False
 
     def state(self, now: float) -> str:
         if self.ended or self.joining:
             return self.ended or "joining"
-        silence = FAILED_SECONDS if self.lost_at is not None else now - self.seen
-        return "failed" if silence >= FAILED_SECONDS else "suspect" if silence >= SUSPECT_SECONDS else "alive"
+        return "suspect" if now - self.seen >= SUSPECT_SECONDS else "alive"
+
+    def end(self, state: str, now: float) -> None:
+        if not self.exited:
+            self.ended, self.exited, self.seen = state, True, now
 
 
 @dataclass
@@ -50,6 +53,15 @@ class World:
 
     size: int
     ranks: dict[Any, Rank] = field(default_factory=dict)
+
+    def expire(self, now: float) -> None:
+        """The silent fail, but those to which a peer that is heard is connected."""
+        for number, rank in self.ranks.items():
+            if rank.ended or rank.joining or now - rank.seen < FAILED_SECONDS:
+                continue
+            peers = [other for other in self.ranks.values() if other is not rank and other.watches and not other.ended]
+            if not any(number not in other.reported and now - other.seen < FAILED_SECONDS for other in peers):
+                rank.ended = "failed"
 
     def live(self, now: float) -> int:
         return sum(rank.state(now) not in ("left", "failed") for rank in self.ranks.values())
@@ -69,6 +81,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.epochs: dict[int, World] = {}
         self.forming: World | None = None
         self.waiting: list[tuple[Future[Any], str]] = []
+        self.ended: set[tuple[int, str]] = set()
 
     @property
     def now(self) -> float:
@@ -86,6 +99,10 @@ class RegistryMachine(RuleBasedStateMachine):
     def drop_old(self) -> None:
         self.epochs = {n: w for n, w in self.epochs.items() if n == max(self.epochs) or w.live(self.now)}
 
+    def expire(self) -> None:
+        for world in self.epochs.values():
+            world.expire(self.now)
+
     def remove(self, instance: str) -> None:
         if self.forming is not None:
             ranks = {key: rank for key, rank in self.forming.ranks.items() if rank.member.instance != instance}
@@ -94,11 +111,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def awaits(self, instance: str) -> bool:
         return any(waiter == instance for _, waiter in self.waiting)
 
-    @rule(
-        seconds=st.sampled_from(
-            [0.1, IN_TRANSIT_SECONDS, 1.0, SUSPECT_SECONDS, FAILED_SECONDS, JOIN_SILENCE_SECONDS + 1]
-        )
-    )
+    @rule(seconds=st.sampled_from([0.1, 1.0, SUSPECT_SECONDS, FAILED_SECONDS, JOIN_SILENCE_SECONDS + 1]))
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
@@ -170,13 +183,18 @@ class RegistryMachine(RuleBasedStateMachine):
         if not self.awaits(request.member.instance):
             self.remove(request.member.instance)
 
-    @rule(data=st.data(), lost=st.sets(st.integers(0, 2), max_size=2), later=st.sampled_from([0, 0, 0, 1, -1]))
-    def heartbeat(self, data: st.DataObject, lost: set[int], later: int) -> None:
+    @rule(
+        data=st.data(),
+        lost=st.sets(st.integers(0, 2), max_size=2),
+        later=st.sampled_from([0, 0, 0, 1, -1]),
+        watches=st.booleans(),
+    )
+    def heartbeat(self, data: st.DataObject, lost: set[int], later: int, watches: bool) -> None:
         held = [(n, w.size, r.member) for n, w in self.epochs.items() for r in w.ranks.values()]
         strangers = [(1, 2, ASK.member(rank, 2)) for rank in range(2)]
         number, size, member = data.draw(st.sampled_from(held * 3 + strangers))
         number = max(1, number + later)
-        beat = replace(ASK.heartbeat(0, size, epoch=number), member=member)
+        beat = replace(ASK.heartbeat(0, size, epoch=number), member=member, watches_peers=watches)
         beat.lost = [LostRank(rank, "closed") for rank in sorted(lost) if rank < size]
         latest = max(self.epochs, default=0)
         if number not in self.epochs and number < latest:
@@ -191,6 +209,7 @@ class RegistryMachine(RuleBasedStateMachine):
             error = WorldSizeMismatchError
         elif world.taken(member, self.now):
             error = RankTakenError
+        self.registry._polled = float("-inf")
         reply = self.expect(error, lambda: self.registry.heartbeat(beat))
         if error is not None:
             return
@@ -198,15 +217,14 @@ class RegistryMachine(RuleBasedStateMachine):
         if rank is None or rank.member.instance != member.instance:
             rank = world.ranks[member.rank] = Rank(member, self.now)
         if not rank.ended:
-            rank.seen, rank.joining = self.now, False
-            if rank.lost_at is not None and self.now - rank.lost_at >= IN_TRANSIT_SECONDS:
-                rank.lost_at = None
-        reported, rank.reported = rank.reported, frozenset(each.rank for each in beat.lost)
-        for n in rank.reported - reported:
-            other = world.ranks.get(n)
-            if other is not None and other is not rank and not other.ended and other.lost_at is None:
-                other.lost_at = self.now
-        assert reply.failed == sorted(n for n, r in world.ranks.items() if r.state(self.now) == "failed")
+            rank.seen, rank.joining, rank.watches = self.now, False, watches
+            reported, rank.reported = rank.reported, frozenset(each.rank for each in beat.lost)
+            for n in rank.reported - reported:
+                other = world.ranks.get(n)
+                if other is not None and other is not rank and not other.ended:
+                    other.ended = "failed"
+        self.expire()
+        assert reply.failed == sorted(n for n, r in world.ranks.items() if r.ended == "failed")
 
     @rule(
         process=st.sampled_from(PROCESSES),
@@ -218,8 +236,8 @@ class RegistryMachine(RuleBasedStateMachine):
         self.registry.leave(Leave("job", 1, place, instance, reason))
         for world in self.epochs.values():
             for n, rank in world.ranks.items():
-                if rank.member.instance == instance and place in (n, UNASSIGNED) and not rank.ended:
-                    rank.ended, rank.seen = "failed" if reason else "left", self.now
+                if rank.member.instance == instance and place in (n, UNASSIGNED):
+                    rank.end("failed" if reason else "left", self.now)
         forming = self.forming.ranks if self.forming is not None else {}
         if any(r.member.instance == instance and place in (r.member.rank, UNASSIGNED) for r in forming.values()):
             assert all(future.cancelled() for future, waiter in self.waiting if waiter == instance)
@@ -235,11 +253,11 @@ class RegistryMachine(RuleBasedStateMachine):
             here = {n: rank for n, rank in world.ranks.items() if rank.member.host == member.host}
             held = [rank for rank in here.values() if rank.member.pid == pid]
             for rank in held or [rank for n, rank in here.items() if n == process[0]]:
-                if not rank.ended:
-                    rank.ended, rank.seen = "failed", self.now
+                rank.end("failed", self.now)
 
     @invariant()
     def the_ranks_are_those_of_the_model(self) -> None:
+        self.expire()
         number = max(self.epochs, default=0) + 1
         worlds = [*sorted(self.epochs.items()), *([(number, self.forming)] if self.forming is not None else [])]
         expected = [
@@ -248,6 +266,9 @@ class RegistryMachine(RuleBasedStateMachine):
         infos = self.registry.ranks()
         found = [(info.epoch, info.member.instance, info.member.rank, info.state) for info in infos]
         assert Counter(found) == Counter(expected)
+        ended = {(info.epoch, info.member.instance) for info in infos if info.state in ("left", "failed")}
+        assert self.ended & {(info.epoch, info.member.instance) for info in infos} <= ended, "the end is final"
+        self.ended |= ended
         live = sum(world.live(self.now) for _, world in worlds)
         assert self.registry.counts() == (int(live > 0), live)
         assert {job.epoch: Counter(job.ranks) for job in self.registry.jobs()} == {
@@ -261,8 +282,8 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_log_has_each_change_once(self) -> None:
-        self.registry._polled = float("-inf")
         self.registry.poll_timeouts()
+        self.expire()
         logged: dict[tuple[int, int], str] = {}
         log = self.registry.events
         for event in log.since(log.resume_position(0)):

@@ -42,6 +42,7 @@ In flight
   group  call  operation                         age   bytes  arrived  missing
   world  #103  all_reduce(sum, float32 x 1024)  2.5 s  4.1 kB  0        1
 """
+HELD_UP = "all_reduce(sum, float32 x 1024) #103 in group world of job train-1 has been held up for 16.0 s"
 
 
 def words(text: str) -> list[list[str]]:
@@ -88,8 +89,10 @@ def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview
         ),
         ("agents", {"state": "failed"}, "agent agent-7 on agent-7.local is failed"),
         ("groups", {"failure": "rank 1 failed"}, "group world of job train-1: rank 1 failed"),
+        ("inflight", {"age": 16.0, "held_up": True}, f"{HELD_UP} by rank 1 (host-1, pid 4001, alive)"),
+        ("inflight", {"age": 16.0, "missing": [1, 2, 3]}, f"{HELD_UP} by 3 ranks, 1-3"),
     ],
-    ids=["failed", "suspect", "agent", "group"],
+    ids=["failed", "suspect", "agent", "group", "held up", "held up, of an earlier gateway"],
 )
 def test_problems(gateway: Gateway, overview: Overview, part: str, change: dict[str, Any], complaint: str):
     changed = overview()[part]
@@ -100,6 +103,23 @@ def test_problems(gateway: Gateway, overview: Overview, part: str, change: dict[
     done = gateway("status", "--json", **{part: changed})
     assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [complaint])
     assert gateway("status", "--job", "another", **{part: changed}).code == (1 if part == "agents" else 0)
+
+
+def test_what_is_in_flight_and_not_held_up_is_no_problem(gateway: Gateway, overview: Overview):
+    calls = overview()["inflight"]
+    calls[0].update(age=16.0, missing=[])
+    assert gateway("status", inflight=calls).code == 0
+    calls[0].update(age=9.0, missing=[1], held_up=False)
+    assert gateway("status", inflight=calls).code == 0
+
+
+def test_the_age_of_call_counts(gateway: Gateway, overview: Overview):
+    groups = overview()["groups"]
+    groups[0]["ages"] = {"0": 0.2, "1": 0.8}
+    _, stdout, _ = gateway("status", groups=groups)
+    assert ["world", "0-1", "shm", "41-42", "800", "ms", "ago", "12.3", "2.5", "MB/s"] in words(stdout)
+    _, stdout, _ = gateway("groups", "world", groups=groups)
+    assert ["0", "host-0", "alive", "42", "200", "ms", "ago"] in words(stdout)
 
 
 def test_nothing_is_there(gateway: Gateway):

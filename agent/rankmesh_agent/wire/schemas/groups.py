@@ -136,6 +136,7 @@ class RankGroupInfo:
         failure: the first failure that a member reported, empty while there is none.
         operations_rate: operations per second, from the members' last two reports.
         bytes_rate: bytes per second in the arrays of all members together.
+        ages: seconds since each member's report (global rank, as text), the age of its ``seqs``.
     """
 
     job: str
@@ -148,6 +149,7 @@ class RankGroupInfo:
     failure: str
     operations_rate: float = 0.0
     bytes_rate: float = 0.0
+    ages: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass

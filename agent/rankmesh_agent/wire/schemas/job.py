@@ -118,6 +118,7 @@ class Heartbeat:
         member: the rank's process.
         groups: the rank's groups.
         lost: ranks whose connections broke without a goodbye; a new one causes an immediate heartbeat.
+        watches_peers: whether ``lost`` has every rank that this one is no longer connected to.
     """
 
     job: Name
@@ -126,11 +127,12 @@ class Heartbeat:
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[LostRank] = field(default_factory=list)
+    watches_peers: bool = False
 
 
 @dataclass
 class HeartbeatReply:
-    """The gateway's response: the failed ranks of this job."""
+    """The gateway's response: the failed ranks of this epoch. A rank that finds itself among them stays failed."""
 
     failed: list[Integer]
 
@@ -173,10 +175,13 @@ class RankInfo:
     Attributes:
         job: its job.
         epoch: the epoch it joined.
-        state: ``joining`` until its world is complete, then by the age of its last heartbeat; ``left`` after a goodbye.
+        state: ``joining`` until its world is complete; ``alive``, or ``suspect`` after SUSPECT_SECONDS without a
+            heartbeat; ``left`` after a goodbye; ``failed`` after a report of it, a peer or its launcher, or after
+            FAILED_SECONDS without a heartbeat if no peer is known to be connected to it. The last two are final.
         heartbeat_age: seconds since its last heartbeat.
         reason: cause of its leave or failure, otherwise empty.
         member: the rank's process.
+        failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
     """
 
     job: str
@@ -185,6 +190,7 @@ class RankInfo:
     heartbeat_age: Number
     reason: str
     member: Member
+    failed_ranks: list[Integer] = field(default_factory=list)
 
 
 @dataclass

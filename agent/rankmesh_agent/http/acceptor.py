@@ -1,0 +1,109 @@
+"""Acceptor of an HTTP port whose HTTP server is not loaded yet: serves the clients that ask for another protocol.
+
+The first client of a rank's port is mostly another rank, which asks for the store's binary protocol. Without an import,
+it gets its response also from a process that is busy, or imports something else for seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
+
+MAX_UNDECIDED = 128
+"""Maximum number of clients that have not sent a whole head; with more, the HTTP server has to take over."""
+_RETRY_SECONDS = 0.05
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+_log = logging.getLogger("rankmesh")
+
+
+class UpgradeAcceptor:
+    """Accepts the connections of a port until one needs an HTTP server.
+
+    Args:
+        listener: a listening socket; its owner shuts it down to end ``run``, and closes it.
+        upgrades: the functions that serve the connections whose clients ask for another protocol.
+    """
+
+    def __init__(self, listener: socket.socket, upgrades: Mapping[Upgrade, Callable[[socket.socket], None]]) -> None:
+        self._listener = listener
+        self._upgrades = upgrades
+        self._undecided: dict[int, socket.socket] = {}
+        self._poll = select.epoll()
+        self._poll.register(listener, select.EPOLLIN)
+
+    def run(self) -> list[socket.socket]:
+        """Serve until a client needs an HTTP server, or the listener is shut down.
+
+        Returns:
+            The accepted connections, from which no byte has been read; the caller owns them.
+        """
+        self._listener.setblocking(False)
+        listener = self._listener.fileno()
+        with self._poll:
+            while True:
+                for descriptor, event in self._poll.poll():
+                    if descriptor != listener:
+                        needs_http = self._examine(descriptor, event)
+                    elif event & select.EPOLLHUP:
+                        needs_http = True
+                    else:
+                        needs_http = not self._upgrades or self._accept()
+                    if needs_http:
+                        return list(self._undecided.values())
+
+    def close(self) -> None:
+        """Close the epoll descriptor, and the connections that have not been handed over. Not while it runs."""
+        self._poll.close()
+        for sock in self._undecided.values():
+            sock.close()
+
+    def _accept(self) -> bool:
+        """Accept a connection; return whether there are too many."""
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
+            return False
+        sock.setblocking(False)
+        self._undecided[sock.fileno()] = sock
+        # Edge-triggered: the bytes of an incomplete head stay in the socket.
+        self._poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        return len(self._undecided) > MAX_UNDECIDED
+
+    def _examine(self, descriptor: int, event: int) -> bool:
+        """Look at what a client has sent; return whether it needs an HTTP server."""
+        sock = self._undecided[descriptor]
+        try:
+            head = sock.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            head = b""
+        matches = {upgrade.is_requested(head): handle for upgrade, handle in self._upgrades.items()}
+        if head and True not in matches and None not in matches:
+            return True
+        if head and True not in matches and not event & select.EPOLLRDHUP:
+            return False  # too little of the head has come to decide
+        self._poll.unregister(sock)
+        del self._undecided[descriptor]
+        if True not in matches:
+            sock.close()
+            return False
+        sock.recv(len(head))
+        sock.setblocking(True)
+        try:
+            matches[True](sock)
+        except Exception:
+            _log.exception("a client that asks for another protocol cannot be served")
+            with contextlib.suppress(OSError):
+                sock.close()
+        return False

@@ -1,0 +1,59 @@
+"""Goodbye of a rank: how and why it leaves its job, or one group, in the part and the payload of a frame. Pure: no I/O.
+
+The frame is a GOODBYE, or for one group an ABORT whose part has GROUP: it ends the waits that need the rank.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.errors import DistError, from_code
+
+_DIED, _RAISED, _JSON = 1, 2, 4
+"""Bits of the part of the frame."""
+GROUP = 8
+"""The same: the rank leaves the group only. An ABORT without it ends the group."""
+_MAX_CHARACTERS = 4000
+"""Of each text; all of them fit into a frame without a posted buffer."""
+
+
+class Goodbye(NamedTuple):
+    """How and why a rank leaves.
+
+    Attributes:
+        reason: why, for the errors of ranks that wait for it; may be empty.
+        died: whether an agent reports the death of the process whose rank it holds.
+        raised: whether an exception ended the process.
+        failure: the failure that made it leave and that names other ranks, None if there is none.
+    """
+
+    reason: str = ""
+    died: bool = False
+    raised: bool = False
+    failure: DistError | None = None
+
+    def encode(self) -> tuple[int, bytes]:
+        """Return the part and the payload of the frame."""
+        part = _DIED * self.died | _RAISED * self.raised
+        reason = self.reason[:_MAX_CHARACTERS]
+        if self.failure is None:
+            return part, reason.encode(errors="replace")
+        failure = self.failure
+        error = {"code": failure.code, "message": failure.message[:_MAX_CHARACTERS], **failure.details()}
+        return part | _JSON, json.dumps({"reason": reason, "failure": error}).encode()[: frames.SMALL]
+
+
+def decode(part: int, payload: bytes) -> Goodbye:
+    """Return the goodbye of a frame; what cannot be read is left out."""
+    reason, failure = payload.decode(errors="replace"), None
+    if part & _JSON:
+        try:
+            document: dict[str, Any] = json.loads(payload)
+            error = dict(document["failure"])
+            failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
+            reason = str(document["reason"])
+        except (ValueError, KeyError, TypeError):
+            reason = "its reason cannot be read"
+    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure)

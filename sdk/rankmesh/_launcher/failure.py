@@ -1,0 +1,82 @@
+"""Failure of a job: which rank's failure caused the others', as the ranks' first failures name them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rankmesh._launcher.rank import Rank
+from rankmesh_agent.wire.schemas import RankInfo
+
+
+def root_cause(first: int, named: Mapping[int, Sequence[int]], failed: Sequence[int]) -> int:
+    """Return the rank whose failure caused that of another one.
+
+    Args:
+        first: the rank to explain.
+        named: the ranks that a rank's failure names, by rank; a cause itself names none.
+        failed: the ranks that are known to have failed, the earliest first: of several names these are preferred.
+    """
+    chain = [first]
+    while names := named.get(chain[-1]):
+        name = min(names, key=lambda rank: failed.index(rank) if rank in failed else len(failed))
+        if name in chain:  # they blame each other
+            return name
+        chain.append(name)
+    return chain[-1]
+
+
+class Failure:
+    """The failure of a job, as one node knows it.
+
+    Args:
+        first: the rank of this node that ended first with a failure.
+        ranks: the ranks of this node.
+        named: the ranks that the first failure of a rank of this node names, by rank.
+        elsewhere: the ranks that the gateway knows, by rank, if this node has it.
+
+    Attributes:
+        first: see above.
+        named: the ranks that a rank's first failure names, by rank, on all nodes as far as known.
+        cause: the rank whose failure is the cause.
+        info: the gateway's description of a cause on another node, None without one.
+        origin: the cause, if it has ended by itself on this node, else the rank that ended first.
+    """
+
+    def __init__(
+        self, first: Rank, ranks: Sequence[Rank], named: Mapping[int, Sequence[int]], elsewhere: Mapping[int, RankInfo]
+    ) -> None:
+        self.first = first
+        self._here = {rank.number: rank for rank in ranks}
+        others = {number: info for number, info in elsewhere.items() if number not in self._here}
+        self.named = {**{number: info.failed_ranks for number, info in others.items() if info.failed_ranks}, **named}
+        failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed]
+        self.cause = root_cause(first.number, self.named, failed)
+        if self.cause not in self._here and self.cause not in others:
+            # Another node knows which ranks that one names. A rank that failed here and names none is a cause.
+            self.cause = next((number for number in failed if number not in self.named), self.cause)
+        self.info = others.get(self.cause)
+        cause = self._here.get(self.cause)
+        self.origin = cause if cause is not None and cause.ended_by_itself else first
+
+    @property
+    def exit_code(self) -> int:
+        """The launcher's exit code: that of the origin, or if it left with 0, of the rank that ended first."""
+        codes = [rank.exit_status.shell_status for rank in (self.origin, self.first) if rank.exit_status is not None]
+        return next(filter(None, codes), 1)
+
+    def is_here(self, rank: int) -> bool:
+        """Return whether a rank is one of this node."""
+        return rank in self._here
+
+    def explain(self, rank: int) -> str:
+        """Return why a rank ended: ``ended because rank 2 failed``; empty if its failure names no other rank."""
+        named = self.named.get(rank)
+        if not named:
+            return ""
+        name = self.cause if self.cause in named else named[0]
+        return f"ended because rank {name} failed{'' if self.is_here(name) else ' on another node'}"
+
+
+def _ended_at(rank: Rank) -> float:
+    return rank.exit_status.at if rank.exit_status is not None else math.inf

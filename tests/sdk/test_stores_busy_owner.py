@@ -1,0 +1,78 @@
+"""Stores whose owner is busy: the caller's timeout decides how long a call waits for it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+from support.processes import free_port, on_ranks
+
+import rankmesh as dist
+from rankmesh._session.session import require_session
+
+HELD_SECONDS = 13
+"""Longer than any limit of the store's own, shorter than its default timeout."""
+
+pytestmark = pytest.mark.processes
+
+
+def hold_the_interpreter(seconds):
+    """Sleep in a call that keeps the interpreter's lock, as an extension module may."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contact", ["first", "later"])
+@on_ranks(3)
+def test_the_owner_holds_the_interpreters_lock(me, contact):
+    me.init()
+    store = dist.get_default_store()
+    if contact == "later":
+        store.set(f"here/{me.rank}", "")
+    dist.barrier()
+    if me.rank == 0:
+        me.mark("held")
+        hold_the_interpreter(HELD_SECONDS)
+    elif me.rank == 1:
+        me.wait_for("held")
+        began = time.monotonic()
+        store.set("k", "1")
+        assert store.add("k", 1) == 2
+        assert store.get("k") == b"2"
+        assert time.monotonic() - began < HELD_SECONDS + 20
+    else:
+        store.set_timeout(timedelta(seconds=2))
+        me.wait_for("held")
+        for call, limit in (((store.set, "k", "1"), "2 s"), ((store.get, "missing"), "2 s and 3 s more")):
+            caught = me.attempt(*call)
+            assert {"StoreTimeoutError", "DistNetworkError", "TimeoutError"} <= set(caught["is"]), caught
+            owner = require_session().agent.members()[0]
+            assert f"within {limit}" in caught["text"]
+            assert owner.http in caught["text"]
+            assert f"pid {owner.pid}" in caught["text"]
+            assert 1.9 < caught["seconds"] < 12
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def serve(me, port):
+    """Rank 0 owns a TCPStore and loads nothing for its clients."""
+    if me.rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, is_master=True)
+        before = set(sys.modules)
+        me.mark("served")
+        assert store.get("there") == b"1"
+        assert sorted(set(sys.modules) - before) == []
+        me.mark("over")
+    else:
+        me.wait_for("served")
+        store = dist.TCPStore("127.0.0.1", port)
+        store.set("there", "1")
+        me.wait_for("over")
+
+
+def test_the_first_contact_needs_no_import(ranks):
+    ranks.run(serve, 2, port=free_port())
