@@ -33,6 +33,9 @@ from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, Gr
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.version import __version__
 
+_REPEATED = 100
+"""Characters of a failure's text by which it is found in a reason."""
+
 
 class Agent:
     """One rank of a job, from the join to the end.
@@ -145,17 +148,24 @@ class Agent:
 
     # Groups
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
+    def new_group(
+        self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
+    ) -> LocalCommunicator:
         """Make a group of these ranks, this one among them; only they need to call.
+
+        Args:
+            ranks: ranks of the members in the job.
+            timeout: seconds for this call, and the default of the group's.
+            global_ranks: see ``Communicator.global_ranks``; ``ranks`` if None.
 
         Raises:
             DistBackendError: a member did not come, or failed.
         """
-        return self.group_registry.make(ranks, "", timeout)
+        return self.group_registry.make(ranks, "", timeout, global_ranks=global_ranks)
 
-    def drop_group(self, group: Communicator) -> None:
-        """End a group at this rank."""
-        self.group_registry.drop(group)
+    def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
+        """End a group at this rank; see LocalCommunicator.leave."""
+        self.group_registry.drop(group, how)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -255,9 +265,9 @@ class Agent:
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
-                text = reason or exit_text or ("" if first is None or failed_ranks else f"after {error_text(first)}")
-                failure = first if failed_ranks else None
-                self._job.leave(reason, Goodbye(text, failed, raised, failure), failed_ranks)
+                self._job.leave(
+                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
+                )
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""
@@ -282,3 +292,20 @@ class Agent:
             return create_app(self, token=self.settings.token, names=names, max_tensor=self.settings.max_body)
 
         return make
+
+
+def _goodbye(reason: str, failed: bool, raised: bool, first: DistError | None, failed_ranks: Sequence[int]) -> Goodbye:
+    """Return the goodbye to the peers; see Agent.close.
+
+    Args:
+        reason, failed, raised: see there.
+        first: the first failure, None if there is none.
+        failed_ranks: other ranks that it names.
+    """
+    if first is None:
+        return Goodbye(reason, failed, raised)
+    if not failed_ranks:
+        return Goodbye(reason or f"after {error_text(first)}", failed, raised)
+    if first.message[:_REPEATED] in reason:
+        reason = ""  # the failure says the same
+    return Goodbye(reason, failed, raised, first)

@@ -15,6 +15,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
 
 
@@ -83,6 +84,7 @@ class GroupRegistry:
         timeout: float,
         http_key: str = "",
         begun: Callable[[LocalCommunicator], None] = lambda group: None,
+        global_ranks: Sequence[int] | None = None,
     ) -> LocalCommunicator:
         """Make a group.
 
@@ -92,6 +94,7 @@ class GroupRegistry:
             timeout: seconds for this call, and the default of the group's.
             http_key: identifies a group that is made over HTTP, equal at all members.
             begun: see ``make_over_http``.
+            global_ranks: see ``Communicator.global_ranks``; those of ``ranks`` if None.
 
         Raises:
             DistBackendError: a member did not come, or failed.
@@ -107,6 +110,8 @@ class GroupRegistry:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         name = name or f"group-{number:016x}"[:14]
         group = LocalCommunicator(job.engine, number, name, members, job.members, timeout, self._recorder)
+        if global_ranks is not None:
+            group.set_global_ranks(tuple(global_ranks))
         self.failures.add_group(group.state)
         options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
@@ -177,12 +182,14 @@ class GroupRegistry:
                     f"/v1/groups/{group.name}/abort",
                     group=group.name,
                 )
-        self.drop(group)
+        self.drop(group, Goodbye("an HTTP client ended it"))
 
-    def drop(self, group: Communicator) -> None:
-        """End a group at this rank."""
+    def drop(self, group: Communicator, how: Goodbye | None = None) -> None:
+        """End a group at this rank; see LocalCommunicator.leave."""
         with self._lock:
-            self._groups.pop(group.id, None)
+            found = self._groups.pop(group.id, None)
+        if found is not None:
+            found.leave(how)
         group.close()
         self.failures.remove_group(group.state)
 

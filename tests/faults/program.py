@@ -144,7 +144,7 @@ class Runner:
         """Carry out one step; raise WrongResult if a result is wrong."""
         if step["do"] == "batch":
             begun = [self._begin(part, f"{number}.{i}", True) for i, part in enumerate(step["parts"])]
-            self._call_between()
+            self.call_between()
             for work, check in begun:
                 if work is not None:
                     work.wait()
@@ -152,7 +152,7 @@ class Runner:
         elif step["do"] == "collective":
             work, check = self._begin(step, number, step["async"])
             if work is not None:
-                self._call_between()
+                self.call_between()
                 work.wait()
             check()
         else:
@@ -164,7 +164,8 @@ class Runner:
         self._groups.insert(-1, self._dist.new_group(list(range(self.size))))
         self.step({**step, "group": len(self._groups) - 2}, f"{number}-new")
 
-    def _call_between(self) -> None:
+    def call_between(self) -> None:
+        """Call what is to be called between the begin and the wait, if anything is."""
         between, self.between = self.between, None
         if between is not None:
             between()
@@ -309,7 +310,7 @@ class Runner:
         own = self._wrap(self.values(number, self.rank, 0, step))
         if step["nonblocking"]:
             works = [dist.isend(own, right, tag=tag), dist.irecv(self._wrap(got), left, tag=tag)]
-            self._call_between()
+            self.call_between()
             for work in works:
                 work.wait()
         elif self.rank % 2:

@@ -109,7 +109,7 @@ class Communicator(ABC):
 
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
         """Change the ranks by which errors and results name the members."""
-        self.state.global_ranks = global_ranks
+        self.state.renumber(global_ranks)
 
     @property
     def medium(self) -> str:

@@ -25,6 +25,7 @@ from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.frames import Header, Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 Array = np.ndarray[Any, Any]
@@ -70,6 +71,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.recorder = recorder
         self.state = LocalGroupState(engine, group, name, self.ranks, members, recorder)
         self.link = MessageLink(engine, group, self.ranks, self.rank)
+        self.link.departed = self.state.departed
         self.matcher = MessageMatcher(engine, group, self.state.global_rank)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
@@ -142,12 +144,19 @@ class LocalCommunicator(Communicator, FrameSink):
         """See Communicator."""
         return [self.queue, self.delegated_calls, self.messages]
 
-    def leave(self) -> None:
-        """End the group at this rank as far as others notice: queued calls fail. Does not wait for a thread."""
+    def leave(self, how: Goodbye | None = None) -> None:
+        """End the group at this rank as far as others notice: queued calls fail. Does not wait for a thread.
+
+        Args:
+            how: for the errors of members that wait for this rank, unless the group has failed; None if these get the
+                goodbye of this process.
+        """
         if self._left:
             return
         self._left = True
         self.state.broadcast_abort()
+        if how is not None:
+            self.state.leave(how)
         self.queue.backend.leave()
         with self.engine.lock:
             self.state.mark_destroyed()
@@ -186,6 +195,9 @@ class LocalCommunicator(Communicator, FrameSink):
         if opcode is _ENTER or opcode is _PART:
             self.link.on_frame(rank, header, payload)
         elif opcode is _ABORT:
-            self.state.on_abort(bytes(payload))
+            if header.part:
+                self.state.on_departure(rank, header.part, bytes(payload))
+            else:
+                self.state.on_abort(bytes(payload))
         else:
             self.matcher.on_frame(rank, header, payload)

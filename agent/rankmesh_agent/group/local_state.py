@@ -10,16 +10,18 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.wire import frames
+from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
+    DistBackendError,
     DistError,
     GroupAbortedError,
     RankFailedError,
     from_code,
 )
 from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 _BECAUSE = "; because of it "
@@ -38,6 +40,9 @@ class LocalGroupState(GroupState):
         ranks: ranks of the members, by group rank.
         members: addresses and processes of the ranks, for error messages.
         recorder: records the calls.
+
+    Attributes:
+        departed: the ranks that have left the group, but not the job.
     """
 
     def __init__(
@@ -55,6 +60,8 @@ class LocalGroupState(GroupState):
         self._abort_sent = False
         self._loss: DistError | None = None
         self._lost_rank = -1
+        self._lost_when = ""
+        self.departed: dict[int, Disconnect] = {}
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
@@ -78,7 +85,7 @@ class LocalGroupState(GroupState):
         def settled() -> bool:
             if ready():
                 return True
-            if self.failure is None and not engine.lost_peers:
+            if self.failure is None and not engine.lost_peers and not self.departed:
                 return False
             return self.cannot_complete([self.ranks[member] for member in missing()])
 
@@ -91,7 +98,7 @@ class LocalGroupState(GroupState):
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
-        lost = [rank for rank in waiting_for if rank in self.engine.lost_peers]
+        lost = [rank for rank in waiting_for if self.is_gone(rank)]
         if lost and (len(lost) == len(waiting_for) or not any_will_do):
             self.engine.progress()  # a rank may have left because another died: that is the failure then
             self.raise_if_failed()
@@ -101,11 +108,12 @@ class LocalGroupState(GroupState):
         """Return whether a wait for these ranks cannot end well. With the engine's lock held."""
         if self.failure is not None:
             return True
-        lost_peers = self.engine.lost_peers
-        if not lost_peers:
-            return False
-        lost = [rank in lost_peers for rank in waiting_for]
+        lost = [self.is_gone(rank) for rank in waiting_for]
         return bool(lost) and (all(lost) if any_will_do else any(lost))
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank has left the group or the job, or is lost."""
+        return rank in self.engine.lost_peers or rank in self.departed
 
     def timeout_error(
         self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
@@ -125,8 +133,8 @@ class LocalGroupState(GroupState):
     def on_peer_lost(self, rank: int) -> None:
         """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
         if rank in self.ranks and not self.engine.lost_peers[rank].clean and self.failure is None:
-            self._loss = self._peer_lost_error(rank, self._current_call())
-            self._lost_rank = rank
+            self._lost_rank, self._lost_when = rank, self._current_call()
+            self._loss = self._peer_lost_error(rank, self._lost_when)
             self.fail(self._loss)
 
     def rename_lost_call(self) -> None:
@@ -139,10 +147,31 @@ class LocalGroupState(GroupState):
                 self.failure = self._peer_lost_error(self._lost_rank, self._current_call())
             self._loss = None
 
+    def renumber(self, global_ranks: tuple[int, ...]) -> None:
+        """See GroupState."""
+        with self.lock:
+            super().renumber(global_ranks)
+            if self._loss is not None and self.failure is self._loss:
+                self.failure = self._loss = self._peer_lost_error(self._lost_rank, self._lost_when)
+
     def on_abort(self, payload: bytes) -> None:
         """Record the failure that another member reports. With the engine's lock held."""
         self._abort_sent = True
         self.fail(_decode_failure(payload))
+
+    def on_departure(self, rank: int, part: int, payload: bytes) -> None:
+        """Record that a member has left the group: waits that need it end. With the engine's lock held."""
+        reason, _, _, failure = goodbye.decode(part, payload)
+        self.departed[rank] = Disconnect(reason, clean=True, left=True, failure=failure)
+
+    def leave(self, how: Goodbye) -> None:
+        """Inform the members that this rank leaves the group, unless it has failed."""
+        part, payload = how.encode()
+        part |= goodbye.GROUP
+        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, part=part, length=len(payload))
+        with self.engine.lock:
+            if self.failure is None:
+                self._send_to_all([header, payload])
 
     def mark_destroyed(self) -> None:
         """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
@@ -167,9 +196,7 @@ class LocalGroupState(GroupState):
                 self.fail(failure)
                 if not self._abort_sent:
                     self._abort_sent = True
-                    for rank in self.ranks:
-                        if rank != self.engine.rank:
-                            self.engine.send(rank, [header, payload])
+                    self._send_to_all([header, payload])
                 self.engine.unregister_sink(self._group)
             self.engine.flush(_ABORT_FLUSH_SECONDS)
 
@@ -182,29 +209,30 @@ class LocalGroupState(GroupState):
         if failure is not None and not self._abort_sent:
             self.abort(failure)
 
+    def _send_to_all(self, frame: list[bytes]) -> None:
+        for rank in self.ranks:
+            if rank != self.engine.rank:
+                self.engine.send(rank, frame)
+
     def _current_call(self) -> str:
         if self.call is START_UP:
             return "during start-up #0"
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
-    def _peer_lost_error(self, rank: int, when: str) -> RankFailedError:
-        lost = self.engine.lost_peers[rank]
-        first = lost.failure
+    def _peer_lost_error(self, rank: int, when: str) -> DistBackendError:
+        lost = self.departed.get(rank) or self.engine.lost_peers[rank]
+        who, first = self._describe(rank), lost.failure
+        kind: type[DistBackendError] = RankFailedError
+        ranks: Sequence[int] = [self.global_rank(rank)]
         if first is not None:
-            return RankFailedError(
-                f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{self._describe(rank)} left {when} "
-                f"in group {self.name!r}",
-                ranks=first.ranks,
-                op=when.split(" ")[1],
-                group=self.name,
-            )
-        how = f"left ({lost.cause or 'it was done'})" if lost.left else f"failed ({lost.cause})"
-        return RankFailedError(
-            f"{self._describe(rank)} {how} {when} in group {self.name!r}",
-            ranks=[self.global_rank(rank)],
-            op=when.split(" ")[1],
-            group=self.name,
-        )
+            did = f"left ({lost.cause})" if lost.cause else "left"
+            text = f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{who} {did}"
+            ranks = first.ranks
+        elif rank in self.departed:
+            kind, text = GroupAbortedError, f"{who} left the group ({lost.cause})"
+        else:
+            text = f"{who} left ({lost.cause or 'it was done'})" if lost.left else f"{who} failed ({lost.cause})"
+        return kind(f"{text} {when} in group {self.name!r}", ranks=ranks, op=when.split(" ")[1], group=self.name)
 
     def _describe(self, rank: int) -> str:
         member = self._members.get(rank)

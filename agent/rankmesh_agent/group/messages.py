@@ -252,6 +252,6 @@ class PendingMessage:
         engine = self._state.engine
         with engine.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(rank in engine.lost_peers for rank in self._partners)
+            undone |= all(self._state.is_gone(rank) for rank in self._partners)
         if not undone:
             self._state.abort(error)

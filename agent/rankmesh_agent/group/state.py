@@ -90,6 +90,10 @@ class GroupState(ABC):
         """Return the ranks in the job of the members that an error of this group names."""
         return [rank for rank, number in zip(self.ranks, self.global_ranks, strict=True) if number in error.ranks]
 
+    def renumber(self, global_ranks: tuple[int, ...]) -> None:
+        """Change the ranks by which errors name the members."""
+        self.global_ranks = global_ranks
+
     def active_record(self) -> Record | None:
         """Return the latest call if it is under way. For any thread; None if the call changes meanwhile."""
         for _ in range(_SNAPSHOT_ATTEMPTS):

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,7 @@ class MessageLink(VerifiedLink, Link):
 
     Attributes:
         progress: the latest calls that the other ranks have reported, by group rank; see report_progress.
+        departed: the global ranks that have left the group.
     """
 
     def __init__(self, engine: ProgressEngine, group: int, ranks: Sequence[int], rank: int) -> None:
@@ -110,6 +111,7 @@ class MessageLink(VerifiedLink, Link):
         self._wait: Wait = _outside_call
         self._scratch = np.empty(0, np.uint8)
         self.progress: dict[int, CallProgress] = {}
+        self.departed: Collection[int] = ()
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """See VerifiedLink."""
@@ -168,12 +170,12 @@ class MessageLink(VerifiedLink, Link):
             ) or self._mismatched == self._seq
 
         def missing() -> list[int]:
-            lost = self._engine.lost_peers
-            if self._ranks[0] in lost:
+            gone = {*self._engine.lost_peers, *self.departed}
+            if self._ranks[0] in gone:
                 return [0]
             # Another rank that has left may have received its response: rank 0 knows.
             return [
-                member for member in self._others if member not in arrivals and self._ranks[member] not in lost
+                member for member in self._others if member not in arrivals and self._ranks[member] not in gone
             ] or [0]
 
         self._wait(self._or_announce(part, responded, [member for member in self._others if member]), missing)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
@@ -23,6 +24,7 @@ from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _MIN_JOIN_SECONDS = 1.0
@@ -103,9 +105,12 @@ class RemoteAgent:
         with contextlib.suppress(DistError):  # the agent is gone
             self._client.control(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
 
-    def new_group(self, ranks: Sequence[int], timeout: float) -> RemoteCommunicator:
+    def new_group(
+        self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
+    ) -> RemoteCommunicator:
         """See Agent.new_group."""
-        document = {"ranks": list(ranks), "timeout": timeout}
+        numbers = list(ranks if global_ranks is None else global_ranks)
+        document = {"ranks": list(ranks), "timeout": timeout, "numbers": numbers}
         try:
             frame = self._client.request_json(Request.NEW_GROUP, document, timeout, descriptors=True)
         except BaseException as error:
@@ -113,14 +118,23 @@ class RemoteAgent:
                 with contextlib.suppress(DistError):
                     self._client.control(Request.ABORT_PENDING_GROUPS, {"error": error_to_json(error)})
             raise
-        return self._make_group(group_from_json(attach_frames.decode_json(frame.document)), frame.descriptors, timeout)
+        description = group_from_json(attach_frames.decode_json(frame.document))
+        return self._make_group(description, frame.descriptors, timeout, numbers)
 
-    def _make_group(self, description: GroupDescription, descriptors: list[int], timeout: float) -> RemoteCommunicator:
+    def _make_group(
+        self,
+        description: GroupDescription,
+        descriptors: list[int],
+        timeout: float,
+        global_ranks: Sequence[int] | None = None,
+    ) -> RemoteCommunicator:
         try:
             group = RemoteCommunicator(self._client, self.settings, self._reporter.start, description, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        if global_ranks is not None:
+            group.state.renumber(tuple(global_ranks))
         self._failures.add_group(group.state)
         try:
             group.start(timeout)
@@ -130,10 +144,10 @@ class RemoteAgent:
         self._groups.append(group)
         return group
 
-    def drop_group(self, group: Communicator) -> None:
-        """End a group at this rank."""
+    def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
+        """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
-        self._end_group(group)
+        self._end_group(group, how)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Not offered: the agent would make the calls of MPI.
@@ -146,9 +160,14 @@ class RemoteAgent:
             "standalone agent (hosting=embedded)"
         )
 
-    def _end_group(self, group: Communicator) -> None:
+    def _end_group(self, group: Communicator, how: Goodbye | None = None) -> None:
+        document: dict[str, Any] = {"group": group.id}
+        if how is not None:
+            document["reason"] = how.reason
+            if how.failure is not None:
+                document["failure"] = error_to_json(how.failure)
         with contextlib.suppress(DistError):
-            self._client.request_json(Request.DROP_GROUP, {"group": group.id}, CONTROL_SECONDS)
+            self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
         group.close()
         self._failures.remove_group(group.state)
 

@@ -98,7 +98,9 @@ class CallStream:
             return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
         if kind == Request.NEW_GROUP:
             wanted = attach_frames.decode_json(frame.document)
-            group = self._session.make_group([int(rank) for rank in wanted["ranks"]], float(wanted["timeout"]))
+            ranks = [int(rank) for rank in wanted["ranks"]]
+            numbers = [int(rank) for rank in wanted.get("numbers", ranks)]
+            group = self._session.make_group(ranks, float(wanted["timeout"]), numbers)
             description, descriptors[:] = describe_group(group)
             return Response.OK, attach_frames.encode_json(description), ()
         execute = _REQUESTS.get(kind)

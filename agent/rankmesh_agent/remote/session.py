@@ -15,6 +15,7 @@ from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.wire.errors import DistError, GroupAbortedError
+from rankmesh_agent.wire.goodbye import Goodbye
 
 Json = dict[str, Any]
 
@@ -89,9 +90,9 @@ class Session:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
         return group
 
-    def make_group(self, ranks: Sequence[int], timeout: float) -> LocalCommunicator:
+    def make_group(self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int]) -> LocalCommunicator:
         """Make a group."""
-        group = self._agent.new_group(ranks, timeout)
+        group = self._agent.new_group(ranks, timeout, global_ranks)
         self._groups[group.id] = group
         return group
 
@@ -161,7 +162,11 @@ class Session:
         for number, held in self.messages.copy().items():
             if held.group is group:
                 self.messages.pop(number, None)
-        self._agent.drop_group(group)
+        how = None
+        if "reason" in document:
+            failure = error_from_json(document["failure"], at_agent=True) if "failure" in document else None
+            how = Goodbye(str(document["reason"]), failure=failure if isinstance(failure, DistError) else None)
+        self._agent.drop_group(group, how)
 
     def set_global_ranks(self, document: Json) -> None:
         """Change the ranks by which errors name the members."""

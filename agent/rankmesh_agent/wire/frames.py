@@ -10,7 +10,7 @@
     8       8     group        id of the group
     16      4     epoch        epoch of the job
     20      4     part         round of an ENTER; generation of an RTS whose receiver may read the data itself; how the
-                               sender of a GOODBYE leaves (wire.goodbye)
+                               sender of a GOODBYE leaves, or the sender of an ABORT its group (wire.goodbye)
     24      8     seq          the operation's sequence number in its group; id of a point-to-point message
     32      8     tag          point-to-point tag (signed)
     40      8     length       bytes of payload that follow
@@ -58,7 +58,7 @@ class Opcode(enum.IntEnum):
     REFUSE = 8
     """The receiver rejects message ``seq``; the payload is the reason."""
     ABORT = 9
-    """The sender aborts the group; the payload is the error as JSON."""
+    """The sender aborts the group, the payload is the error as JSON; or it leaves the group (wire.goodbye)."""
     GOODBYE = 10
     """The sender leaves and will close the connection."""
     WITHDRAW = 11

@@ -1,4 +1,7 @@
-"""GOODBYE of a rank: how and why it leaves its job, in the part and the payload of the frame. Pure: no I/O."""
+"""Goodbye of a rank: how and why it leaves its job, or one group, in the part and the payload of a frame. Pure: no I/O.
+
+The frame is a GOODBYE, or for one group an ABORT whose part has GROUP: it ends the waits that need the rank.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from rankmesh_agent.wire.errors import DistError, from_code
 
 _DIED, _RAISED, _JSON = 1, 2, 4
 """Bits of the part of the frame."""
+GROUP = 8
+"""The same: the rank leaves the group only. An ABORT without it ends the group."""
 _MAX_CHARACTERS = 4000
 """Of each text; all of them fit into a frame without a posted buffer."""
 

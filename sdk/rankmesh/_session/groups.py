@@ -186,6 +186,10 @@ def shrink_group(
     If ``group`` is the default group, the new one becomes the default group: its members get new ranks, 0, 1, …, in the
     old order, and all other groups end.
 
+    The groups that end do so first: a remaining member that waits for this rank in one of them gets the first failure
+    that this rank knows, or if there was none, an error that names this rank and this call. They have ended, too, if
+    the new group cannot be made; the call can be repeated then.
+
     Args:
         ranks_to_exclude: ranks in ``group``.
         group: the group, the world by default; ends at this rank.
@@ -213,12 +217,7 @@ def shrink_group(
         raise RuntimeError(f"rank {old.rank()} cannot exclude itself: only the others call shrink_group()")
     session, comm = require_session(), old._communicator
     remaining = [rank for number, rank in enumerate(comm.ranks) if number not in out]
-    shrunk = session.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
-    if old is session.group:
-        session.shrink_to(shrunk)
-    else:
-        session.drop_group(old)
-    return shrunk
+    return session.shrink(old, remaining, out, pg_options)
 
 
 def check_ranks(ranks: Any, name: str, size: int, of: str) -> list[int]:

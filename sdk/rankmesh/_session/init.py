@@ -130,7 +130,7 @@ def destroy_process_group(group: Group = None) -> None:
     """Leave a group made by new_group, or with no argument the job: connections close, threads end.
 
     Operations of the group that are under way here fail with an error that names this call. Ranks that wait for this
-    one get an error if it leaves the job; if it leaves one group only, they wait until their deadline.
+    one, in the group or if it leaves the job in any, get an error that names it.
 
     Source: torch.distributed.destroy_process_group
     """

@@ -22,6 +22,8 @@ from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -61,29 +63,53 @@ class Session:
         self, ranks: Sequence[int], timeout: float, engines: Engines | None, pg_options: Any, description: str
     ) -> ProcessGroup:
         """Make a group of these ranks of the mesh, this one among them."""
-        comm = self.agent.new_group(ranks, timeout)
         world = self.group._communicator
-        comm.set_global_ranks(tuple(world.ranks.index(rank) for rank in comm.ranks))
+        comm = self.agent.new_group(ranks, timeout, tuple(world.ranks.index(rank) for rank in ranks))
         engines = engines or self.engines
         self._use_backend(comm, engines.host, pg_options)
         group = ProcessGroup(comm, engines, description)
         self.groups.append(group)
         return group
 
-    def drop_group(self, group: ProcessGroup) -> None:
-        """End a group at this rank."""
+    def drop_group(
+        self, group: ProcessGroup, reason: str = "it called destroy_process_group", failure: DistError | None = None
+    ) -> None:
+        """End a group at this rank.
+
+        Args:
+            group: the group.
+            reason: for the errors of members that wait for this rank in the group.
+            failure: the failure because of which it ends, None if there is none.
+        """
         self.groups = [other for other in self.groups if other is not group]
         if group._gpu is not None:
-            group._gpu.end(in_order=True)
-        self.agent.drop_group(group._communicator)
+            group._gpu.end(in_order=failure is None)
+        self.agent.drop_group(group._communicator, Goodbye(reason, failure=failure))
 
-    def shrink_to(self, group: ProcessGroup) -> None:
-        """Make a group the default group, with new global ranks for its members; all others end."""
-        for other in [self.group, *self.groups]:
-            if other is not group:
-                self.drop_group(other)
-        self.groups, self.group = [], group
-        group._communicator.set_global_ranks(tuple(range(group.size())))
+    def shrink(
+        self, old: ProcessGroup, remaining: Sequence[int], excluded: Sequence[int], pg_options: Any
+    ) -> ProcessGroup:
+        """Make a group of the remaining ranks of the mesh in place of a group; see shrink_group.
+
+        Args:
+            old: the group; all groups end with the default group.
+            remaining: ranks of the new group, in the mesh.
+            excluded: the other ranks of ``old``, there.
+            pg_options: see new_group.
+        """
+        comm = old._communicator
+        failure = self.agent.first_failure or comm.failure or comm.peer_lost_error(excluded, "shrink_group")
+        if failure is not None and not set(failure.ranks) - {self.group.rank()}:
+            failure = None  # it is this rank's own
+        reason = f"it called shrink_group({list(excluded)}) on group {comm.name!r}"
+        # Before the new group is made: its members may wait for this rank in any of these.
+        for group in [self.group, *self.groups] if old is self.group else [old]:
+            self.drop_group(group, reason, failure)
+        shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
+        if old is self.group:
+            self.groups, self.group = [], shrunk
+            shrunk._communicator.set_global_ranks(tuple(range(shrunk.size())))
+        return shrunk
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -178,3 +180,115 @@ def test_survivors_go_on_without_rank_0_who_hosted_gateway_and_store(ranks: Rank
     ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
     started[0].kill()
     ranks.succeed(started[1:])
+
+
+LONG = 150.0
+"""Seconds after which a wait that nobody ends would pass its deadline."""
+SOON = 30.0
+
+
+def shrink_while_others_wait(me: Me) -> None:
+    """Rank 3 dies; only ranks 0 and 2 wait for it; rank 1 waits for rank 0 in a group of the two."""
+    me.init(timeout=LONG)
+    pair = dist.new_group([0, 1])
+    trio = dist.new_group([0, 2, 3])
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    if me.rank == 3:
+        time.sleep(LONG)
+    if me.rank == 1:
+        reported = me.attempt(dist.recv, np.ones(1), 0, group=pair)
+        assert re.match(r"rank 3 \(\S+, pid \d+\) failed \(", reported["text"]), reported
+        assert re.search(
+            r"; because of it rank 0 \(\S+, pid \d+\) left \(it called shrink_group\(\[3\]\) on group 'world'\) during "
+            r"recv from rank 0 ",
+            reported["text"],
+        ), reported
+    else:
+        reported = me.attempt(dist.barrier, trio)
+    assert (reported["error"], reported["ranks"]) == ("RankFailedError", [3]), reported
+    me.report(**reported)
+    dist.shrink_group([3])
+    check_world(me, [0, 1, 2])
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_who_waits_elsewhere_for_a_rank_that_shrinks_gets_the_first_failure(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(shrink_while_others_wait, 4, env={"RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
+    killed = started[3].kill()
+    ranks.succeed(started[:3])
+    assert all(rank.reported["at"] - killed < SOON for rank in started[:3])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(4, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_who_waits_for_a_rank_that_shrinks_a_healthy_world_is_informed(me: Me) -> None:
+    me.init(timeout=LONG)
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    if me.rank == 3:
+        me.wait_for("shrunk")
+        dist.destroy_process_group()
+        return
+    if me.rank == 1:
+        reported = me.attempt(dist.all_reduce, np.ones(1), group=pair)
+        assert (reported["error"], reported["ranks"]) == ("GroupAbortedError", [0]), reported
+        assert "left the group (it called shrink_group([3]) on group 'world') during all_reduce #" in reported["text"]
+    dist.shrink_group([3])
+    check_world(me, [0, 1, 2])
+    if me.rank == 0:
+        me.mark("shrunk")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_who_waits_for_a_rank_that_has_destroyed_the_group_is_informed(me: Me) -> None:
+    me.init(timeout=LONG)
+    trio = dist.new_group([0, 1, 2])
+    for count in (3, 300_000):
+        dist.all_reduce(np.ones(count), group=trio)
+    if me.rank == 0:
+        dist.send(np.ones(3), 1, group=trio)
+        dist.destroy_process_group(trio)
+    elif me.rank == 1:
+        me.wait_for("told")
+        dist.recv(np.ones(3), 0, group=trio)  # sent before
+    else:
+        reported = me.attempt(dist.recv, np.ones(1), 0, group=trio)
+        assert (reported["error"], reported["ranks"]) == ("GroupAbortedError", [0]), reported
+        assert "left the group (it called destroy_process_group) during recv" in reported["text"], reported
+        me.mark("told")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@on_ranks(3)
+def test_a_shrink_that_fails_can_be_repeated(me: Me) -> None:
+    me.init(timeout=LONG)
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    if me.rank == 2:
+        me.wait_for("shrunk")
+        dist.destroy_process_group()
+        return
+    dist.group.WORLD._communicator.set_timeout(1)
+    if me.rank:
+        me.wait_for("failed")
+    reported = me.attempt(dist.shrink_group, [2])
+    assert reported["error"] == ("GroupAbortedError" if me.rank else "CollectiveTimeoutError"), reported
+    assert reported["ranks"] == [1], reported
+    for group in (pair, None):
+        assert me.attempt(dist.barrier, group)["error"] == "GroupAbortedError", "the old groups have ended"
+    if not me.rank:
+        me.mark("failed")
+        me.wait_for("failed too")
+    me.mark("failed too")
+    dist.group.WORLD._communicator.set_timeout(LONG)
+    dist.shrink_group([2])
+    check_world(me, [0, 1])
+    me.mark("shrunk")
+    dist.destroy_process_group()
