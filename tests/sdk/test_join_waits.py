@@ -11,9 +11,16 @@ from support.processes import Rank, Ranks, free_port, wait_until
 pytestmark = pytest.mark.processes
 
 JOIN = """\
-import signal
+import os, signal
 from rankmesh_agent.membership import join_reports
 join_reports.REPORT_SECONDS = join_reports.GATEWAY_SECONDS = 0.1
+report = join_reports.JoinReports.gateway_missing
+
+def mark(*arguments):
+    open(f"waits.{os.environ['RANK']}", "w")
+    report(*arguments)
+
+join_reports.JoinReports.gateway_missing = mark
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import rankmesh as dist
 dist.init_process_group(timeout=300)
@@ -46,14 +53,13 @@ def test_a_node_that_waits_for_the_other_and_is_interrupted(ranks: Ranks, node: 
         name="launcher",
         RANKMESH_TOKEN="secret",
     )
-    until_said(
-        launcher,
-        "[rank 0] waiting for 1 of 2 nodes: node 0 ("
-        if node == 0
-        else f"still waits for the gateway at http://127.0.0.1:{port}: ",
-    )
-    if node == 0:
-        assert "ranks 0-1) is here, ranks 2-3 are missing (node 1)" in launcher.stderr
+    said = f"still waits for the gateway at http://127.0.0.1:{port}: " if node else "is here, ranks 2-3 are missing"
+    until_said(launcher, said)
+    if node == 1:
+        ranks.wait_for("waits.2", "waits.3")
+    else:
+        until_said(launcher, "ranks 0-1) is here, ranks 2-3 are missing (node 1)")
+        assert "[rank 0] waiting for 1 of 2 nodes: node 0 (" in launcher.stderr
     launcher.kill(signal.SIGINT)
     ranks.wait([launcher])
     assert launcher.code == 128 + signal.SIGINT, launcher
