@@ -90,8 +90,8 @@ class Registry:
     def expect_scans(self, expected: bool) -> None:
         """Record whether a server calls ``poll_timeouts`` every SCAN_SECONDS.
 
-        If such a call is late, the process was suspended, or a thread held the interpreter: heartbeats of that time have
-        not been read yet, so it does not count as silence of the ranks and agents.
+        If such a call is late, the process was suspended, or a thread held the interpreter: heartbeats of that time
+        have not been read yet, so it does not count as silence of the ranks and agents.
         """
         with self._lock:
             self._scans_expected, self._scanned = expected, self._clock()
