@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -196,9 +197,13 @@ def join(
 
     settings = replace(settings, job=rendezvous.job)
     engines = engines or Engines()
+    began = time.monotonic()
     try:
         agent = agent_for(rendezvous, settings, timeout)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            waited = f"interrupted after {time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
+            process_end.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
         rendezvous.close()
         raise
     try:
