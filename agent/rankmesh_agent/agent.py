@@ -105,15 +105,22 @@ class Agent:
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
+            self._job_store = JobStore(
+                self.member.rank,
+                job.members,
+                settings.token,
+                f"rankmesh-store-{http.port}",
+                self._lost_ranks,
+                lambda: self._leaving,
+            )
+            undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
+            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
-        if self._own_http is not None:
-            upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            http.start(self._app(http.names), upgrades, on_demand=True)
         self._disconnects = DisconnectMonitor(self.engine)
+        if self._own_http is not None:
+            http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
         self._heartbeats.start()
@@ -128,7 +135,7 @@ class Agent:
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: rank 0 has the keys and values, the others are its clients."""
+        """The job's store: one rank, at first rank 0, has the keys and values, the others are its clients."""
         return self._job_store.store
 
     def blocking_store(self) -> BlockingStore:
@@ -255,10 +262,8 @@ class Agent:
         if self._leaving:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
-            if self._own_http is not None:
-                steps.callback(self._own_http.close)
-            elif self.store_server is not None:
-                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.close)
+            steps.callback(self.store_server.close if self._own_http is None else self._own_http.close)
             steps.callback(self._job_store.cancel_waits)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
@@ -268,6 +273,7 @@ class Agent:
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
+                self._job_store.leave()
                 self._job.leave(
                     reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
                 )
@@ -281,12 +287,20 @@ class Agent:
         self._leaving = True
         self._heartbeats.close_in_child()
         self.engine.close_in_child()
+        self.group_registry.close_in_child()
+        self._job.close_in_child()
+        self._job_store.close_in_child()
         if self._own_http is not None:
             self._own_http.close_in_child()
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+
+    def _lost_ranks(self) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows."""
+        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

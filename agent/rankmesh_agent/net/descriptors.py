@@ -14,7 +14,6 @@ import errno
 import logging
 import os
 import resource
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -22,7 +21,6 @@ from rankmesh_agent.wire.errors import DistNetworkError
 
 _WARN_SECONDS = 60.0
 _log = logging.getLogger("rankmesh")
-_warn_lock = threading.Lock()
 _warn_at = 0.0
 _latest = 0.0, ""
 """Time and text of the latest warning."""
@@ -101,12 +99,9 @@ def warn_exhausted(subject: str, error: BaseException) -> None:
     """Log that something has to wait for a free descriptor, at most once a minute in this process."""
     global _warn_at, _latest
     now = time.monotonic()
-    with _warn_lock:
-        _latest = now, f"{subject}: {reason(error)}"
-        due = now >= _warn_at
-        if due:
-            _warn_at = now + _WARN_SECONDS
-    if due:
+    _latest = now, f"{subject}: {reason(error)}"
+    if now >= _warn_at:
+        _warn_at = now + _WARN_SECONDS
         _log.warning("%s: %s", subject, reason(error))
 
 

@@ -20,7 +20,6 @@ from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
@@ -227,10 +226,7 @@ class CallStream:
                 continue
             if isinstance(command, commands.QueuePop) and self._stream.peer_closed():
                 # The client has gone, so the value goes back to the queue.
-                if isinstance(store, BlockingMemoryStore):
-                    command.undo(store.table, result)
-                else:
-                    store.execute(commands.QueuePush(command.key, result))
+                store.undo(command, result)
             return result
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import QueuePop, QueuePush
 from rankmesh_agent.wire.errors import StoreUnresponsiveError
 
 CONNECT_SECONDS = 25.0
@@ -20,6 +21,11 @@ T = TypeVar("T")
 
 class AsyncStore(ABC):
     """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
+
+    @property
+    def local(self) -> AsyncStore:
+        """The same store, for requests that another agent has forwarded: it does not forward them again."""
+        return self
 
     @abstractmethod
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
@@ -71,6 +77,10 @@ class BlockingStore(ABC):
                 yet.
             DistNetworkError: the remote owner of the keys is gone.
         """
+
+    def undo(self, command: QueuePop, value: bytes) -> None:
+        """Return a value to its queue; to the end of it where the owner is remote."""
+        self.execute(QueuePush(command.key, value))
 
     @abstractmethod
     def close(self) -> None:

@@ -17,6 +17,7 @@ from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import CONNECT_SECONDS, MARGIN_SECONDS, BlockingStore, unresponsive_error
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
@@ -36,6 +37,22 @@ T = TypeVar("T")
 
 class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
+
+
+class Attempt:
+    """What is known about earlier attempts to execute a command at other owners.
+
+    Attributes:
+        retried: identity of the first request that may have been executed, if any.
+    """
+
+    retried = b""
+
+    def may_follow(self, error: DistNetworkError) -> bool:
+        """Return whether the command can be sent to the next owner after an error."""
+        if isinstance(error, StoreMovedError | AuthenticationError):  # an owner that ends in the handshake looks alike
+            return True
+        return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
 class _Connection(FramedStream):
@@ -157,7 +174,14 @@ class StoreClient(BlockingStore):
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None, attempt: Attempt | None = None) -> T:
+        """Execute a command: see the base class.
+
+        Args:
+            command: the command.
+            timeout: see the base class.
+            attempt: what is known about attempts at other owners; with it, the owner is an agent of this job.
+        """
         if timeout is None:  # as in limit(): a call less
             timeout = MARGIN_SECONDS if command.seconds else self.timeout
         if self._http is not None:
@@ -168,14 +192,20 @@ class StoreClient(BlockingStore):
             try:
                 connection = self._pool.acquire(lambda: self._open(ends))
             except _NotSupported:
+                if attempt is not None:  # the owner has ended
+                    raise
                 return self._begin_http(command, timeout)
+            retried = b"" if attempt is None else attempt.retried
             try:
                 if connection.seq:
-                    return self._call(connection, command, timeout)
+                    return self._call(connection, command, timeout, retried)
                 # To connect took some of the time: the margin has room for a little of it.
-                return self._call(connection, *_remaining(command, timeout, began, timeout / 2))
+                return self._call(connection, *_remaining(command, timeout, began, timeout / 2), retried)
             except StreamClosedError:  # the owner closed it while it was idle, perhaps
-                retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq) if command.writes else b""
+                if command.writes and not retried:
+                    retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq)
+                if attempt is not None:
+                    attempt.retried = retried
                 connection = self._pool.connect(lambda: self._open(ends))
                 return self._call(connection, *_remaining(command, timeout, began), retried)
         except StreamTimeoutError as error:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistStoreError,
@@ -150,6 +151,7 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
 
     Raises:
         DistStoreError: the command raised it in the owner's process.
+        StoreMovedError: it was not executed, as another rank has become the owner.
         ProtocolError: the frame is malformed.
     """
     kind, _, count, _, number = header
@@ -175,6 +177,8 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
         elif kind == Kind.ERROR:
             error = BY_CODE.get(parts[0].decode(), DistStoreError)
             found = (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
+        elif kind == Kind.MOVED:
+            raise StoreMovedError.to(number if number >= 0 else None)
         else:
             raise ProtocolError(f"the store's binary protocol has no response of kind {kind}")
         if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
