@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.join_reports import LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
@@ -85,7 +86,8 @@ class JobMembership:
             )
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
-            joined = self.gateway.join(settings.job, world_size, self.member, deadline)
+            launched = LaunchedAs(settings.local_rank, settings.local_size)
+            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
             undo.callback(self._leave, "it could not connect to its peers")
             self.members = {member.rank: member for member in joined.members}
@@ -134,6 +136,10 @@ class JobMembership:
         self.engine.say_goodbye(goodbye or Goodbye(reason))
         with self._gateway_lock:
             self._leave(reason, failed_ranks)
+
+    def close_in_child(self) -> None:
+        """Close the connection to the gateway in a forked child, without a message."""
+        self.gateway.close_in_child()
 
     def close(self) -> None:
         """Close the connections, after ``leave``."""

@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
-    registry.start()
     server.start(lambda: create_app(registry, token=token, names=names))
     print(f"RankMesh gateway is ready at {server.url()}", flush=True)
     ending.wait()
