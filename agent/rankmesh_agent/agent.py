@@ -284,6 +284,8 @@ class Agent:
         self._leaving = True
         self._heartbeats.close_in_child()
         self.engine.close_in_child()
+        self.group_registry.close_in_child()
+        self._job.close_in_child()
         self._job_store.close_in_child()
         if self._own_http is not None:
             self._own_http.close_in_child()

@@ -137,6 +137,10 @@ class JobMembership:
         with self._gateway_lock:
             self._leave(reason, failed_ranks)
 
+    def close_in_child(self) -> None:
+        """Close the connection to the gateway in a forked child, without a message."""
+        self.gateway.close_in_child()
+
     def close(self) -> None:
         """Close the connections, after ``leave``."""
         self.engine.close()

@@ -189,6 +189,8 @@ class HttpServer:
             self._listener.close()
         if self._acceptor is not None:
             self._acceptor.close()
+        if self._uvicorn is not None:
+            self._uvicorn.close_in_child()
         for handler in self._upgrades.values():
             handler.close_in_child()
 

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
+from rankmesh_agent.net.fork import detach
 from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
@@ -79,6 +80,11 @@ class EventDrivenServer(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
         return True
+
+    def close_in_child(self) -> None:
+        """Close the connections in a forked child; the parent's stay open."""
+        sockets = [connection.transport.get_extra_info("socket") for connection in self.server_state.connections]
+        detach(sock.fileno() for sock in sockets)
 
     async def main_loop(self) -> None:
         """Serve until ``end`` is called."""

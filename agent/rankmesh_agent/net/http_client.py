@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net.fork import detach
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 
@@ -95,6 +96,12 @@ class HttpClient:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def close_in_child(self) -> None:
+        """Close the connection in a forked child; the parent's stays open."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            detach([connection.sock.fileno()])
 
     def _connection_to(self, host: str, port: int, timeout: float) -> http.client.HTTPConnection:
         """Return a connection to a server: the kept one if it is still open, else a new one."""

@@ -204,3 +204,5 @@ class RemoteAgent:
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to the agent."""
         self._client.close_in_child()
+        for group in self._groups:
+            group.close_in_child()
