@@ -178,6 +178,11 @@ class LocalGroupState(GroupState):
         self._abort_sent = True
         super().mark_destroyed()
 
+    def close_in_child(self) -> None:
+        """See GroupState."""
+        self._abort_sent = True
+        super().close_in_child()
+
     def abort(self, error: BaseException) -> None:
         """See GroupState."""
         me = self._describe(self.engine.rank)

@@ -8,6 +8,7 @@ A frame whose buffer has not been posted stays in the connection: the transport'
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.progress.poller import POLL_INTERVAL
@@ -222,7 +224,9 @@ class ProgressEngine(Driver):
             peer = poller.peers.get(fd)
             if peer is None:
                 if fd == poller.wakeup_fd:
-                    os.eventfd_read(fd)
+                    # A thread in progress(), which polls beside the driver, may have read it.
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
                 continue
             if poller.shared:
                 peer.connection.on_wakeup()
@@ -368,7 +372,8 @@ class ProgressEngine(Driver):
             self._poller.close()
 
     def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child. Takes no lock: a thread of the parent may hold it."""
+        """Close the parent's descriptors in a forked child."""
+        reset_lock(self.lock)
         self.closed = True
         for rank, peer in self._peers.items():
             if rank not in self.lost_peers:

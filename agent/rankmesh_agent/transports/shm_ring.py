@@ -30,6 +30,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
@@ -47,7 +49,7 @@ _NONCE = 16
 """Bytes that the client writes at the beginning of its ring, by which a peer recognizes the memory."""
 _LARGE = 1 << 15
 """Size above which NumPy copies, which releases the interpreter lock."""
-_fence = threading.Lock()
+_fence = reset_after_fork(threading.Lock())
 
 
 class _Ring:
@@ -196,6 +198,8 @@ class RingConnection(Connection):
         return process_vm.address_of(view), self._out.words[_GENERATION]
 
     def revoke(self) -> None:
+        if self._lost is not None:
+            return
         self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
@@ -205,11 +209,12 @@ class RingConnection(Connection):
         return self._in.words[_GENERATION] == generation
 
     def close(self) -> None:
-        self._lost = connection_lost(self.peer, "closed here")
         self.revoke()
+        self._lost = connection_lost(self.peer, "closed here")
         self._doorbell.close()
 
     def close_in_child(self) -> None:
+        self._lost = connection_lost(self.peer, "closed in a forked child")
         self._doorbell.close_in_child()
 
     def _ring_doorbell(self, ring: _Ring, sleeper: int) -> None:
@@ -317,8 +322,14 @@ class RingTransport(TcpTransport):
 
         Raises:
             UnreachableHandleError: see Mapping.open.
+            DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
         """
-        with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+        try:
             name = handle.rstrip(b"\0").decode("ascii")
             return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
+        except UnreachableHandleError:
+            raise
+        except (DistNetworkError, UnicodeDecodeError) as error:
+            if self._strict:
+                raise_if_exhausted(error, "cannot open the shared memory of a peer")
         return None

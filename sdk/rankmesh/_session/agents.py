@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.membership.join_reports import REPORT_SECONDS
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _WARNING_SECONDS = 5.0
-"""Seconds without an agent after which a warning names the reason."""
+"""Seconds without an agent after which a warning names the reason; further ones follow every REPORT_SECONDS."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -117,7 +118,7 @@ def _offered(
     while True:
         url = rendezvous.find()
         if url is not None:
-            wait = min(LONG_POLL_SECONDS, deadline.remaining())
+            wait = min(LONG_POLL_SECONDS, deadline.remaining(), warning.remaining())
             host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
@@ -136,7 +137,7 @@ def _offered(
             break
         if warning.expired():
             _log.warning("this process still waits for a standalone agent of the gateway at %s: %s", url, reason)
-            warning = Deadline(deadline.remaining() + 1)
+            warning = Deadline(REPORT_SECONDS)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     if failure is not None and not isinstance(failure, AgentTakenError):
         raise failure
