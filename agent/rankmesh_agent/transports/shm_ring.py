@@ -21,6 +21,7 @@ before it changes the bytes, and the consumer checks it after the read, so the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import select
@@ -128,6 +129,14 @@ class _Ring:
             into[:] = self.data[at : at + len(into)]
 
 
+@functools.cache
+def _closed_ring() -> _Ring:
+    """Return the ring of closed connections: it is empty, and no message in it is exposed."""
+    ring = _Ring(Mapping.anonymous(_DATA + CACHE_LINE), 0, CACHE_LINE)
+    ring.words[_GENERATION] = _GENERATIONS  # which no message has
+    return ring
+
+
 class RingConnection(Connection):
     """One end of a pair of rings.
 
@@ -212,6 +221,7 @@ class RingConnection(Connection):
         self.revoke()
         self._lost = connection_lost(self.peer, "closed here")
         self._doorbell.close()
+        self._in = self._out = _closed_ring()  # the memory is unmapped now, not when this object is collected
 
     def close_in_child(self) -> None:
         self._lost = connection_lost(self.peer, "closed in a forked child")
