@@ -22,10 +22,12 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -64,6 +66,7 @@ class Agent:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
+    @limit_named("this rank cannot join the job")
     def __init__(
         self,
         settings: Settings,
@@ -78,6 +81,7 @@ class Agent:
         instance: str = "",
         delegated: bool = False,
     ) -> None:
+        raise_limit()
         self.settings = settings
         self._started = time.monotonic()
         self._leaving = False
@@ -114,6 +118,7 @@ class Agent:
             self.world = self.group_registry.make(range(world_size), "world", timeout)
             undo.pop_all()
         self.store_server = self._job_store.server
+        self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
         self._job_store.start()
         if self._own_http is not None:
@@ -173,6 +178,16 @@ class Agent:
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """End a group at this rank; see LocalCommunicator.leave."""
         self.group_registry.drop(group, how)
+
+    def set_world(self, group: LocalCommunicator) -> None:
+        """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
+        group.set_global_ranks(tuple(range(group.size)))
+        self.world = group
+        self._store_waits.follow(group)
+
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """Go on without ranks that the others exclude from their world: they do not own the store any more."""
+        self._job_store.exclude(ranks)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -284,12 +299,15 @@ class Agent:
         self._leaving = True
         self._heartbeats.close_in_child()
         self.engine.close_in_child()
+        self.group_registry.close_in_child()
+        self._job.close_in_child()
         self._job_store.close_in_child()
         if self._own_http is not None:
             self._own_http.close_in_child()
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 

@@ -108,6 +108,42 @@ def test_it_survives_an_owner_that_is_shrunk_away(me: Me) -> None:
     dist.destroy_process_group()
 
 
+def go_on_without(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()
+    store.add("sum", 1)
+    dist.barrier()
+    if me.rank == 0:
+        me.mark("stopped")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        assert me.attempt(store.add, "sum", 1000)["error"] == "DistNetworkError"
+        os._exit(0)
+    me.wait_for("stopped")
+    dist.shrink_group([0])
+    store = dist.get_default_store()
+    store.add("sum", 10)
+    dist.barrier()
+    assert store.get("sum") == b"23"
+    me.mark(f"shrunk-{me.rank}")
+    me.wait_for("tried")
+    assert store.get("sum") == b"23"
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hosts", ["aaa", "abb"])
+def test_an_excluded_owner_that_goes_on_has_no_say(ranks: Ranks, hosts: str) -> None:
+    """It was stopped while the others shrank the world; what it writes afterwards is refused."""
+    started = ranks.start(go_on_without, 3, env=hosts_of(ranks, hosts))
+    ranks.wait_for("shrunk-1", "shrunk-2")
+    os.kill(started[0].pid, signal.SIGCONT)
+    ranks.wait(started[:1])
+    ranks.mark("tried")
+    ranks.wait(started)
+    assert [each.code for each in started] == [0, 0, 0], ranks.transcript()
+
+
 def wait_on(me: Me) -> None:
     me.init()
     store = dist.get_default_store()
@@ -125,6 +161,9 @@ def wait_on(me: Me) -> None:
         }
 
         def call(name: str) -> None:
+            with pytest.raises(dist.RankFailedError) as caught:  # the world has failed
+                calls[name]()
+            assert caught.value.ranks == (0,)
             waits[name] = calls[name]()
 
         threads = [threading.Thread(target=call, args=[name]) for name in calls]
@@ -147,7 +186,7 @@ def wait_on(me: Me) -> None:
 
 
 @pytest.mark.processes
-def test_blocked_calls_wait_on_at_the_next_owner(ranks: Ranks) -> None:
+def test_blocked_calls_end_and_wait_at_the_next_owner_when_repeated(ranks: Ranks) -> None:
     started = ranks.start(wait_on, 3)
     ranks.wait(started[1:])
     assert [each.reported for each in started[1:]] == [{"rank": 1}, {"rank": 2}]

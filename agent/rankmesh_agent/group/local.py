@@ -174,6 +174,11 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.close()
         self.recorder.remove_group(self)
 
+    def close_in_child(self) -> None:
+        """See Communicator."""
+        self._closed = True
+        super().close_in_child()
+
     # FrameSink: with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:

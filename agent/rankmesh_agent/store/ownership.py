@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rankmesh_agent.store.change_log import ChangeLog
@@ -69,6 +69,7 @@ class Ownership:
         self.mine = _NOT_OWNER
         self.log: ChangeLog | None = None
         self.replica = Replica()
+        self._excluded: frozenset[int] = frozenset()
         if rank == self._host[0]:
             with contextlib.suppress(OSError):
                 self._journal = Journal.create(members[rank].instance, rank)
@@ -113,7 +114,7 @@ class Ownership:
         Args:
             excluded: ranks that have answered that they cannot own it.
         """
-        lost = self._lost()
+        lost = self._gone()
         journal = self._journal
         gone = {*lost, *excluded}
         if journal is not None and self.words[0]:  # otherwise no rank of this host has ever been the owner
@@ -147,12 +148,27 @@ class Ownership:
                 return False
             if word:
                 return self._claim(journal, None, word)
-            return self.replica.usable and self._can_promote() and self._claim(journal, self.replica.state)
+            return self._replica_usable() and self._can_promote() and self._claim(journal, self.replica.state)
 
     def _can_promote(self) -> bool:
         """Return whether this rank's replica is the store, now or soon: all ranks before it are gone for sure."""
         before = self._order[: self._order.index(self._rank)]
-        return self.replica.current and self._lost(certainly=True).issuperset(before)
+        return self.replica.current and (self._lost(certainly=True) | self._excluded).issuperset(before)
+
+    def _replica_usable(self) -> bool:
+        """Return whether nothing more can come from the owner that counts: it is gone, or excluded."""
+        before = self._order[: self._order.index(self._rank)]
+        return self.replica.usable or not self._excluded.isdisjoint({*before} - self._lost())
+
+    def _gone(self) -> set[int]:
+        return self._lost() | self._excluded
+
+    def exclude(self, ranks: Iterable[int]) -> None:
+        """Go on without these ranks, dead or not: the next rank takes over from an owner among them."""
+        self._excluded |= {*ranks}
+        if self.log is not None and self.log.replicator is not None:
+            with self._table.lock:
+                self.log.replicator.exclude(self._excluded)
 
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""
@@ -234,7 +250,13 @@ class Ownership:
         return True
 
     def _replicator(self, snapshot: Callable[[], Iterator[list[bytes]]]) -> Replicator:
-        return Replicator(self._elsewhere, self._members, self._token, self._lost, snapshot)
+        return Replicator(self._elsewhere, self._members, self._token, self._gone, self._step_down, snapshot)
+
+    def _step_down(self) -> None:
+        """Give up the ownership: the replica has it, as this rank was excluded."""
+        self.mine = _NOT_OWNER
+        if self._journal is not None:
+            self._journal.leave()
 
     def _start_pinger(self) -> None:
         if self._elsewhere and self._journal is not None and self._pinger is None:

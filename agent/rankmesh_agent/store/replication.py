@@ -7,6 +7,7 @@ are dead or have left. A host that only falls silent is not dead: its ranks may 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.store.client import StoreClient, StoreConnection
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.records import State
 from rankmesh_agent.store.replicate import BEGIN, COMPLETE, Replicate
 from rankmesh_agent.wire.errors import DistError
@@ -38,6 +40,7 @@ class Replicator:
         members: all ranks, by rank.
         token: the job's token.
         lost: returns the ranks that have failed or left.
+        step_down: called if the replica has become the owner.
         snapshot: returns the records, in parts, of the present state.
     """
 
@@ -47,12 +50,14 @@ class Replicator:
         members: Mapping[int, Member],
         token: str,
         lost: Callable[[], Collection[int]],
+        step_down: Callable[[], None],
         snapshot: Callable[[], Iterator[list[bytes]]],
     ) -> None:
         self._ranks = ranks
         self._members = members
         self._token = token
         self._lost = lost
+        self._step_down = step_down
         self._snapshot = snapshot
         self._unusable: set[int] = set()
         self._rank = -1
@@ -61,7 +66,11 @@ class Replicator:
         self._connection: StoreConnection | None = None
 
     def send(self, parts: list[bytes]) -> None:
-        """Send a record of a change that is about to be made; return when the replica has it, if there is one."""
+        """Send a record of a change that is about to be made; return when the replica has it, if there is one.
+
+        Raises:
+            StoreMovedError: the replica is the owner, so the change must not be made.
+        """
         self.attach()
         while self._connection is not None and not self._call(Replicate(0, (b"".join(parts),))):
             self.attach()
@@ -90,9 +99,15 @@ class Replicator:
 
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""
-        if self._connection is not None:
-            self._call(Replicate())
-        self.attach()
+        with contextlib.suppress(StoreMovedError):
+            if self._connection is not None:
+                self._call(Replicate())
+            self.attach()
+
+    def exclude(self, ranks: Collection[int]) -> None:
+        """Find another replica, if these ranks have it."""
+        if self._connection is not None and self._rank in ranks:
+            self._disconnect()
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -108,6 +123,10 @@ class Replicator:
         assert self._connection is not None
         try:
             self._connection.call(command, SILENT_SECONDS)
+        except StoreMovedError:
+            self.close()
+            self._step_down()
+            raise
         except (DistError, StreamClosedError, StreamTimeoutError) as error:
             self._drop(error)
             return False
