@@ -72,7 +72,7 @@ class Attempt:
         return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
-class StoreConnection(FramedStream):
+class _Connection(FramedStream):
     """A connection to the owner, which carries one request at a time.
 
     Args:
@@ -161,7 +161,7 @@ class StoreClient(BlockingStore):
         self._token = token
         self._ranks = [] if owner is None else [owner.rank]
         self._name = f"the store at {self._url}" + ("" if owner is None else f", of {owner.described()},")
-        self._pool: ConnectionPool[StoreConnection] = ConnectionPool(self._closed_error)
+        self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
 
@@ -185,7 +185,7 @@ class StoreClient(BlockingStore):
                     ) from error
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
-    def connect(self, timeout: float) -> StoreConnection:
+    def connect(self, timeout: float) -> _Connection:
         """Return a connection for the caller's own use, which closes it.
 
         Raises:
@@ -254,7 +254,7 @@ class StoreClient(BlockingStore):
 
     def _try_once(
         self,
-        connection: StoreConnection,
+        connection: _Connection,
         command: Command[T],
         timeout: float,
         failures: tuple[DistError, ...],
@@ -285,7 +285,7 @@ class StoreClient(BlockingStore):
             if connection.waits:
                 connection.shutdown()
 
-    def _call(self, connection: StoreConnection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+    def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
         try:
             result = connection.call(command, timeout, retried)
         except DistStoreError:
@@ -297,7 +297,7 @@ class StoreClient(BlockingStore):
         self._pool.release(connection)
         return result
 
-    def _open(self, ends: float) -> StoreConnection:
+    def _open(self, ends: float) -> _Connection:
         """Return a new connection, made before ``ends``, by time.monotonic.
 
         Raises:
@@ -320,11 +320,11 @@ class StoreClient(BlockingStore):
         # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
         return self._open_connection(host, port, split.netloc, _until(ends))
 
-    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> StoreConnection:
+    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> _Connection:
         refusal = AuthenticationError(
             f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
         )
-        connection = StoreConnection(self._connect_unix() or self._connect(host, port, netloc, deadline))
+        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, deadline))
         try:
             connection.name = connection.authenticate(self._token, deadline.remaining(), refusal)
         except BaseException:

@@ -13,9 +13,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store.client import StoreClient, StoreConnection
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.records import State
 from rankmesh_agent.store.replicate import BEGIN, COMPLETE, Replicate
@@ -30,6 +31,16 @@ fewer than SILENT_SECONDS, so the owner cannot have gone on without it."""
 _PING_SECONDS = 1.0
 
 _log = logging.getLogger("rankmesh.store")
+
+
+class Connection(Protocol):
+    """A connection to the replica, as StoreClient makes it."""
+
+    def call(self, command: Replicate, timeout: float) -> None:
+        """Send a command, and return when it has been executed."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 class Replicator:
@@ -63,7 +74,7 @@ class Replicator:
         self._rank = -1
         self._closed = False
         self._client: StoreClient | None = None
-        self._connection: StoreConnection | None = None
+        self._connection: Connection | None = None
 
     def send(self, parts: list[bytes]) -> None:
         """Send a record of a change that is about to be made; return when the replica has it, if there is one.
