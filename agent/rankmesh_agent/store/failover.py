@@ -96,8 +96,7 @@ class Pursuit:
         if rank is None:
             ranks = sorted(owners.ownership.holders)
             raise DistNetworkError(
-                f"the job's store is lost: ranks {', '.join(map(str, ranks))} have failed or left, and no rank that is "
-                "left has a copy of it",
+                f"the job's store is lost with rank {', '.join(map(str, ranks))}: no rank that is left has a copy",
                 ranks=ranks,
             ) from error
         if rank != self.rank:
