@@ -22,6 +22,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
@@ -64,6 +65,7 @@ class Agent:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
+    @limit_named("this rank cannot join the job")
     def __init__(
         self,
         settings: Settings,
@@ -78,6 +80,7 @@ class Agent:
         instance: str = "",
         delegated: bool = False,
     ) -> None:
+        raise_limit()
         self.settings = settings
         self._started = time.monotonic()
         self._leaving = False

@@ -9,6 +9,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
@@ -154,7 +155,7 @@ class StoreClient(BlockingStore):
             try:
                 return self.execute(command, max(deadline.remaining(), RETRY_SECONDS))
             except DistNetworkError as error:
-                if not isinstance(error.__cause__, OSError):
+                if not isinstance(error.__cause__, OSError) or is_exhausted(error.__cause__):
                     raise
                 if deadline.expired():
                     raise DistNetworkError(
@@ -264,6 +265,7 @@ class StoreClient(BlockingStore):
         try:
             sock = socket.create_connection((host, port), min(CONNECT_SECONDS, _positive(deadline)))
         except (OSError, UnicodeError) as error:
+            raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
         try:
             head = request_upgrade(sock, store_frames.UPGRADE, netloc, _positive(deadline))
@@ -285,7 +287,8 @@ class StoreClient(BlockingStore):
         """Return a socket to an owner on this host, None if it is on another one, or its unix socket not known yet."""
         if not self._unix_socket:
             return None
-        sock = socket.socket(socket.AF_UNIX)
+        with limit_named(f"cannot connect to the store at {self._url}"):
+            sock = socket.socket(socket.AF_UNIX)
         try:
             sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
             sock.connect(f"\0{self._unix_socket}")

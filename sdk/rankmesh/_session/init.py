@@ -13,6 +13,7 @@ from rankmesh._session.process_group import NON_MEMBER, Group, NonMember, Proces
 from rankmesh._session.session import communicator_of, current, join, leave, require_session
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.net.descriptors import limit_named
 
 if TYPE_CHECKING:
     from rankmesh._stores.agent import AgentStore as Store
@@ -107,9 +108,9 @@ def init_process_group(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
-    from rankmesh._rendezvous import resolve_init_method
+    with sessions.lock, limit_named("this rank cannot join the job"):
+        from rankmesh._rendezvous import resolve_init_method
 
-    with sessions.lock:
         if current() is not None:
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
         engines = resolve(backend)
