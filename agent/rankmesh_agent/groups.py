@@ -130,6 +130,7 @@ class GroupRegistry:
                 self._pending.remove(group)
         with self._lock:
             self._groups[number] = group
+        self.failures.on_group_made()
         return group
 
     def make_over_http(
@@ -191,7 +192,10 @@ class GroupRegistry:
         if found is not None:
             found.leave(how)
         group.close()
-        self.failures.remove_group(group.state)
+        if how is not None and how.failure is not None:
+            self.failures.replace_group(group.state)
+        else:
+            self.failures.remove_group(group.state)
 
     def abort_pending(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of their requester."""
