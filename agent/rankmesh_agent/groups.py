@@ -123,7 +123,7 @@ class GroupRegistry:
             with self._lock:
                 self._counts[counted] -= 1  # the members' next attempt has the same count
             group.close()
-            self.failures.remove_group(group.state)
+            self.failures.replace_group(group.state)  # if this ends the rank, it is the reason
             raise
         finally:
             with self._lock:
