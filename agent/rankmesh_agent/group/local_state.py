@@ -11,7 +11,7 @@ from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.progress.wait_graph import ASK_SECONDS, Wait
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -86,13 +86,12 @@ class LocalGroupState(GroupState):
         if self._asked != self.seq and self._deadline_is_near():
             self._asked = self.seq
             with engine.lock:
-                engine.waits.ask(waiting_for)
-                engine.waits.report(self.ranks)
+                engine.waits.inquire(waiting_for)
 
     def _deadline_is_near(self) -> bool:
         """Return whether other ranks are to be asked for their waits; a short deadline leaves no time for that."""
         deadline = self.deadline
-        return deadline.seconds > 2 * ASK_SECONDS and deadline.remaining() <= ASK_SECONDS
+        return deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS
 
     def waits(self) -> list[Wait]:
         """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
@@ -101,7 +100,7 @@ class LocalGroupState(GroupState):
         seq, missing = self._waiting
         members = missing() if seq == self.seq else []
         ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
-        return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks)]
+        return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
@@ -116,7 +115,7 @@ class LocalGroupState(GroupState):
 
         self._waiting = self.seq, missing
         end, deadline = self._early, self.deadline
-        end.at = deadline.at - (ASK_SECONDS if deadline.seconds > 2 * ASK_SECONDS else 0.0)
+        end.at = deadline.at - (ASK_SECONDS if deadline.seconds >= MIN_SECONDS else 0.0)
         while True:
             engine.wait(settled, end)
             with engine.lock:

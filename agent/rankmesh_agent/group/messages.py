@@ -23,7 +23,7 @@ from rankmesh_agent.group.work import MessageWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import ANY, MessageMatcher
-from rankmesh_agent.progress.wait_graph import ASK_SECONDS, Wait
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
@@ -173,6 +173,7 @@ class GroupMessages:
                 -1,
                 f"{describe(message.record)} in group {state.name!r}",
                 [(rank, state.global_rank(rank)) for rank in message.partners] if len(message.partners) == 1 else [],
+                state.ranks,
             )
             for message in self.waiting.copy().values()
         ]
@@ -258,12 +259,12 @@ class PendingMessage:
             waiting[me] = self
             settled: Callable[[], bool] = lambda: transfer.done or state.cannot_complete(partners, any_will_do=True)  # noqa: E731
             try:
-                if deadline.seconds > 2 * ASK_SECONDS and len(partners) == 1:
+                if deadline.seconds >= MIN_SECONDS and len(partners) == 1:
                     early = Deadline.__new__(Deadline)  # not its __init__, a call more: most messages come here
                     early.at = deadline.at - ASK_SECONDS
                     if not self._transport.wait(settled, early):
                         with state.engine.lock:
-                            state.engine.waits.ask(partners)
+                            state.engine.waits.inquire(partners)
                         self._transport.wait(settled, deadline)
                 else:
                     self._transport.wait(settled, deadline)

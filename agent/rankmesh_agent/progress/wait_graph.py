@@ -1,9 +1,9 @@
 """Wait-for graph of the ranks, as far as it is needed to name the rank that holds up a call whose deadline is near.
 
-A rank that is about to pass its deadline asks the ranks that it waits for which ranks they wait for, asks those in
-turn, and sends its own waits to the members of its group, whose question may be stuck behind data that it does not take
-yet. A rank answers while it waits itself, since its engine moves bytes then: one that does not answer is stopped, cut
-off or busy elsewhere.
+A rank that is about to pass its deadline asks the ranks that it waits for which ranks they wait for, and asks those in
+turn. A question may be stuck behind data that its receiver does not take yet; so the rank also reports its own waits to
+the members of its group, and so does every rank that receives a frame of these, once. A rank answers while it waits,
+since its engine moves bytes then: one that does not answer is stopped, cut off or busy elsewhere.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from rankmesh_agent.wire.frames import Header, Opcode
 
 GROUP = 2**64 - 1
 """Stands for the group in the frames."""
-ASK_SECONDS = 0.4
+ASK_SECONDS = 0.5
 """Seconds before a deadline at which a rank begins to ask."""
-_ANSWER_SECONDS = 0.25
+MIN_SECONDS = 1.0
+"""Time limit of the shortest calls for which ranks are asked."""
+_ANSWER_SECONDS = 0.2
 """Seconds after which a rank that has not answered counts as one that does not wait: twice a slice of its waits."""
 _VALID_SECONDS = 2 * ASK_SECONDS
 _QUESTION, _ANSWER = 0, 1
 """Part of the frames."""
+_MAX_MEMBERS = 64
+"""Members of a group to all of which waits are reported."""
 _MAX_WAITS = 100
 """Waits in an answer, and ranks in each."""
 
@@ -39,12 +43,14 @@ class Wait(NamedTuple):
         seq: number of the collective, -1 for a message.
         what: description, for error messages.
         ranks: the ranks that it waits for, each with the number by which errors name it.
+        members: ranks of the group; not in frames.
     """
 
     group: int
     seq: int
     what: str
     ranks: list[tuple[int, int]]
+    members: tuple[int, ...] = ()
 
 
 class Culprits(NamedTuple):
@@ -89,24 +95,15 @@ class WaitGraph(FrameSink):
         self._own = own
         self._send = send
         self._silent_seconds = silent_seconds
+        self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
         self._answers: dict[int, tuple[float, list[Wait]]] = {}
 
-    def ask(self, ranks: Iterable[int]) -> None:
-        """Ask ranks for their waits, unless that has been done a moment ago."""
-        now = time.monotonic()
-        for rank in ranks:
-            if rank != self._rank and now - self._asked.get(rank, 0.0) > _VALID_SECONDS:
-                self._asked[rank] = now
-                self._answers.pop(rank, None)
-                self._frame(rank, _QUESTION, b"")
-
-    def report(self, ranks: Iterable[int]) -> None:
-        """Send the waits of this process to ranks."""
-        payload = self._encode()
-        for rank in ranks:
-            if rank != self._rank:
-                self._frame(rank, _ANSWER, payload)
+    def inquire(self, ranks: Iterable[int]) -> None:
+        """Ask ranks for their waits, and those that they wait for; report the waits of this process."""
+        self._inquired = time.monotonic()
+        self._ask(ranks)
+        self._report()
 
     def culprits(self, ranks: Collection[int], group: int, seq: int) -> Culprits:
         """Return the ranks that hold up a call, or a message.
@@ -125,9 +122,9 @@ class WaitGraph(FrameSink):
         todo, seen = list(ranks), {self._rank, *ranks}
         while todo:
             rank = todo.pop(0)
-            at, waits = self._answers.get(rank, (0.0, []))
+            at, waits = self._answers.get(rank, (-_VALID_SECONDS, []))
             if now - at > _VALID_SECONDS:
-                if _ANSWER_SECONDS <= now - self._asked.get(rank, 0.0) <= _VALID_SECONDS:
+                if _ANSWER_SECONDS <= now - self._asked.get(rank, -_VALID_SECONDS) <= _VALID_SECONDS:
                     silent.append(rank)
                 continue
             here = waits if seq < 0 else [wait for wait in waits if (wait.group, wait.seq) == (group, seq)]
@@ -145,20 +142,40 @@ class WaitGraph(FrameSink):
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Answer a question, or record an answer and ask the ranks that it names."""
+        now = time.monotonic()
         if header.part == _QUESTION:
             self._frame(rank, _ANSWER, self._encode())
-            return
-        waits = _decode(bytes(payload))
-        self._answers[rank] = time.monotonic(), waits
-        named = [pair for wait in waits for pair in wait.ranks]
-        self.numbers.update(named)
-        asking = rank in self._asked and time.monotonic() - self._asked[rank] <= _VALID_SECONDS
-        if asking:
-            self.ask(each for each, _ in named)
+        else:
+            waits = _decode(bytes(payload))
+            self._answers[rank] = now, waits
+            named = [pair for wait in waits for pair in wait.ranks]
+            self.numbers.update(named)
+            if now - self._inquired <= _VALID_SECONDS:
+                self._ask(each for each, _ in named)
+        self._report()
 
     def on_peer_lost(self, rank: int) -> None:
         """See FrameSink."""
         self._answers.pop(rank, None)
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        now = time.monotonic()
+        for rank in ranks:
+            if rank != self._rank and now - self._asked.get(rank, -_VALID_SECONDS) > _VALID_SECONDS:
+                self._asked[rank] = now
+                self._frame(rank, _QUESTION, b"")
+
+    def _report(self) -> None:
+        """Send the waits of this process to the members of its groups, unless that has been done a moment ago."""
+        now = time.monotonic()
+        if now - self._reported <= _VALID_SECONDS:
+            return
+        members = {rank for wait in self._own() if len(wait.members) <= _MAX_MEMBERS for rank in wait.members}
+        if members:
+            self._reported = now
+            payload = self._encode()
+            for rank in members - {self._rank}:
+                self._frame(rank, _ANSWER, payload)
 
     def _encode(self) -> bytes:
         waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]
