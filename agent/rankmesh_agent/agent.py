@@ -22,10 +22,12 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -64,6 +66,7 @@ class Agent:
         DistNetworkError: the join failed; the subclass and the message have the cause.
     """
 
+    @limit_named("this rank cannot join the job")
     def __init__(
         self,
         settings: Settings,
@@ -78,6 +81,7 @@ class Agent:
         instance: str = "",
         delegated: bool = False,
     ) -> None:
+        raise_limit()
         self.settings = settings
         self._started = time.monotonic()
         self._leaving = False
@@ -102,15 +106,23 @@ class Agent:
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
+            self._job_store = JobStore(
+                self.member.rank,
+                job.members,
+                settings.token,
+                f"rankmesh-store-{http.port}",
+                self._lost_ranks,
+                lambda: self._leaving,
+            )
+            undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            store_thread = f"rankmesh-store-{http.port}"
-            self._job_store = JobStore(self.member.rank, job.members[0], settings.token, store_thread)
+            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
-        if self._own_http is not None:
-            upgrades = {} if self.store_server is None else {store_frames.UPGRADE: self.store_server}
-            http.start(self._app(http.names), upgrades, on_demand=True)
+        self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
+        if self._own_http is not None:
+            http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
         self._heartbeats.start()
@@ -125,7 +137,7 @@ class Agent:
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: rank 0 has the keys and values, the others are its clients."""
+        """The job's store: one rank, at first rank 0, has the keys and values, the others are its clients."""
         return self._job_store.store
 
     def blocking_store(self) -> BlockingStore:
@@ -166,6 +178,12 @@ class Agent:
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """End a group at this rank; see LocalCommunicator.leave."""
         self.group_registry.drop(group, how)
+
+    def set_world(self, group: LocalCommunicator) -> None:
+        """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
+        group.set_global_ranks(tuple(range(group.size)))
+        self.world = group
+        self._store_waits.follow(group)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -252,10 +270,8 @@ class Agent:
         if self._leaving:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
-            if self._own_http is not None:
-                steps.callback(self._own_http.close)
-            elif self.store_server is not None:
-                steps.callback(self.store_server.close)
+            steps.callback(self._job_store.close)
+            steps.callback(self.store_server.close if self._own_http is None else self._own_http.close)
             steps.callback(self._job_store.cancel_waits)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
@@ -265,6 +281,7 @@ class Agent:
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
                 self.group_registry.leave()
+                self._job_store.leave()
                 self._job.leave(
                     reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
                 )
@@ -278,12 +295,21 @@ class Agent:
         self._leaving = True
         self._heartbeats.close_in_child()
         self.engine.close_in_child()
+        self.group_registry.close_in_child()
+        self._job.close_in_child()
+        self._job_store.close_in_child()
         if self._own_http is not None:
             self._own_http.close_in_child()
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._store_waits.progress()
+        self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+
+    def _lost_ranks(self) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows."""
+        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

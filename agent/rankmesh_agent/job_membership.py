@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.join_reports import LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
@@ -22,6 +23,7 @@ from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, M
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting all pairs after all ranks have joined."""
+_MAX_REASON = 900
 
 
 class JobMembership:
@@ -85,9 +87,10 @@ class JobMembership:
             )
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
-            joined = self.gateway.join(settings.job, world_size, self.member, deadline)
+            launched = LaunchedAs(settings.local_rank, settings.local_size)
+            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.callback(self._leave, "it could not connect to its peers")
+            undo.push(self._leave_after_error)
             self.members = {member.rank: member for member in joined.members}
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
             local = sum(member.host_id == self.member.host_id for member in joined.members)
@@ -99,6 +102,7 @@ class JobMembership:
                 listener,
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
+                lambda: self.gateway.raise_if_left(self.name, self.epoch),
             )
             undo.pop_all()
         listener.close()
@@ -135,10 +139,18 @@ class JobMembership:
         with self._gateway_lock:
             self._leave(reason, failed_ranks)
 
+    def close_in_child(self) -> None:
+        """Close the connection to the gateway in a forked child, without a message."""
+        self.gateway.close_in_child()
+
     def close(self) -> None:
         """Close the connections, after ``leave``."""
         self.engine.close()
         self.gateway.close()
+
+    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        why = f": {type(error).__name__}: {error}"[:_MAX_REASON] if error is not None else ""
+        self._leave(f"it could not connect to its peers{why}", getattr(error, "ranks", ()))
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
         member = self.member

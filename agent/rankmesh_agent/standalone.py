@@ -254,7 +254,7 @@ class _CurrentStore:
 
     def handle(self, sock: socket.socket) -> None:
         agent = self._leases.agent
-        if agent is None or agent.store_server is None:
+        if agent is None:
             sock.close()
         else:
             agent.store_server.handle(sock)

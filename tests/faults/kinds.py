@@ -215,7 +215,7 @@ KINDS: dict[str, Kind] = {
     "full /dev/shm": Kind("little room for shared memory", _full, namespaces=True),
     "descriptors": Kind("a rank has no more file descriptors", _descriptors),
     "launched": Kind(
-        "a rank dies under rankmesh run, whose report names it", _launched("launched", ("kill", "exception"))
+        "a rank dies under rankmesh run, whose report names it", _launched("launched", ("kill", "exception", "exit"))
     ),
     "launcher killed": Kind("SIGKILL to rankmesh run", _launched("launcher killed")),
     "launcher Ctrl-C": Kind("SIGINT to rankmesh run and its ranks, once or twice", _launched("launcher interrupted")),

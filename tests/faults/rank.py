@@ -96,6 +96,8 @@ class Rank:
             raise
         except Exception as error:
             self._error("error", error)
+            if self.spec["external"] == "launched":
+                raise  # as in a script: the launcher has the cause among several failures
             if joined and self.spec["recover"] and (self.fault is None or self.fault["place"] == "shrink"):
                 self._recover(error)
         self._end(before)

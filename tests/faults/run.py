@@ -386,15 +386,21 @@ class Run:
             self._judge_completion(rank)
         elif rank not in self._victims:
             self._judge_survivor(rank, fault)
-        elif "descriptor" not in error["text"] or "ulimit" not in error["text"]:
-            self.outcome.unnamed.append(f"rank {rank}: neither the limit nor the remedy: {error['text']!r}")
+        else:
+            self._judge_words(rank, error, ("descriptor", "ulimit"))
 
     def _judge_without_room(self, rank: int) -> None:
         error = self._event(rank, "error")
         if error is None or self.spec["medium"] != "shm":
             self._judge_completion(rank)
-        elif not all(word in error["text"] for word in ("room", str(self._shm), "RANKMESH_TRANSPORT")):
-            self.outcome.unnamed.append(f"rank {rank}: neither what is full nor the remedy: {error['text']!r}")
+        else:
+            self._judge_words(rank, error, ("room", str(self._shm), "RANKMESH_TRANSPORT"))
+
+    def _judge_words(self, rank: int, error: dict[str, Any], words: Sequence[str]) -> None:
+        """Judge the error of a rank that has met a limit: it has to say which, and the remedy."""
+        self.outcome.errors.append({**error, "rank": rank, "seconds": error["at"] - (self._fault_at() or 0.0)})
+        if not all(word in error["text"] for word in words):
+            self.outcome.unnamed.append(f"rank {rank}: neither the limit nor the remedy: {error['text']!r}")
 
     def _judge_report(self) -> None:
         text = self._wrote("launcher")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from faults import page
 from faults.__main__ import table
 from faults.kinds import KINDS, specify
 from faults.run import Outcome, Run
@@ -68,6 +69,7 @@ def test_the_table_counts_what_is_found() -> None:
     bad.missing, bad.hangs, bad.wrong, bad.leaks = 1, ["a"], ["b", "c"], ["d"]
     bad.unnamed, bad.unrecovered = ["e"], ["f"]
     assert table([good, bad], ["kill"])[2] == "| kill | 2 | 1 | 1 | 75 | 0.20 | 0.30 | 1 | 75 |"
+    assert page._row("kill", [good, bad], []) == "| kill | 2 | 1 | 1 | 3 of 4 | 0.20 / 0.30 | 1 | 3 of 4 |  |  |  |"
     assert len(bad.findings) == 6
     assert not good.findings
 

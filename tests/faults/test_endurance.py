@@ -18,7 +18,7 @@ def _servers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("medium", ["shm", "tcp"])
-@pytest.mark.parametrize(("what", "count"), [("cycles", 20), ("collectives", 4000)])
+@pytest.mark.parametrize(("what", "count"), [("cycles", 12), ("collectives", 4000)])
 def test_nothing_grows(what: str, count: int, medium: str) -> None:
     for found in measure(what, count, 4, medium):
         assert not growth(found, allowed_kib=16 << 10), found

@@ -31,6 +31,7 @@ class Settings:
         rank: RANK, or the rank from the launcher.
         world_size: WORLD_SIZE, or the launcher's number of processes; if RANK is set, only if it equals the launcher's.
         local_rank: LOCAL_RANK, or the launcher's, under the same condition.
+        local_size: LOCAL_WORLD_SIZE, the number of ranks on each node.
         launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them provided this process's rank; None if RANK is set
             (by torchrun, ``rankmesh run`` or a user).
         master_addr: MASTER_ADDR, the host of the gateway.
@@ -62,6 +63,7 @@ class Settings:
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
+    local_size: int | None = None
     launcher: Launcher | None = None
     master_addr: str | None = None
     master_port: int | None = None
@@ -105,6 +107,7 @@ class Settings:
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
+            local_size=integer(environ, "LOCAL_WORLD_SIZE", at_least=1),
             launcher=launcher,
             master_addr=environ.get("MASTER_ADDR") or None,
             master_port=integer(environ, "MASTER_PORT", at_most=65535),

@@ -24,6 +24,7 @@ from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import QueuedWork, Work
+from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
@@ -261,6 +262,12 @@ class CallQueue:
                 self._latest.join(_JOIN_SECONDS)
         for device in sorted(self._backends, reverse=True):  # host memory last: other backends may build on its backend
             self._backends[device].close()
+
+    def close_in_child(self) -> None:
+        """Forget the worker and its calls in a forked child, which has no such thread."""
+        reset_lock(self._turn)
+        self._queued.clear()
+        self._worker = self._latest = self._batch = self._batch_thread = None
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
         plan = self.plan(key)

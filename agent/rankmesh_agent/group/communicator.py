@@ -134,6 +134,11 @@ class Communicator(ABC):
         """
         self.use_backend(CustomBackend(name, engine, self.link))
 
+    def close_in_child(self) -> None:
+        """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
+        self.state.close_in_child()
+        self.queue.close_in_child()
+
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
         self.state.abort(error)

@@ -181,6 +181,11 @@ class LocalCommunicator(Communicator, FrameSink):
     def _waits(self) -> list[Wait]:
         return self.state.waits() + self.messages.waits()
 
+    def close_in_child(self) -> None:
+        """See Communicator."""
+        self._closed = True
+        super().close_in_child()
+
     # FrameSink: with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:

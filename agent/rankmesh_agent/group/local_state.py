@@ -211,6 +211,11 @@ class LocalGroupState(GroupState):
         self._abort_sent = True
         super().mark_destroyed()
 
+    def close_in_child(self) -> None:
+        """See GroupState."""
+        self._abort_sent = True
+        super().close_in_child()
+
     def abort(self, error: BaseException) -> None:
         """See GroupState."""
         me = self._describe(self.engine.rank)
@@ -251,6 +256,10 @@ class LocalGroupState(GroupState):
         if self.call is START_UP:
             return "during start-up #0"
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
+
+    def loss_error(self, rank: int) -> DistBackendError:
+        """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held."""
+        return self._peer_lost_error(rank, self._current_call())
 
     def _peer_lost_error(self, rank: int, when: str) -> DistBackendError:
         who = self._describe(rank)

@@ -7,6 +7,7 @@ ends only the waits that need it.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from typing import Any
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.options import Details
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
 from rankmesh_agent.wire.ops import Call, OpType
 
@@ -124,6 +126,16 @@ class GroupState(ABC):
         with self.lock:
             if self.failure is None:
                 self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
+
+    def close_in_child(self) -> None:
+        """End the group in a forked child, without a message to the members."""
+        reset_lock(self.lock)
+        self.unanswered = False
+        self.failure = GroupAbortedError(
+            f"group {self.name!r} is the group of process {os.getppid()}, which has forked this one: a forked child is "
+            "not a rank; call init_process_group in it to join a job of its own",
+            group=self.name,
+        )
 
     def broadcast_abort(self) -> None:  # noqa: B027  # the agent of an attached process does
         """Inform the members of the failure, unless they know. Without the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -9,10 +10,28 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline, seconds_of
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupAbortedError
 
 _GRACE_SECONDS = 1.0
 """Time after its deadline by which a message ends at the latest: the thread that detects that has to be scheduled."""
+
+
+_process = object()
+"""Another object in a forked child, which lacks the threads that complete the operations of its parent."""
+
+
+def _after_fork() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _check_process(made_in: object) -> None:
+    """Raise if an operation began in the process that has forked this one."""
+    if made_in is not _process:
+        raise GroupAbortedError(f"the operation is one of process {os.getppid()}, which has forked this one")
 
 
 class Future:
@@ -30,6 +49,7 @@ class Future:
     ) -> None:
         self._worker = worker
         self._release = release
+        self._process = _process
         self._lock = threading.Lock()
         self._complete = threading.Event()
         self._value: Any = None
@@ -47,6 +67,8 @@ class Future:
             TimeoutError: the operation goes on.
             RuntimeError: this is a callback, and the operation comes after it.
         """
+        if not self._complete.is_set():
+            _check_process(self._process)
         if not self._complete.is_set() and threading.current_thread() is self._worker():
             raise RuntimeError("waiting in a callback for a later call of the group would wait for itself: use then()")
         if not self._complete.wait(timeout):
@@ -283,12 +305,13 @@ class MessageWork(Work):
         self._deadline = deadline
         self._source = source
         self.abandon = abandon
+        self._process = _process
         self._completing = threading.Lock()
         self._done = False
         self._error: BaseException | None = None
 
     def is_completed(self) -> bool:
-        if not self._done and self._completing.acquire(False):
+        if not self._done and self._process is _process and self._completing.acquire(False):
             try:
                 self._done = self._done or self._complete_message(None)
             except DistError as error:
@@ -306,6 +329,7 @@ class MessageWork(Work):
         seconds = wait_limit(timeout)
         own = self._deadline if seconds is None else Deadline(seconds)
         if not self._done:
+            _check_process(self._process)
             # The error of another thread that completes it, at the operation's deadline, names the missing rank.
             grace = _GRACE_SECONDS if seconds is None else 0.0
             if not self._completing.acquire(False) and not self._completing.acquire(timeout=own.remaining() + grace):

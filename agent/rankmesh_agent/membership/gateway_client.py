@@ -9,18 +9,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
+from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReports, LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     GatewayUnreachableError,
     JoinTimeoutError,
+    RankFailedError,
     from_code,
 )
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     LONG_POLL_SECONDS,
+    NO_HEARTBEAT,
     SUSPECT_SECONDS,
     UNASSIGNED,
     AgentHeartbeat,
@@ -41,8 +46,6 @@ _RETRY_SECONDS = 0.1
 _MIN_POLL_SECONDS = 0.05
 _RESPONSE_SECONDS = 2.0
 """Time limit of a response, in addition to the wait that the request asks for."""
-_WARN_SECONDS = 5.0
-"""Seconds of failed attempts after which a warning is logged."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
 """HTTP statuses of a gateway that is closing, say, or of a proxy in front of it."""
 
@@ -69,14 +72,17 @@ class GatewayClient:
         self._declared_failed = False
         self._http = HttpClient(token)
 
-    def join(self, job: str, world_size: int, member: Member, deadline: Deadline) -> JoinReply:
-        """Join a job and wait until all ranks have joined.
+    def join(
+        self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LaunchedAs = NOT_LAUNCHED
+    ) -> JoinReply:
+        """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
         Args:
             job: the job's name.
             world_size: number of ranks in the job.
             member: the joining rank; if its rank is UNASSIGNED, the gateway assigns one to its instance.
             deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
+            launched: this process's place on its node.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -85,7 +91,8 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            return self._join_until(job, world_size, member, deadline, seen)
+            reports = JoinReports(job, world_size, deadline, launched)
+            return self._join_until(job, world_size, member, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -93,18 +100,26 @@ class GatewayClient:
             raise
 
     def _join_until(
-        self, job: str, world_size: int, member: Member, deadline: Deadline, seen: dict[int | str, Member]
+        self,
+        job: str,
+        world_size: int,
+        member: Member,
+        deadline: Deadline,
+        seen: dict[int | str, Member],
+        reports: JoinReports,
     ) -> JoinReply:
         failure = "its address is not known yet"
-        until_warning = Deadline(_WARN_SECONDS)
         url: str | None = None
+        began = time.monotonic()
         while not deadline.expired():
+            raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
             url = url or self._find()
             if url is not None:
                 self.url = url
                 # A rank that gives up earlier, perhaps with the gateway in its process, has joined all the same:
                 # the first request does not wait, and the last ones follow each other closely.
-                wait = max(_MIN_POLL_SECONDS, min(LONG_POLL_SECONDS, deadline.remaining() / 2)) if seen else 0.0
+                most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next())
+                wait = max(_MIN_POLL_SECONDS, most) if seen else 0.0
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
                 try:
                     reply = self._join_once(url, JoinRequest(job, world_size, member, wait), limit)
@@ -116,12 +131,10 @@ class GatewayClient:
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
+                    reports.ranks_missing(url, member, reply.members)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            if until_warning.expired():
-                where = url or "an unknown address"
-                _log.warning("%s still waits for the gateway at %s: %s", member.described(), where, failure)
-                until_warning = Deadline(deadline.remaining() + 1)
+            reports.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
@@ -187,8 +200,12 @@ class GatewayClient:
     def _send_heartbeat(self, path: str, heartbeat: Heartbeat | AgentHeartbeat) -> HttpResponse | None:
         """Send a heartbeat and return the response; locate the gateway again after a long silence."""
         answer = None
-        with contextlib.suppress(NoResponseError):
+        try:
             answer = self._post(self.url, path, heartbeat)
+        except NoResponseError:
+            pass
+        except DescriptorLimitError as error:
+            warn_exhausted("a heartbeat could not be sent", error.__cause__ or error)
         if answer is not None and answer.status not in _UNAVAILABLE:
             self._answered += 1
             self._last_response = time.monotonic()
@@ -205,8 +222,26 @@ class GatewayClient:
 
     def leave(self, leave: Leave) -> None:
         """Leave the job; a gateway that has ended already does not matter."""
-        with contextlib.suppress(NoResponseError):
+        with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
+
+    def raise_if_left(self, job: str, epoch: int) -> None:
+        """Raise if a rank of an epoch that is complete has left it; a gateway that does not answer does not matter.
+
+        Raises:
+            RankFailedError: names the rank, and its reason.
+        """
+        with contextlib.suppress(NoResponseError, ValueError, KeyError, TypeError):
+            answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
+            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
+                if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
+                    member = Member(**rank["member"])
+                    raise RankFailedError(
+                        f"{member.described()} {rank['state']} while the ranks connected to each other: "
+                        f"{rank['reason'] or 'it was done'}",
+                        ranks=[member.rank],
+                    )
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""
@@ -217,6 +252,10 @@ class GatewayClient:
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
+
+    def close_in_child(self) -> None:
+        """Close the connection in a forked child; the parent's stays open."""
+        self._http.close_in_child()
 
     def _post(
         self,

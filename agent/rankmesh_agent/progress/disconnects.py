@@ -59,6 +59,11 @@ class DisconnectMonitor:
         self._reported |= {lost.rank for lost in found}
         return found
 
+    def ended_peers(self) -> list[int]:
+        """Return the peers whose connections ended some time ago, also those whose last bytes have not been read."""
+        before = time.monotonic() - _UNREAD_SECONDS
+        return [rank for rank, since in list(self._ended.items()) if since <= before]
+
     def close(self) -> None:
         """Close the descriptor."""
         self._poll.close()

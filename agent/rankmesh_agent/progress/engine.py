@@ -8,6 +8,7 @@ A frame whose buffer has not been posted stays in the connection: the transport'
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
@@ -65,6 +67,7 @@ class ProgressEngine(Driver):
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
+        on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class ProgressEngine(Driver):
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
         self.on_peer_failure: Callable[[], None] | None = None
+        self.on_peer_lost: Callable[[int], None] | None = None
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
         for connection in connections.values():
             connection.parallel_reads = not oversubscribed
@@ -233,7 +237,9 @@ class ProgressEngine(Driver):
             peer = poller.peers.get(fd)
             if peer is None:
                 if fd == poller.wakeup_fd:
-                    os.eventfd_read(fd)
+                    # A thread in progress(), which polls beside the driver, may have read it.
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
                 continue
             if poller.shared:
                 peer.connection.on_wakeup()
@@ -326,6 +332,8 @@ class ProgressEngine(Driver):
         self._changed.notify_all()
         if self.on_peer_failure is not None and not end.clean:
             self.on_peer_failure()
+        if self.on_peer_lost is not None:
+            self.on_peer_lost(peer.rank)
 
     # The end
 
@@ -377,7 +385,8 @@ class ProgressEngine(Driver):
             self._poller.close()
 
     def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child. Takes no lock: a thread of the parent may hold it."""
+        """Close the parent's descriptors in a forked child."""
+        reset_lock(self.lock)
         self.closed = True
         for rank, peer in self._peers.items():
             if rank not in self.lost_peers:

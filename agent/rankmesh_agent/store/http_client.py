@@ -18,6 +18,7 @@ from rankmesh_agent.store.base import (
     unresponsive_error,
 )
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistError,
@@ -26,10 +27,11 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     KeyNotFoundError,
     QueueEmptyError,
+    RankFailedError,
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, MAX_BODY_BYTES
+from rankmesh_agent.wire.schemas import FORWARDED_HEADER, LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 HTTP_MARGIN_SECONDS = 10.0
 """Least time limit of the response to a command that waits, besides its wait: the owner may have to load its web
@@ -54,22 +56,24 @@ class HttpStore(AsyncStore):
     Args:
         url: base URL of the agent that owns the keys and values.
         token: the job's token; empty for none.
+        forwarded: whether the requests are other clients', which the agent must not forward to yet another one.
 
     Attributes:
         url, token: the same.
         timeout: seconds in which the owner must respond to a command that does not wait.
     """
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str = "", *, forwarded: bool = False) -> None:
         self.url = url.rstrip("/")
         self.token = token
         self.timeout = RESPONSE_SECONDS
+        self._forwarded = forwarded
         self._transport: httpx.AsyncHTTPTransport | None = None
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
         if self._transport is None:  # made here, because it belongs to the running event loop
             self._transport = httpx.AsyncHTTPTransport(**_options(self.url))
-        exchange = _exchange(self.url, self.token, command, idempotency_key, self.timeout)
+        exchange = _exchange(self.url, self.token, command, idempotency_key, self.timeout, forwarded=self._forwarded)
         try:
             request = next(exchange)
             while True:
@@ -137,9 +141,13 @@ def _options(url: str) -> dict[str, Any]:
     return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
 
 
-def _exchange(url: str, token: str, command: Command[T], idempotency_key: str, timeout: float) -> Exchange[T]:
+def _exchange(
+    url: str, token: str, command: Command[T], idempotency_key: str, timeout: float, *, forwarded: bool = False
+) -> Exchange[T]:
     """Request a command, which must have responded ``timeout`` seconds after its own time limit."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if forwarded:
+        headers[FORWARDED_HEADER] = "1"
     if command.writes:
         headers["Idempotency-Key"] = idempotency_key or secrets.token_hex(16)
     try:
@@ -163,8 +171,8 @@ def _long_polls(url: str, headers: dict[str, str], command: Waiting[T], timeout:
             return (yield from _request(url, headers, part, deadline.remaining() + timeout))
         except StoreUnresponsiveError:  # the agent at the URL forwards to the owner
             raise
-        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-            if deadline.expired():
+        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+            if error.ranks or deadline.expired():
                 raise
 
 
@@ -219,8 +227,12 @@ def _error_of(url: str, response: httpx.Response) -> DistError:
         kind = BY_CODE.get(code)
     except (ValueError, TypeError, KeyError):
         return _not_a_store_error(url, response)
-    if kind is not None and issubclass(kind, DistStoreError):
-        return kind(detail)
+    if kind is not None and issubclass(kind, DistStoreError | RankFailedError):
+        ranks = found.get("ranks")
+        return kind(detail, ranks=[rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else ())
+    if code == StoreMovedError.code:
+        ranks = found.get("ranks")
+        return StoreMovedError(detail, ranks=ranks if isinstance(ranks, list) else ())
     return DistNetworkError(f"the store at {url} answered {response.status_code}: {detail}", address=url)
 
 

@@ -1,12 +1,17 @@
-"""Store of a job, as one of its ranks has it: rank 0 owns the keys and values, the others are its clients."""
+"""Store of a job, as one of its ranks has it: one rank owns the keys and values, the others are its clients."""
 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owners
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
+from rankmesh_agent.store.ownership import Host, Ownership
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
@@ -16,50 +21,107 @@ class JobStore:
 
     Args:
         rank: this rank.
-        owner: rank 0.
+        members: all ranks, by rank.
         token: the job's token.
         name: name of the server's thread.
+        lost: returns the ranks that have failed or left, as this rank knows.
+        has_left: returns whether this rank has left the job.
 
     Attributes:
-        server: serves the binary protocol; None where another rank has the keys.
+        store: the store, for callers with an event loop.
+        server: serves the binary protocol.
     """
 
-    def __init__(self, rank: int, owner: Member, token: str, name: str) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        rank: int,
+        members: Mapping[int, Member],
+        token: str,
+        name: str,
+        lost: Callable[[], Collection[int]],
+        has_left: Callable[[], bool],
+    ) -> None:
         self._token = token
-        self._lock = threading.Lock()
-        self._memory = MemoryStore() if rank == 0 else None
-        self._store: AsyncStore | None = self._memory
-        self.server = StoreServer(self._memory.table, token, name) if self._memory is not None else None
+        self._lock = threading.RLock()
+        self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
+        self._final: DistError | None = None
+        first = members[min(members)]
+        self._ownership: Ownership | None = None
+        if len(members) > 1:
+            sharing = sorted(each.rank for each in members.values() if each.host_id == first.host_id)
+            self._memory = MemoryStore()
+            host = Host(sharing, first.pid, first.instance)
+            self._ownership = Ownership(rank, host, self._memory.table, lost)
+            self._memory.ownership = self._ownership
+            self._owners = Owners(self._ownership, members, has_left)
+            self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
+        else:
+            self.store = self._memory = MemoryStore()
+        self.server = StoreServer(self._memory.table, token, name, self._ownership)
 
-    @property
-    def store(self) -> AsyncStore:
-        """The store, for callers with an event loop."""
-        with self._lock:
-            if self._store is None:
-                from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
-
-                self._store = HttpStore(self._owner.http, self._token)
-            return self._store
+    def open_journal(self) -> None:
+        """Open the journal of this host; once all ranks have made their JobStore."""
+        if self._ownership is not None:
+            self._ownership.open_journal()
 
     def blocking(self) -> BlockingStore:
         """Return the store for callers without an event loop; the caller closes it."""
-        if self._memory is not None:
-            return BlockingMemoryStore(self._memory.table)
-        from rankmesh_agent.store.client import StoreClient
-
-        return StoreClient(self._owner.http, self._token, self._owner.described())
+        store: BlockingStore
+        if self._ownership is None:
+            store = BlockingMemoryStore(self._memory.table)
+        else:
+            store = BlockingJobStore(self._owners, self._memory.table, self._token)
+        with self._lock:
+            self._clients.add(store)
+            final = self._final
+        if final is not None:
+            store.fail_waits(final, for_good=True)
+        return store
 
     def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""
-        return None if self._memory is None else self._memory.table.vitals()
+        owned = self._ownership is None or self._ownership.owned
+        return self._memory.table.vitals() if owned else None
+
+    def check(self) -> None:
+        """End the waits of clients here if another rank has become the owner. Called from time to time."""
+        if self._ownership is not None and self._ownership.superseded():
+            self._memory.table.cancel_waits()
+
+    def leave(self) -> None:
+        """Give up the ownership: the next rank takes over."""
+        if self._ownership is not None:
+            self._ownership.leave()
+
+    def waiting(self) -> bool:
+        """Return whether a command of this rank waits."""
+        with self._lock:
+            return any(store.waits_under_way() for store in self._clients)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """End the waits of this rank that are under way; see BlockingStore.fail_waits."""
+        with self._lock:
+            stores = list(self._clients)
+            if for_good:
+                self._final = failure
+        for store in stores:
+            store.fail_waits(failure, for_good=for_good)
+        self.store.fail_waits(failure, for_good=for_good)
 
     def cancel_waits(self) -> None:
-        """End the commands that wait."""
-        if self._store is not None:
-            self._store.cancel_waits()
+        """End the commands that wait here, for good."""
+        self._memory.cancel_waits()
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""
-        if self._store is not None:
-            await self._store.close()
+        await self.store.close()
+
+    def close(self) -> None:
+        """Close the journal, after the servers."""
+        if self._ownership is not None:
+            self._ownership.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        if self._ownership is not None:
+            self._ownership.close_in_child()

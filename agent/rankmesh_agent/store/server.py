@@ -20,10 +20,12 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
@@ -31,6 +33,8 @@ from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.idempotency import ReplyCache
+from rankmesh_agent.store.ownership import Ownership
+from rankmesh_agent.store.records import Origin
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
@@ -53,6 +57,8 @@ _ACCEPT_RETRY_SECONDS = 0.05
 
 _log = logging.getLogger("rankmesh.store")
 
+T = TypeVar("T")
+
 
 class StoreServer:
     """Serves a table to upgraded connections. Its thread starts with the first one.
@@ -61,11 +67,15 @@ class StoreServer:
         table: the keys and values.
         token: the job's secret.
         name: the thread's name.
+        ownership: this rank's part in the ownership of the job's store; None for a store that ends with this process.
     """
 
-    def __init__(self, table: Table, token: str, name: str = "rankmesh-store-fast") -> None:
+    def __init__(
+        self, table: Table, token: str, name: str = "rankmesh-store-fast", ownership: Ownership | None = None
+    ) -> None:
         self._table = table
         self._token = token
+        self._ownership = ownership
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
         self._upgraded: deque[socket.socket] = deque()
         self._connections: dict[int, Connection] = {}
@@ -87,15 +97,23 @@ class StoreServer:
             if self._closed:
                 sock.close()
                 return
-            self._upgraded.append(sock)
             if self._poll is None:
-                self._poll = select.epoll()
-                self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                self._poll.register(self._wakeup, select.EPOLLIN)
-                self._unix_listener = _listen_unix()
-                self._poll.register(self._unix_listener, select.EPOLLIN)
-                self._thread.start()
+                self._start()
+            self._upgraded.append(sock)
             os.eventfd_write(self._wakeup, 1)
+
+    def _start(self) -> None:
+        """Open the descriptors and start the thread; an error leaves all as it was, for the next client."""
+        with contextlib.ExitStack() as undo:
+            poll = undo.enter_context(select.epoll())
+            wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            undo.callback(os.close, wakeup)
+            unix_listener = undo.enter_context(_listen_unix())
+            poll.register(wakeup, select.EPOLLIN)
+            poll.register(unix_listener, select.EPOLLIN)
+            undo.pop_all()
+        self._poll, self._wakeup, self._unix_listener = poll, wakeup, unix_listener
+        self._thread.start()
 
     def close(self) -> None:
         """Close all connections, and end the thread. Does nothing the second time."""
@@ -183,6 +201,8 @@ class StoreServer:
             pass
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                if is_exhausted(error):
+                    warn_exhausted("a client of the store waits", error)
                 poll.modify(unix_listener, 0)  # the client stays in the backlog: an immediate retry would only spin
                 self._set_timer(_ACCEPT_RETRY_SECONDS, None, _ACCEPT)
 
@@ -218,7 +238,23 @@ class StoreServer:
             self._due = min(self._due, self._replies.next_expiry())
             connection.last = None
         if request is not None and not request.future.cancel():
-            request.command.undo(self._table, request.future.result())
+            self._undo(connection, request)
+
+    def _undo(self, connection: Connection, request: PendingRequest) -> None:
+        """Undo a request whose client has not got the response, and will not."""
+        origin = Origin(connection.name, request.seq)
+        self._execute_as(origin, lambda: request.command.undo(self._table, request.future.result()))
+
+    def _execute_as(self, origin: Origin, execute: Callable[[], T]) -> T:
+        """Return what ``execute`` returns; the changes that it makes are recorded as those of a request."""
+        log = None if self._ownership is None else self._ownership.log
+        if log is None:
+            return execute()
+        log.request.origin = origin
+        try:
+            return execute()
+        finally:
+            log.request.origin = None
 
     def _on_ready(self, connection: Connection) -> None:
         """Send or receive on a connection that is ready for it."""
@@ -284,40 +320,66 @@ class StoreServer:
         self, connection: Connection, opcode: int, flags: int, seq: int, seconds: float, parts: list[bytes]
     ) -> None:
         """Execute a request."""
+        ownership = self._ownership
+        if ownership is not None and not ownership.acquire():
+            connection.send(store_frames.encode_moved(seq, ownership.owner() if ownership.can_own else None))
+            return
+        origin = Origin(connection.name, seq)
         if flags & store_frames.RETRY:
-            frame = self._cached_response(parts.pop(0) if parts else b"")
+            origin = _retried(parts.pop(0) if parts else b"")
+            frame = self._cached_response(origin)
             if frame is not None:
                 frame = store_frames.with_seq(frame, seq)
                 connection.last = (seq, frame)
-                connection.send(frame)
+                self._respond(connection, frame)
                 return
         try:
             command = codec.decode_command(opcode, flags, seconds, parts)
             self._table.count_call(command.name)
-            found = command.try_execute(self._table)
+            if ownership is None or not command.writes:
+                found = command.try_execute(self._table)
+            else:
+                found = self._execute_as(origin, partial(command.try_execute, self._table))
             if found is None:
                 assert isinstance(command, Waiting)
                 if seconds <= 0:
                     raise command.timeout_error(self._table)
-                request = PendingRequest(next(self._sequence), seq, command, command.start(self._table))
+                future = self._execute_as(origin, partial(command.start, self._table))
+                request = PendingRequest(next(self._sequence), seq, command, future)
                 connection.pending = request
                 self._set_timer(seconds, connection, request.number)
                 request.future.add_done_callback(partial(self._on_complete, connection, request))
                 return
         except DistStoreError as error:
-            connection.send(codec.encode_error(seq, error))
+            self._respond(connection, codec.encode_error(seq, error))
             return
         frame = codec.encode_result(seq, found[0])
         if command.writes:
             connection.last = (seq, frame)
-        connection.send(frame)
+        self._respond(connection, frame)
+
+    def _respond(self, connection: Connection, frame: bytes) -> None:
+        """Send a response, unless another rank has become the owner meanwhile: then the client asks that one.
+
+        Raises:
+            OSError: the client has closed the connection.
+        """
+        if self._ownership is None or self._ownership.owned:
+            connection.send(frame)
+        else:
+            self._close_connection(connection)
 
     def _on_complete(self, connection: Connection, request: PendingRequest, future: Future[Any]) -> None:
         """Respond to a request that has waited, in the thread that completed it."""
         if connection.pending is not request:  # it timed out already, or its client has closed the connection
             return
-        if future.cancelled():  # the table is closed: end at once, or the clients would repeat their requests here
-            self._stop()
+        if (
+            future.cancelled()
+        ):  # the table is closed, or another rank's: the clients must not repeat their requests here
+            if self._ownership is None or not self._ownership.can_own:
+                self._stop()
+            else:
+                connection.shut_down()
             return
         frame = codec.encode_result(request.seq, future.result())
         sent = False
@@ -325,6 +387,9 @@ class StoreServer:
             if connection.take_pending(request) is None:
                 return
             try:
+                if self._ownership is not None and not self._ownership.owned:
+                    connection.shut_down()
+                    return
                 if not (request.command.writes and connection.peer_closed()):
                     connection.send(frame)
                     sent = True
@@ -336,18 +401,11 @@ class StoreServer:
                 if not sent:
                     connection.shut_down()
         if not sent:
-            request.command.undo(self._table, future.result())
+            self._undo(connection, request)
 
-    def _cached_response(self, retried: bytes) -> bytes | None:
-        """Return the response to a request that was executed already; None if it was not, and it will not be any more.
-
-        Raises:
-            ProtocolError: ``retried`` does not identify a request.
-        """
-        try:
-            name, seq = store_frames.RETRIED_REQUEST.unpack(retried)
-        except struct.error:
-            raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
+    def _cached_response(self, origin: Origin) -> bytes | None:
+        """Return the response to a request that was executed already; None if it was not, and never will be."""
+        name, seq = origin
         broken = self._by_name.get(name)
         if broken is not None:
             request = broken.take_pending()
@@ -355,6 +413,8 @@ class StoreServer:
                 broken.last = (request.seq, codec.encode_result(request.seq, request.future.result()))
             self._close_connection(broken)
         reply = self._replies.pop(name)
+        if reply is None and self._ownership is not None and self._ownership.log is not None:
+            reply = self._ownership.log.reply(name)
         return reply[1] if reply is not None and reply[0] == seq else None
 
     # Timers
@@ -401,9 +461,21 @@ class StoreServer:
             if request.command.writes:
                 connection.last = (request.seq, frame)
         try:
-            connection.send(frame)
+            self._respond(connection, frame)
         except OSError:
             self._close_connection(connection)
+
+
+def _retried(identity: bytes) -> Origin:
+    """Return the request that a retry repeats.
+
+    Raises:
+        ProtocolError: ``identity`` does not identify a request.
+    """
+    try:
+        return Origin(*store_frames.RETRIED_REQUEST.unpack(identity))
+    except struct.error:
+        raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
 
 
 def _in_progress(connection: Connection, subject: int) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rankmesh_agent.wire.stats import StoreStats
 
@@ -18,19 +18,39 @@ Changes = Mapping[str, bytes | None]
 T = TypeVar("T")
 
 
+class Log(Protocol):
+    """Record of a table's changes. Each method is called with the table's lock held, before the change is made."""
+
+    def changed(self, changes: Changes, result: Any) -> None:
+        """Record new values, and the result of the command that sets them."""
+
+    def pushed(self, key: str, value: bytes, *, first: bool) -> None:
+        """Record that a value is appended to a queue, or put back at its head."""
+
+    def popped(self, key: str, value: bytes, origin: Any) -> None:
+        """Record that the first value of a queue is removed, by the request of ``origin``."""
+
+    def origin(self) -> Any:
+        """Return the request that this thread executes."""
+
+
 class Table:
     """Keys, values, queues, and the futures of callers that wait for them. No method blocks.
 
     A queue has a key, too, but is not the key's value: both may exist at a time.
+
+    Attributes:
+        log: records each change before it is made; None if nothing does.
     """
 
     def __init__(self) -> None:
+        self.log: Log | None = None
         # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.
         self._lock = threading.RLock()
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, set[_Watch[Any]]] = {}
         self._queues: dict[str, deque[bytes]] = {}
-        self._pending_pops: dict[str, deque[Future[bytes]]] = {}
+        self._pending_pops: dict[str, deque[_Pop]] = {}
         self._calls: dict[str, int] = {}
         self._closed = False
 
@@ -64,6 +84,8 @@ class Table:
             result, changes = plan(self._values)
             if changes and persist is not None:
                 persist(changes)
+            if changes and self.log is not None:
+                self.log.changed(changes, result)
             if None in changes.values():
                 for key, value in changes.items():
                     if value is None:
@@ -142,8 +164,13 @@ class Table:
             while pops:
                 pop = pops.popleft()
                 if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
+                    if (log := self.log) is not None:
+                        log.pushed(key, value, first=first)
+                        log.popped(key, value, pop.origin)
                     break
             else:
+                if self.log is not None:
+                    self.log.pushed(key, value, first=first)
                 queue = self._queues.setdefault(key, deque())
                 (queue.appendleft if first else queue.append)(value)
                 return
@@ -155,6 +182,8 @@ class Table:
             queue = self._queues.get(key)
             if queue is None:
                 return None
+            if self.log is not None:
+                self.log.popped(key, queue[0], self.log.origin())
             value = queue.popleft()
             if not queue:
                 del self._queues[key]
@@ -165,8 +194,10 @@ class Table:
 
         Cancel it to stop waiting: if that succeeds, no value has left the queue.
         """
-        future: Future[bytes] = Future()
+        future = _Pop()
         with self._lock:
+            if self.log is not None:
+                future.origin = self.log.origin()
             value = self.pop_one(key)
             if value is not None:
                 future.set_result(value)
@@ -182,18 +213,41 @@ class Table:
         """Return the number of values in the queue."""
         return len(self._queues.get(key, ()))
 
+    # Other owners
+
+    def contents(self) -> tuple[Values, Mapping[str, Collection[bytes]]]:
+        """Return all values and queues, which must not be changed, or used without the lock."""
+        return self._values, self._queues
+
+    def adopt(
+        self, values: dict[str, bytes], queues: dict[str, deque[bytes]], log: Callable[[], Log | None] = lambda: None
+    ) -> None:
+        """Take over the values and queues of another table, and then the log that ``log`` makes of them."""
+        with self._lock:
+            self.log = None
+            self._values, self._queues = values, queues
+            self.log = log()
+
+    def cancel_waits(self) -> None:
+        """Cancel the futures of all waits under way."""
+        with self._lock:
+            waiting = self._all_waits()
+        for future in waiting:
+            future.cancel()
+
     # Shutdown
 
     def close(self) -> None:
         """Cancel the futures of all waits, now and later. Does nothing the second time."""
-        with self._lock:
-            self._closed = True
-            waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
-            waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
-        for future in waiting:
-            future.cancel()
+        self._closed = True
+        self.cancel_waits()
 
     # These need the lock
+
+    def _all_waits(self) -> set[Future[Any]]:
+        waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
+        waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
+        return waiting
 
     def _complete(self, changes: Changes) -> list[_Watch[Any]]:
         """Remove and return the watches that are complete now that all ``changes`` are made."""
@@ -224,7 +278,7 @@ class Table:
         with self._lock:
             self._remove_watch(watch)
 
-    def _remove_pop(self, key: str, pop: Future[bytes]) -> None:
+    def _remove_pop(self, key: str, pop: _Pop) -> None:
         with self._lock:
             pops = self._pending_pops.get(key)
             if pops is not None:
@@ -232,6 +286,13 @@ class Table:
                     pops.remove(pop)
                 if not pops:
                     del self._pending_pops[key]
+
+
+class _Pop(Future[bytes]):
+    """A wait for a value of a queue."""
+
+    origin: Any = None
+    """The request that waits, as the log has it."""
 
 
 class _Watch(Generic[T]):

@@ -21,6 +21,7 @@ before it changes the bytes, and the consumer checks it after the read, so the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import select
@@ -30,6 +31,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
@@ -47,7 +50,7 @@ _NONCE = 16
 """Bytes that the client writes at the beginning of its ring, by which a peer recognizes the memory."""
 _LARGE = 1 << 15
 """Size above which NumPy copies, which releases the interpreter lock."""
-_fence = threading.Lock()
+_fence = reset_after_fork(threading.Lock())
 
 
 class _Ring:
@@ -126,6 +129,14 @@ class _Ring:
             into[:] = self.data[at : at + len(into)]
 
 
+@functools.cache
+def _closed_ring() -> _Ring:
+    """Return the ring of closed connections: it is empty, and no message in it is exposed."""
+    ring = _Ring(Mapping.anonymous(_DATA + CACHE_LINE), 0, CACHE_LINE)
+    ring.words[_GENERATION] = _GENERATIONS  # which no message has
+    return ring
+
+
 class RingConnection(Connection):
     """One end of a pair of rings.
 
@@ -196,6 +207,8 @@ class RingConnection(Connection):
         return process_vm.address_of(view), self._out.words[_GENERATION]
 
     def revoke(self) -> None:
+        if self._lost is not None:
+            return
         self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
@@ -205,11 +218,13 @@ class RingConnection(Connection):
         return self._in.words[_GENERATION] == generation
 
     def close(self) -> None:
-        self._lost = connection_lost(self.peer, "closed here")
         self.revoke()
+        self._lost = connection_lost(self.peer, "closed here")
         self._doorbell.close()
+        self._in = self._out = _closed_ring()  # the memory is unmapped now, not when this object is collected
 
     def close_in_child(self) -> None:
+        self._lost = connection_lost(self.peer, "closed in a forked child")
         self._doorbell.close_in_child()
 
     def _ring_doorbell(self, ring: _Ring, sleeper: int) -> None:
@@ -317,8 +332,14 @@ class RingTransport(TcpTransport):
 
         Raises:
             UnreachableHandleError: see Mapping.open.
+            DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
         """
-        with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+        try:
             name = handle.rstrip(b"\0").decode("ascii")
             return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
+        except UnreachableHandleError:
+            raise
+        except (DistNetworkError, UnicodeDecodeError) as error:
+            if self._strict:
+                raise_if_exhausted(error, "cannot open the shared memory of a peer")
         return None

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
 from rankmesh_agent.wire.errors import DistBackendError
 
@@ -46,7 +47,7 @@ _SPIN_ROUNDS, _SPINS = 64, 16
 """Rounds before a rank with a core of its own sleeps, and checks in each round, which ends with a yield of the core:
 other threads of the host, those of the ranks included, may occupy the core of the awaited rank. Fewer yields are no
 faster, and a yield after every check costs a system call as long as the wait."""
-_fence = threading.Lock()
+_fence = reset_after_fork(threading.Lock())
 SLICE_SECONDS = 0.05
 """Maximum duration of one sleep: between two sleeps, Ctrl-C, aborts, failed peers and the deadline are detected."""
 

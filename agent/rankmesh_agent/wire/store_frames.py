@@ -69,11 +69,13 @@ class Kind(enum.IntEnum):
     TEXTS = 5
     """Parts in UTF-8."""
     ERROR = 6
-    """Two parts: the error's code and message."""
+    """The error's code and message; a third part, if the error names ranks: its data, as JSON."""
     JOINED = 7
     """VALUES in one part, separated by zero bytes: none of them contains any."""
     EQUAL = 8
     """VALUES in one part, of ``number`` bytes each, at least one."""
+    MOVED = 9
+    """The command was not executed: another rank owns the store. ``number`` is that rank; -1: never ask here again."""
 
 
 Request = tuple[int, int, int, int, int, float]
@@ -118,6 +120,16 @@ def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) ->
     count = len(lengths)
     header = _layout(_RESPONSE, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
     return header + b"".join(parts)
+
+
+def encode_moved(seq: int, owner: int | None) -> bytes:
+    """Return the response of a rank that does not own the store.
+
+    Args:
+        seq: the request's number.
+        owner: the rank to ask; None if this one holds no copy of the store.
+    """
+    return encode_response(Kind.MOVED, seq, -1 if owner is None else owner, ())
 
 
 def with_seq(response: bytes, seq: int) -> bytes:

@@ -53,12 +53,10 @@ class StoreKeyCache:
                 await asyncio.wait_for(asyncio.shield(self._refreshing), _ANSWER_SECONDS)
 
     async def _fetch(self) -> None:
-        owners = {
-            info.job: info.member.http
-            for info in self._registry.ranks()
-            if info.member.rank == 0 and info.state in ("alive", "suspect")
-        }
-        selected = list(owners.items())[:_MAX_STORES]
+        running = [info for info in self._registry.ranks() if info.state in ("alive", "suspect")]
+        running.sort(key=lambda info: info.member.rank, reverse=True)
+        first_ranks = {info.job: info.member.http for info in running}  # they own the stores, or forward to the owner
+        selected = list(first_ranks.items())[:_MAX_STORES]
         found = await asyncio.gather(*(self._fetch_one(job, url) for job, url in selected))
         self._known = {store.job: store for store in found if store is not None}
 

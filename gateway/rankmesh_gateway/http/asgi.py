@@ -18,7 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class GatewayApplication:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request, or forward it to the framework's application."""
         if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
+            await self._lifespan(receive, send)
             return
         method, path = scope.get("method", ""), scope["path"]
         if (method, path) not in handlers.FREQUENT:
@@ -69,6 +69,22 @@ class GatewayApplication:
             raise  # for the server to log
         else:
             await _respond(send, HTTPStatus.OK, reply, {"content-type": "application/json"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Scan the registry for silent ranks while the server runs."""
+        await receive()
+        self._registry.expect_scans(True)
+        scan = asyncio.ensure_future(self._scan())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        scan.cancel()
+        self._registry.expect_scans(False)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _scan(self) -> None:
+        while True:
+            await asyncio.sleep(SCAN_SECONDS)
+            self._registry.poll_timeouts()
 
     async def _forward(self, scope: Message, receive: Receive, send: Send) -> None:
         """Have the framework's application answer; frequent requests are answered while it is created."""
@@ -120,12 +136,6 @@ def _parse(kind: type[T], scope: Message, content: bytes) -> T:
     if dict(scope["headers"]).get(b"content-type") != b"application/json":
         raise TypeError("the body is of another media type")
     return read(kind, content)
-
-
-async def _lifespan(receive: Receive, send: Send) -> None:
-    for step in ("startup", "shutdown"):
-        await receive()
-        await send({"type": f"lifespan.{step}.complete"})
 
 
 async def _receive_body(receive: Receive) -> bytes | None:

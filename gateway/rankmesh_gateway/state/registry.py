@@ -33,9 +33,11 @@ FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
 
 _POLL_SECONDS = 0.5
-"""Interval of the liveness scan."""
-PAUSE_SECONDS = 2.0
-"""A gateway that has not scanned for this long was itself suspended."""
+"""Minimum interval of the liveness scan."""
+SCAN_SECONDS = 1.0
+"""Interval at which a server polls the registry, see ``expect_scans``."""
+_PAUSE_SECONDS = 2.5
+"""A server that has not done anything for this long was itself suspended."""
 
 
 class GroupNotFoundError(DistNetworkError):
@@ -80,25 +82,19 @@ class Registry:
         self._request_counts: Counter[str] = Counter()
         self.closed = False
         self._started = self._polled = self._scanned = clock()
-        self._stop = threading.Event()
-        self._scan: threading.Thread | None = None
+        self._scans_expected = False
         self.events = EventLog(clock)
         self.agents = AgentPool(self._now, self._lock, self.events)
         self._writer = EventWriter(self.events)
 
-    def start(self) -> None:
-        """Scan for silent ranks and agents in a thread from now on, until ``close``.
+    def expect_scans(self, expected: bool) -> None:
+        """Record whether a server calls ``poll_timeouts`` every SCAN_SECONDS.
 
-        By the thread the registry also detects that its own process was suspended, or that another thread held the
-        interpreter: heartbeats of that time have not been read yet, so the time does not count as silence.
+        If such a call is late, the process was suspended, or a thread held the interpreter: heartbeats of that time
+        have not been read yet, so it does not count as silence of the ranks and agents.
         """
-        self._scanned = self._clock()
-        self._scan = threading.Thread(target=self._scan_until_closed, name="rankmesh-gateway-scan", daemon=True)
-        self._scan.start()
-
-    def _scan_until_closed(self) -> None:
-        while not self._stop.wait(_POLL_SECONDS):
-            self.poll_timeouts()
+        with self._lock:
+            self._scans_expected, self._scanned = expected, self._clock()
 
     def join(self, request: JoinRequest) -> Future[JoinReply]:
         """Add a rank to its job's forming epoch. Repeating it with the same instance changes nothing.
@@ -229,10 +225,6 @@ class Registry:
                 future for job in self._jobs.values() for epoch in job for future in epoch.waiters
             ]
             waiters += self.agents.close()
-        self._stop.set()
-        if self._scan is not None:
-            self._scan.join()
-            self._scan = None
         _cancel(waiters)
         self.events.close()
 
@@ -314,7 +306,7 @@ class Registry:
         """Return the clock; the time that this process was suspended does not count as silence. With the lock held."""
         now = self._clock()
         pause, self._scanned = now - self._scanned, now
-        if self._scan is not None and pause >= PAUSE_SECONDS:
+        if self._scans_expected and pause >= _PAUSE_SECONDS:
             self.agents.excuse(pause)
             for job in self._jobs.values():
                 job.excuse(pause)

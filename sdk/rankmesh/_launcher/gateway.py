@@ -33,7 +33,6 @@ class LauncherGateway:
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
-        self._registry.start()
         self._http.start(self._app)
 
     def report_exit(self, rank: Rank) -> None:

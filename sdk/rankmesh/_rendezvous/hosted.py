@@ -89,7 +89,6 @@ class HostedGateway:
 
             return create_app(self._registry, token=settings.token, names=[*names, *self._http.names])
 
-        self._registry.start()
         self._http.start(make)
 
     def has_world(self, job: str) -> bool:

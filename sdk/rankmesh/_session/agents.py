@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReports, LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
@@ -19,7 +24,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest, Member
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 _RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
 _WARNING_SECONDS = 5.0
-"""Seconds without an agent after which a warning names the reason."""
+"""Seconds without an agent after which a warning names the reason; further ones follow every REPORT_SECONDS."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -74,14 +79,15 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
             from rankmesh_agent.remote.agent import RemoteAgent
 
             try:
-                return RemoteAgent(
-                    settings,
-                    offer,
-                    rank=rendezvous.rank,
-                    world_size=rendezvous.world_size,
-                    timeout=timeout,
-                    deadline=deadline,
-                )
+                with _reports(rendezvous, offer, settings, deadline):
+                    return RemoteAgent(
+                        settings,
+                        offer,
+                        rank=rendezvous.rank,
+                        world_size=rendezvous.world_size,
+                        timeout=timeout,
+                        deadline=deadline,
+                    )
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:
@@ -89,6 +95,48 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                     raise
                 failure = error  # the agent cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _reports(rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline) -> Iterator[None]:
+    """Log in this process, in a thread, what the agent that joins for it waits for: its own log is elsewhere."""
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_report_until, args=(ended, rendezvous, offer, settings, deadline), name="rankmesh-join", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _report_until(
+    ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
+) -> None:
+    job, size = settings.job, rendezvous.world_size
+    launched = LaunchedAs(settings.local_rank, settings.local_size)
+    reports = JoinReports(job, size, deadline, launched)
+    client = HttpClient(settings.token)
+    try:
+        while not ended.wait(reports.seconds_to_next()):
+            url = rendezvous.find()
+            if url is None:
+                return
+            try:
+                query = urlencode({"job": job})
+                found = client.request("GET", f"{url}/v1/ranks?{query}", timeout=_ANSWER_SECONDS).json()
+                members = [Member(**each["member"]) for each in found if each["state"] == "joining"]
+            except (NoResponseError, ValueError, KeyError, TypeError):
+                members = []  # the agent finds out and its error says why
+            mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)
+            if mine is not None:
+                reports.ranks_missing(url, mine, members)
+            else:
+                reports.skip()
     finally:
         client.close()
 
@@ -117,7 +165,7 @@ def _offered(
     while True:
         url = rendezvous.find()
         if url is not None:
-            wait = min(LONG_POLL_SECONDS, deadline.remaining())
+            wait = min(LONG_POLL_SECONDS, deadline.remaining(), warning.remaining())
             host_id = shared_memory.host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
             try:
@@ -136,7 +184,7 @@ def _offered(
             break
         if warning.expired():
             _log.warning("this process still waits for a standalone agent of the gateway at %s: %s", url, reason)
-            warning = Deadline(deadline.remaining() + 1)
+            warning = Deadline(REPORT_SECONDS)
         time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
     if failure is not None and not isinstance(failure, AgentTakenError):
         raise failure

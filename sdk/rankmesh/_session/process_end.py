@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NamedTuple, NoReturn
 
 from rankmesh_agent.wire.errors import DistError
@@ -89,6 +89,31 @@ def exit_status(code: _Code) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
+
+
+def print_instead(error: KeyboardInterrupt, line: str) -> None:
+    """Have Python print a line in place of an exception's traceback, if it is not caught; nothing if that is empty."""
+    error._rankmesh_line = line  # type: ignore[attr-defined]
+    if not isinstance(sys.excepthook, _ExceptHook):
+        sys.excepthook = _ExceptHook(sys.excepthook)
+
+
+class _ExceptHook:
+    """Takes the place of ``sys.excepthook``.
+
+    Args:
+        print_exception: prints other exceptions.
+    """
+
+    def __init__(self, print_exception: Callable[..., object]) -> None:
+        self._print_exception = print_exception
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        line = getattr(error, "_rankmesh_line", None)
+        if line is None:
+            self._print_exception(kind, error, trace)
+        elif line:
+            print(line, file=sys.stderr)
 
 
 def at_exit() -> ProcessEnd:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 
@@ -107,7 +109,7 @@ class Session:
         shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
         if old is self.group:
             self.groups, self.group = [], shrunk
-            shrunk._communicator.set_global_ranks(tuple(range(shrunk.size())))
+            self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
 
     def _failure_elsewhere(
@@ -205,9 +207,13 @@ def join(
 
     settings = replace(settings, job=rendezvous.job)
     engines = engines or Engines()
+    began = time.monotonic()
     try:
         agent = agent_for(rendezvous, settings, timeout)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            waited = f"interrupted after {time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
+            process_end.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
         rendezvous.close()
         raise
     try:
@@ -292,12 +298,13 @@ def leave_at_exit() -> None:
 def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
+    reset_lock(lock)
     process_end.unwatch_exit()
     for session in _take_all():
-        session.close_in_child()
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+        session.close_in_child()
 
 
 def _take_all() -> list[Session]:

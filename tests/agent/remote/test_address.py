@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from rankmesh_agent.remote.address import listen, socket_path
 
 
-def test_an_agent_removes_the_sockets_of_killed_ones(tmp_path: Path) -> None:
-    directory = str(tmp_path)
+@pytest.fixture
+def directory() -> Iterator[str]:
+    """A directory with a short path: that of a socket has 107 characters at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield made
+
+
+def test_an_agent_removes_the_sockets_of_killed_ones(directory: str) -> None:
     alive = listen(directory, "alive")
     listen(directory, "killed").close()
     for name in ("killed-early", "starting"):
@@ -20,5 +30,5 @@ def test_an_agent_removes_the_sockets_of_killed_ones(tmp_path: Path) -> None:
     old = time.time() - 100
     os.utime(f"{socket_path(directory, 'killed-early')}.new", (old, old))
     with alive, listen(directory, "new"):
-        left = sorted(path.name for path in tmp_path.iterdir())
+        left = sorted(path.name for path in Path(directory).iterdir())
     assert left == ["rankmesh-agent-alive.sock", "rankmesh-agent-new.sock", "rankmesh-agent-starting.sock.new"]

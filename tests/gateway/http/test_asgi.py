@@ -193,3 +193,26 @@ def test_a_gateway_is_made_without_the_framework():
     code = "import sys, rankmesh_gateway.http.app as app; app.create_app(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert not {"fastapi", "pydantic", "starlette"} & set(loaded.split())
+
+
+async def test_the_registry_is_scanned_while_the_server_runs(registry, monkeypatch):
+    monkeypatch.setattr("rankmesh_gateway.http.asgi.SCAN_SECONDS", 0.001)
+    scanned, ending, sent = asyncio.Event(), asyncio.Event(), []
+    monkeypatch.setattr(registry, "poll_timeouts", scanned.set)
+    steps = iter([asyncio.sleep(0), ending.wait()])
+
+    async def receive() -> dict[str, Any]:
+        await next(steps)
+        return {}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    serving = asyncio.create_task(GatewayApplication(registry, dict)({"type": "lifespan"}, receive, send))
+    await asyncio.wait_for(scanned.wait(), 30)
+    assert sent == ["lifespan.startup.complete"]
+    assert registry._scans_expected
+    ending.set()
+    await serving
+    assert sent[1:] == ["lifespan.shutdown.complete"]
+    assert not registry._scans_expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, LostRank
@@ -93,11 +91,8 @@ class TestAStoppedProcess:
 
 class TestASuspendedGateway:
     @pytest.fixture(autouse=True)
-    def _started(self, pair, monkeypatch):
-        monkeypatch.setattr(Registry, "_scan_until_closed", lambda self: None)  # the test turns the clock
-        pair.start()
-        yield
-        pair.close()
+    def _scanned(self, pair):
+        pair.expect_scans(True)
 
     def test_its_own_pause_is_no_silence(self, pair, ask, clock):
         pair.agents.heartbeat(ask.agent(0))
@@ -114,16 +109,6 @@ class TestASuspendedGateway:
             clock.advance(1)
             pair.poll_timeouts()
         assert [rank.state for rank in pair.ranks()] == ["failed", "failed"]
-
-
-def test_the_scan_runs_until_the_registry_is_closed(pair, monkeypatch):
-    scanned = threading.Event()
-    monkeypatch.setattr("rankmesh_gateway.state.registry._POLL_SECONDS", 0.001)
-    monkeypatch.setattr(pair, "poll_timeouts", scanned.set)
-    pair.start()
-    assert scanned.wait(30)
-    pair.close()
-    assert not any(thread.name == "rankmesh-gateway-scan" for thread in threading.enumerate())
 
 
 def test_the_launcher_knows_a_better_reason_than_the_peers(pair, ask):

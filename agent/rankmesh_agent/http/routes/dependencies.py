@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Annotated, Protocol
 
-from fastapi import Depends, Security
+from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
@@ -15,6 +15,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.schemas import (
+    FORWARDED_HEADER,
     AgentHealth,
     AgentInfo,
     FlightRecord,
@@ -123,8 +124,9 @@ ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 
 
-async def _store(agent: AgentDep) -> AsyncStore:
-    return agent.store
+async def _store(request: Request, agent: AgentDep) -> AsyncStore:
+    store = agent.store
+    return store.local if FORWARDED_HEADER in request.headers else store
 
 
 StoreDep = Annotated[AsyncStore, Depends(_store)]

@@ -22,7 +22,8 @@ MEANINGS = {
     412: "The key does not hold what the request's conditions say (`precondition-failed`).",
     413: "The request body is too large (`body-too-large`), or the array to be received is.",
     415: "The body is of a media type that holds no array (`unsupported-media-type`).",
-    421: "The Host header is not a name of this agent.",
+    421: "The Host header is not a name of this agent; or another agent has forwarded the request, and this one does "
+    "not own the store any more (`store-moved`).",
     422: "The request is invalid (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
     "too large or not base64 (`invalid-value`), its Idempotency-Key belongs to another request "
     "(`idempotency-key-reused`), or a call's arguments are invalid (`invalid-call`).",

@@ -16,6 +16,7 @@ from rankmesh_agent.wire.schemas.job import (
     FAILED_SECONDS,
     HEARTBEAT_SECONDS,
     LONG_POLL_SECONDS,
+    NO_HEARTBEAT,
     SUSPECT_SECONDS,
     UNASSIGNED,
     AgentHealth,
@@ -54,6 +55,7 @@ from rankmesh_agent.wire.schemas.probe import (
 )
 from rankmesh_agent.wire.schemas.problem import Problem
 from rankmesh_agent.wire.schemas.store import (
+    FORWARDED_HEADER,
     MAX_KEY_BYTES,
     StoreAdd,
     StoreCompareSet,

@@ -1,0 +1,121 @@
+"""Log of a table's changes in the journal of the owner's host."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+from rankmesh_agent.store import codec, records
+from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS
+from rankmesh_agent.store.journal import Journal
+from rankmesh_agent.store.records import Origin, Pairs, Replies
+from rankmesh_agent.store.table import Changes, Table
+
+_MIN_GARBAGE = 6 << 20
+"""Bytes of records after which the journal begins anew with a snapshot, if the last one was smaller."""
+_MAX_REPLY_BYTES = 64 << 20
+"""Maximum size of the replies in a snapshot."""
+_MAX_JOINED = 1 << 14
+"""Largest record whose parts are joined before they are written."""
+
+
+class _Request(threading.local):
+    """The request that this thread executes."""
+
+    origin: Origin | None = None
+
+
+class ChangeLog:
+    """Writes each change of a table to a journal, before the change is visible. Its methods need the table's lock.
+
+    Args:
+        journal: which this rank owns.
+        table: the table.
+        replies: the replies to requests that earlier owners executed, the oldest first.
+
+    Attributes:
+        request: of the calling thread. A server sets its ``origin`` to have the reply recorded.
+    """
+
+    def __init__(self, journal: Journal, table: Table, replies: Replies) -> None:
+        self.request = _Request()
+        self._journal = journal
+        self._table = table
+        self._replies = replies
+        self._inherited = dict(replies)
+        self._inherited_until = time.monotonic() + RETENTION_SECONDS
+        self.write_snapshot()
+
+    def reply(self, identity: bytes) -> tuple[int, bytes] | None:
+        """Return the number and the response frame of the latest request of an identity that changed something."""
+        return self._replies.get(identity)
+
+    def inherited_reply(self, identity: bytes) -> tuple[int, bytes] | None:
+        """Return the same, if an earlier owner executed the request, and not too long ago."""
+        return self._inherited.get(identity) if time.monotonic() < self._inherited_until else None
+
+    def changed(self, changes: Changes, result: Any) -> None:
+        """Record new values, and the result of the command that sets them."""
+        origin = self.request.origin
+        if origin is None and len(changes) == 1:
+            ((key, value),) = changes.items()
+            if value is not None and len(value) <= _MAX_JOINED:
+                if self._journal.end > self._snapshot_at:
+                    self.write_snapshot()
+                self._journal.append(records.encode_one(records.SET, key, value))
+                return
+        self._record(records.SET, changes.items(), origin, result)
+
+    def pushed(self, key: str, value: bytes, *, first: bool) -> None:
+        """Record a value that goes to the end of a queue, or back to its head as if it had never been taken."""
+        if first:
+            self._record(records.PUSH_FIRST, [(key, value)], self.request.origin, forget=True)
+        else:
+            self._record(records.PUSH, [(key, value)], self.request.origin)
+
+    def popped(self, key: str, value: bytes, origin: Origin | None) -> None:
+        """Record that a request takes the first value of a queue."""
+        self._record(records.POP, [(key, None)], origin, value)
+
+    def origin(self) -> Origin | None:
+        """Return the request that this thread executes."""
+        return self.request.origin
+
+    def write_snapshot(self) -> None:
+        """Begin anew with records of the present state."""
+        self._forget_old_replies()
+        begin = self._journal.other_half()
+        for parts in records.snapshot(*self._table.contents(), self._replies):
+            self._write(parts)
+        end = self._journal.end
+        if self._journal.start(begin):
+            self._snapshot_at: float = end + max(_MIN_GARBAGE, 2 * (end - begin))
+        else:
+            self._snapshot_at = math.inf
+            self._table.log = None
+
+    def _record(
+        self, op: int, pairs: Pairs, origin: Origin | None, result: Any = None, *, forget: bool = False
+    ) -> None:
+        if self._journal.end > self._snapshot_at:
+            self.write_snapshot()
+        reply = b""
+        if origin is not None:
+            self._replies.pop(origin.identity, None)
+            if not forget:
+                reply = codec.encode_result(0, result)
+                self._replies[origin.identity] = origin.number, reply
+        self._write(records.encode(op, pairs, origin, reply))
+
+    def _write(self, parts: list[bytes]) -> None:
+        if sum(map(len, parts)) <= _MAX_JOINED:
+            self._journal.append(b"".join(parts))
+        else:
+            self._journal.append_parts(parts)
+
+    def _forget_old_replies(self) -> None:
+        size = sum(len(reply) for _, reply in self._replies.values())
+        while self._replies and (len(self._replies) > MAX_REPLIES or size > _MAX_REPLY_BYTES):
+            size -= len(self._replies.pop(next(iter(self._replies)))[1])

@@ -1,0 +1,310 @@
+"""Clients of a job's store: they use the table while this rank is its owner, and follow the owner otherwise.
+
+A request whose owner is gone is repeated at the next one under its identity, so it is executed once. A command that
+waits goes on waiting there for the time that is left, if the owner has left in order; if it has failed, the wait ends
+as every wait that is under way when a rank fails.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.client import Attempt, StoreClient
+from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.commands import QueuePop
+from rankmesh_agent.store.memory import MemoryStore, wait_here
+from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.ownership import Ownership
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.store.waits import Waits, failed_wait_error
+from rankmesh_agent.wire.errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    KeyNotFoundError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
+from rankmesh_agent.wire.schemas import Member
+
+if TYPE_CHECKING:
+    from rankmesh_agent.store.http_client import HttpStore
+
+FAILOVER_SECONDS = 15.0
+"""Seconds after which an owner that cannot be reached, though it has not failed, is an error."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
+
+T = TypeVar("T")
+
+
+class Owners:
+    """What the clients of one rank know about the owner.
+
+    Args:
+        ownership: this rank's part in the ownership.
+        members: all ranks, by rank.
+        has_left: returns whether this rank has left the job.
+    """
+
+    def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
+        self.ownership = ownership
+        self.members = members
+        self.has_left = has_left
+        self.current = min(members)
+
+
+class Pursuit:
+    """The search of one call for the owner, after a first failure.
+
+    Args:
+        owners: what is known.
+        asked: the rank that was asked.
+
+    Attributes:
+        rank: the rank to ask next.
+    """
+
+    def __init__(self, owners: Owners, asked: int) -> None:
+        self.rank = asked
+        self._owners = owners
+        self._excluded: set[int] = set()
+        self._since = time.monotonic()
+        self._pause = _FIRST_PAUSE
+
+    def failed(self, error: DistNetworkError) -> float:
+        """Find the rank to ask next, and return how long to pause before.
+
+        Args:
+            error: of the latest attempt.
+
+        Raises:
+            DistNetworkError: no further attempt can succeed.
+        """
+        owners, rank = self._owners, None
+        if owners.has_left():
+            raise error
+        if isinstance(error, StoreMovedError):
+            rank = error.owner
+            if rank is None:
+                self._excluded.add(self.rank)
+        if rank is None or rank == self.rank:
+            rank = owners.ownership.owner(self._excluded)
+        if rank is None:
+            ranks = sorted(owners.ownership.holders)
+            raise DistNetworkError(
+                f"the job's store is lost: the ranks that had a copy of it ({', '.join(map(str, ranks))}) have failed "
+                "or left",
+                ranks=ranks,
+            ) from error
+        if rank != self.rank:
+            self.rank = owners.current = rank
+            self._since, self._pause = time.monotonic(), _FIRST_PAUSE
+        elif time.monotonic() - self._since > FAILOVER_SECONDS:
+            raise error
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
+
+
+class BlockingJobStore(BlockingStore):
+    """The job's store for callers without an event loop.
+
+    Args:
+        owners: what is known about the owner.
+        table: the keys and values, while this rank is the owner.
+        token: the job's token.
+    """
+
+    def __init__(self, owners: Owners, table: Table, token: str) -> None:
+        self._owners = owners
+        self._ownership = owners.ownership
+        self._table = table
+        self._token = token
+        self._waits = Waits()
+        self._clients: dict[int, StoreClient] = {}
+
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+        ownership = self._ownership
+        mine = ownership.mine
+        if ownership.words[0] != mine:
+            return self._follow(command, timeout)
+        self._table.count_call(command.name)
+        ends = time.monotonic() + command.seconds if command.seconds else 0.0
+        failures = self.failures
+        try:
+            found = command.try_execute(self._table)
+            if found is None:
+                found = (wait_here(command, self._table, self._waits),)
+        except DistStoreError:
+            if ownership.words[0] == mine:
+                raise
+        else:
+            if ownership.words[0] == mine:
+                return found[0]
+            if command.writes:
+                raise DistNetworkError(
+                    f"another rank became the owner of the job's store during {command.name}: whether it was executed "
+                    "is not known"
+                )
+        return self._follow(_remaining(command, ends), timeout, failures)
+
+    def waits_under_way(self) -> bool:
+        return bool(self._waits) or any(client.waits_under_way() for client in list(self._clients.values()))
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        super().fail_waits(failure, for_good=for_good)
+        self._waits.fail(failure, for_good=for_good)
+        for client in list(self._clients.values()):
+            client.fail_waits(failure, for_good=for_good)
+
+    def undo(self, command: QueuePop, value: bytes) -> None:
+        ownership = self._ownership
+        mine = ownership.mine
+        if ownership.words[0] == mine:
+            command.undo(self._table, value)
+        if ownership.words[0] != mine:
+            super().undo(command, value)
+
+    def close(self) -> None:
+        """Close all connections; calls in progress end with an error."""
+        for client in list(self._clients.values()):
+            client.close()
+
+    def close_in_child(self) -> None:
+        for client in self._clients.values():
+            client.close_in_child()
+
+    def _follow(self, command: Command[T], timeout: float | None, failures: tuple[DistError, ...] | None = None) -> T:
+        """Execute a command at the owner, whichever rank that is.
+
+        Args:
+            command: the command.
+            timeout: see ``execute``.
+            failures: those before the call; now, if None.
+        """
+        failures = self.failures if failures is None else failures
+        waits = command.seconds > 0.0
+        rank = self._owners.current
+        attempt = Attempt(failures)
+        pursuit: Pursuit | None = None
+        ends = time.monotonic() + command.seconds
+        timeout = self.limit(command) if timeout is None else timeout
+        while True:
+            try:
+                return self._client(rank).execute(command, timeout, attempt)
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+                failure = self.failure_since(failures) if waits and not command.seconds else None
+                if failure is None:
+                    raise
+                raise failed_wait_error(failure, error) from None
+            except DistNetworkError as error:
+                if not attempt.may_follow(error):
+                    raise
+                pursuit = pursuit or Pursuit(self._owners, rank)
+                try:
+                    pause = pursuit.failed(error)
+                except DistNetworkError as lost:
+                    failure = self.failure_since(failures) if waits else None
+                    if failure is None:
+                        raise
+                    raise failed_wait_error(failure, lost) from lost
+            time.sleep(pause)
+            rank = pursuit.rank
+            # A wait that a failure has ended is over, unless its keys have been set.
+            command = _remaining(command, 0.0 if waits and self.failure_since(failures) else ends)
+
+    def _client(self, rank: int) -> StoreClient:
+        client = self._clients.get(rank)
+        if client is None:
+            owner = self._owners.members[rank]
+            client = self._clients.setdefault(rank, StoreClient(owner.http, self._token, owner))
+            client.failures = self.failures
+        return client
+
+
+class AsyncJobStore(AsyncStore):
+    """The job's store for callers with an event loop.
+
+    Args:
+        owners: what is known about the owner.
+        memory: the keys and values, while this rank is the owner.
+        token: the job's token.
+        forwards: whether it sends commands to the owner; otherwise it raises StoreMovedError where this rank is not.
+    """
+
+    def __init__(self, owners: Owners, memory: MemoryStore, token: str, *, forwards: bool = True) -> None:
+        self._owners = owners
+        self._memory = memory
+        self._token = token
+        self._forwards = forwards
+        self._failures: tuple[DistError, ...] = ()
+        self._clients: dict[int, HttpStore] = {}
+
+    @property
+    def local(self) -> AsyncStore:
+        return AsyncJobStore(self._owners, self._memory, self._token, forwards=False)
+
+    async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
+        import asyncio  # the caller has loaded it
+
+        ownership = self._owners.ownership
+        key = idempotency_key or (secrets.token_hex(16) if command.writes else "")
+        ends = time.monotonic() + command.seconds
+        rank = self._owners.current
+        failures = self._failures
+        pursuit: Pursuit | None = None
+        while True:
+            try:
+                if ownership.owned if self._forwards else ownership.acquire():
+                    mine = ownership.mine
+                    try:
+                        found = await self._memory.execute(command, key)
+                    except DistStoreError:
+                        if ownership.words[0] == mine:
+                            raise
+                    else:
+                        if ownership.words[0] == mine:
+                            return found
+                if not self._forwards:
+                    raise StoreMovedError.to(ownership.owner() if ownership.can_own else None)
+                return await self._client(rank).execute(command, key)
+            except DistNetworkError as error:
+                if not self._forwards or not (isinstance(error, StoreMovedError) or error.__cause__ is not None):
+                    raise
+                if command.seconds and len(self._failures) > len(failures):
+                    raise failed_wait_error(self._failures[len(failures)], error) from error
+                pursuit = pursuit or Pursuit(self._owners, rank)
+                pause = pursuit.failed(error)
+            await asyncio.sleep(pause)
+            rank = pursuit.rank
+            command = _remaining(command, ends)
+
+    def cancel_waits(self) -> None:
+        self._memory.cancel_waits()
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        self._failures = (*self._failures, failure)
+        self._memory.fail_waits(failure, for_good=for_good)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    def _client(self, rank: int) -> HttpStore:
+        from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
+
+        if rank not in self._clients:
+            self._clients[rank] = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)
+        return self._clients[rank]
+
+
+def _remaining(command: Command[T], ends: float) -> Command[T]:
+    """Return a command that waits no longer than until ``ends``, by time.monotonic."""
+    if not isinstance(command, Waiting) or not command.seconds:
+        return command
+    remaining: Command[T] = command.with_timeout(max(0.0, ends - time.monotonic()))
+    return remaining

@@ -1,0 +1,138 @@
+"""The job's store survives its owner: ranks are processes, and the first ones are killed, or leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from support.processes import Me, Ranks, on_ranks
+
+import rankmesh as dist
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def survive(me: Me, transport: str) -> None:
+    """Each rank in turn writes and is killed; the others read what it has written."""
+    me.init()
+    store = dist.get_default_store()
+    dist.barrier()
+    for victim in range(me.size - 1):
+        if me.rank == victim:
+            store.set(f"by-{victim}", str(victim))
+            store.add("sum", 10**victim)
+            store.append("text", chr(ord("a") + victim))
+            store.queue_push("queue", str(victim))
+            store.set("large", bytes([victim]) * (3 << 20))
+            me.mark(f"dies-{victim}")
+            die()
+        me.wait_for(f"dies-{victim}")
+        assert store.get("sum") == b"1" * (victim + 1)
+        assert store.get(f"by-{victim}") == str(victim).encode()
+        assert store.queue_len("queue") == victim + 1
+        assert store.get("large") == bytes([victim]) * (3 << 20)
+        me.mark(f"read-{victim}-{me.rank}")
+        me.wait_for(*(f"read-{victim}-{rank}" for rank in range(victim + 1, me.size)))
+    assert store.get("text") == b"abc"
+    assert [store.queue_pop("queue") for _ in range(3)] == [b"0", b"1", b"2"]
+    assert store.num_keys() == 6
+    me.report(survived=True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_it_survives_all_ranks_but_one(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(survive, 4, env={"RANKMESH_TRANSPORT": transport}, transport=transport)
+    ranks.wait(started[3:])
+    assert started[3].reported == {"survived": True}, started
+
+
+@on_ranks(3)
+def test_it_survives_an_owner_that_leaves_in_order(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()
+    store.add("sum", 1)
+    dist.barrier()
+    if me.rank == 0:
+        dist.destroy_process_group()
+        me.mark("left")
+        return
+    me.wait_for("left")
+    store.add("sum", 10)
+    store.set(f"done-{me.rank}", "")
+    store.wait(["done-1", "done-2"])
+    assert store.get("sum") == b"23"
+    dist.destroy_process_group()
+
+
+@on_ranks(3)
+def test_it_survives_an_owner_that_is_shrunk_away(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()
+    store.set("before", "kept")
+    dist.barrier()
+    if me.rank == 0:
+        dist.destroy_process_group()
+        return
+    dist.shrink_group([0])
+    assert dist.get_default_store().get("before") == b"kept"
+    assert dist.get_default_store().add("after", 1) in (1, 2)
+    dist.barrier()
+    assert dist.get_default_store().get("after") == b"2"
+    dist.destroy_process_group()
+
+
+def wait_on(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()
+    dist.barrier()
+    if me.rank == 0:
+        me.wait_for("waiting")
+        time.sleep(0.3)
+        die()
+    waits: dict[str, Any] = {}
+    if me.rank == 1:
+        calls: dict[str, Callable[[], Any]] = {
+            "get": lambda: store.get("key"),
+            "pop": lambda: store.queue_pop("queue"),
+            "wait": lambda: store.wait(["key"]),
+        }
+
+        def call(name: str) -> None:
+            with pytest.raises(dist.RankFailedError) as caught:  # the world has failed
+                calls[name]()
+            assert caught.value.ranks == (0,)
+            waits[name] = calls[name]()
+
+        threads = [threading.Thread(target=call, args=[name]) for name in calls]
+        for thread in threads:
+            thread.start()
+        me.mark("waiting")
+        for thread in threads:
+            thread.join(60)
+        assert waits == {"get": b"value", "pop": b"popped", "wait": None}
+        began = time.monotonic()
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["never"], timedelta(seconds=0.5))
+        assert time.monotonic() - began < 30
+    else:
+        me.wait_for("waiting")
+        time.sleep(1.0)
+        store.queue_push("queue", "popped")
+        store.set("key", "value")
+    me.report(rank=me.rank)
+
+
+@pytest.mark.processes
+def test_blocked_calls_end_and_wait_at_the_next_owner_when_repeated(ranks: Ranks) -> None:
+    started = ranks.start(wait_on, 3)
+    ranks.wait(started[1:])
+    assert [each.reported for each in started[1:]] == [{"rank": 1}, {"rank": 2}]
