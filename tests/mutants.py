@@ -61,7 +61,7 @@ FAILURE = "agent/group agent/progress sdk/test_failure.py"
 TABLE = "agent/store/test_table.py agent/store/test_memory.py agent/store/test_stores.py"
 GATEWAY = "gateway/state"
 CODEC = "sdk/collectives/test_codec.py"
-LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launcher/test_interrupts.py"
+LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launcher/test_failure.py"
 LINES = "sdk/launcher/test_line_buffer.py sdk/launcher/test_output.py"
 
 
@@ -215,10 +215,12 @@ FAULTS = [
     Fault(STORE + "memory.py", "earlier[0] != hash(command)", "False", TABLE, "a name answers another request"),
     Fault(STORE + "idempotency.py", "len(self._entries) > MAX_REPLIES or", "", TABLE, "answers are kept without end"),
     # The gateway's registry
-    Fault(STATE + "rank.py", "if silence >= FAILED_SECONDS:", "if silence >= 10 * FAILED_SECONDS:", GATEWAY, "a silent rank fails too late"),
-    Fault(STATE + "rank.py", "now - self.lost_at >= IN_TRANSIT_SECONDS", "True", GATEWAY, "a heartbeat that was under way revives a dead rank"),
-    Fault(STATE + "rank.py", "or self.joining or self.lost_at is not None:", "or self.joining:", GATEWAY, "the second report of a loss replaces the first"),
-    Fault(STATE + "rank.py", "        if self.ended is not None:\n            return\n        self.last_seen = now\n        self.lost_at", "        self.last_seen = now\n        self.lost_at", GATEWAY, "a second goodbye replaces the first"),
+    Fault(STATE + "epoch.py", "each.silence(now) >= FAILED_SECONDS]", "each.silence(now) >= 10 * FAILED_SECONDS]", GATEWAY, "a silent rank fails too late"),
+    Fault(STATE + "epoch.py", "if not self._has_connected_peer(record, now):", "if True:", GATEWAY, "a stopped process fails although its peers are connected to it"),
+    Fault(STATE + "job.py", "if not record.is_live(now):", "if False:", GATEWAY, "a heartbeat revives a failed rank"),
+    Fault(STATE + "registry.py", "if self._scans_expected and pause >= _PAUSE_SECONDS:", "if False:", GATEWAY, "a gateway that was suspended declares all ranks failed"),
+    Fault(STATE + "rank.py", "if self.ended is not None or self.joining:", "if self.joining:", GATEWAY, "the second report of a loss replaces the first"),
+    Fault(STATE + "rank.py", "        if self.exited:\n            return\n", "", GATEWAY, "a second goodbye replaces the first"),
     Fault(STATE + "job.py", "if joined is not None:", "if False:", GATEWAY, "a repeated join is another rank's"),
     Fault(STATE + "job.py", "if self.epochs and beat.epoch < self._latest_number():", "if False:", GATEWAY, "a heartbeat revives a world that is over"),
     Fault(STATE + "job.py", "if number == latest or epoch.live_ranks(now)", "if number == latest", GATEWAY, "a world that still runs is forgotten"),
@@ -228,7 +230,7 @@ FAULTS = [
     Fault(STATE + "registry.py", "if len(found) > 1:  #", "if False:  #", GATEWAY, "a group of a world that is over makes a name ambiguous"),
     Fault(STATE + "registry.py", "        _cancel(waiters)\n        self.events", "        self.events", GATEWAY, "joiners wait on when the registry is closed"),
     Fault(STATE + "epoch.py", "record.joining, record.last_seen = False, now", "record.joining = False", GATEWAY, "ranks that waited long are suspect at once"),
-    Fault(STATE + "epoch.py", "if record is not reporter and record.report_lost(", "if record.report_lost(", GATEWAY, "a rank reports its own loss"),
+    Fault(STATE + "epoch.py", "if record is not reporter and record.fail(", "if record.fail(", GATEWAY, "a rank reports its own loss"),
     Fault(STATE + "epoch.py", "record is None or each.rank in before", "record is None", GATEWAY, "an old report ends a rank that came back"),
     Fault(STATE + "epoch.py", "> JOIN_SILENCE_SECONDS and not self.is_waiting(record.member.instance)", "> JOIN_SILENCE_SECONDS", GATEWAY, "a joiner that waits is forgotten"),
     Fault(STATE + "groups.py", "max(merged.operations_rate, rate.operations)", "merged.operations_rate + rate.operations", GATEWAY, "an operation counts once a rank"),
@@ -261,7 +263,8 @@ FAULTS = [
     Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
     Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
-    Fault(LAUNCHER + "interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py sdk/launcher/test_interrupts.py", "Ctrl-C during a start is lost"),
+    Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
+    Fault(LAUNCHER + "failure.py", "cause if cause is not None and cause.ended_by_itself else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
 ]
 # fmt: on
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankmesh_agent.config.settings import Settings, read_token
+from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
     """
     options = _parser().parse_args(arguments)
+    raise_limit()
     try:
         settings = Settings.from_env(os.environ)
         if options.token_file is not None:
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url
         )
     except (ValueError, OSError, DistNetworkError) as error:
-        print(f"rankmesh_agent: {error}", file=sys.stderr)
+        print(f"rankmesh_agent: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
         return USAGE_ERROR
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,6 +13,7 @@ from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.job_membership import JobMembership
+from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
@@ -84,6 +85,7 @@ class GroupRegistry:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
         return next((group for group in self.all() if name in (group.name, f"{group.id:016x}")), None)
 
+    @limit_named("this rank cannot make a group")
     def make(
         self,
         ranks: Sequence[int],

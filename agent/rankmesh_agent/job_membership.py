@@ -23,6 +23,7 @@ from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, M
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting all pairs after all ranks have joined."""
+_MAX_REASON = 900
 
 
 class JobMembership:
@@ -89,7 +90,7 @@ class JobMembership:
             launched = LaunchedAs(settings.local_rank, settings.local_size)
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.callback(self._leave, "it could not connect to its peers")
+            undo.push(self._leave_after_error)
             self.members = {member.rank: member for member in joined.members}
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
             local = sum(member.host_id == self.member.host_id for member in joined.members)
@@ -101,6 +102,7 @@ class JobMembership:
                 listener,
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
+                lambda: self.gateway.raise_if_left(self.name, self.epoch),
             )
             undo.pop_all()
         listener.close()
@@ -145,6 +147,10 @@ class JobMembership:
         """Close the connections, after ``leave``."""
         self.engine.close()
         self.gateway.close()
+
+    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        why = f": {type(error).__name__}: {error}"[:_MAX_REASON] if error is not None else ""
+        self._leave(f"it could not connect to its peers{why}", getattr(error, "ranks", ()))
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
         member = self.member

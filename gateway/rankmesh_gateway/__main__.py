@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rankmesh_agent.config.settings import Settings, create_token, read_token, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.make_token and options.token_file is None:
         parser.error("--make-token needs --token-file, the file to write it to")
+    raise_limit()
     try:
         if options.make_token:
             create_token(options.token_file)
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_token_beyond_loopback(options.host, token, "the gateway")
         listener = bind(options.host, options.port, purpose="the gateway listens")
     except (ValueError, OSError, DistNetworkError) as error:
-        print(f"rankmesh_gateway: {error}", file=sys.stderr)
+        print(f"rankmesh_gateway: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
         return USAGE_ERROR
     registry = Registry()
     names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]

@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -29,6 +30,7 @@ from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -48,6 +50,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     Source: https://pytorch.org/docs/2.1/distributed.html#launch-utility
     """
     options = parse(argv, prog=prog, use_env=use_env)
+    restore_limit = raise_limit()
     try:
         settings = Settings.from_env(os.environ)
         options = resolve_nodes(options, settings)
@@ -56,11 +59,11 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     except (ValueError, DistNetworkError) as error:
         return _refuse(error)
     if listener is None:
-        return _launch(job, None)
+        return _launch(job, None, restore_limit)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
     gateway = LauncherGateway(job, listener)
     try:
-        return _launch(job, gateway)
+        return _launch(job, gateway, restore_limit)
     finally:
         gateway.stop()
         remove_orphans(settings.shm_dir)
@@ -74,7 +77,7 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     return bind(host, job.port, purpose="the launcher hosts the gateway")
 
 
-def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
+def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None]) -> int:
     """Start the ranks, then the gateway; supervise the ranks; report their failures."""
     writers = standard_writers()
     messages = writers[1]
@@ -82,9 +85,9 @@ def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
         try:
             failures = FailureFile()
             cleanup.callback(failures.close)
-            ranks = _start_ranks(job, writers, failures.path, cleanup)
+            ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
-            return _refuse(f"cannot start {job.options.program[0]}: {error}")
+            return _refuse(f"cannot start {job.options.program[0]}: {reason(error) if is_exhausted(error) else error}")
         messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
         if gateway is not None:
             # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
@@ -108,9 +111,18 @@ def _launch(job: Plan, gateway: LauncherGateway | None) -> int:
 
 
 def _start_ranks(
-    job: Plan, writers: tuple[TerminalWriter, TerminalWriter], failure_file: str, cleanup: contextlib.ExitStack
+    job: Plan,
+    writers: tuple[TerminalWriter, TerminalWriter],
+    failure_file: str,
+    cleanup: contextlib.ExitStack,
+    restore_limit: Callable[[], None],
 ) -> list[Rank]:
-    before_exec = pdeathsig()
+    tie = pdeathsig()
+
+    def before_exec() -> None:
+        tie()
+        restore_limit()
+
     ranks = []
     for number in job.ranks:
         rank = Rank(

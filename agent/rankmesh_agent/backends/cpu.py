@@ -62,7 +62,9 @@ class CpuBackend(Backend):
             raise
 
     def close(self) -> None:
-        self.segment = None
+        segment, self.segment = self.segment, None
+        if segment is not None:
+            segment.close()
 
 
 class HierarchicalCpuBackend(Backend):
@@ -106,4 +108,6 @@ class HierarchicalCpuBackend(Backend):
             raise_mismatch(self._link, context)
 
     def close(self) -> None:
-        self._topology = None
+        topology, self._topology = self._topology, None
+        if topology is not None:
+            topology.local.close()

@@ -31,7 +31,7 @@ class DelegatedBackend(Backend):
     delegated = True
 
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
+        self.segment: Segment | None = segment
 
     def algorithm(self, call: Call) -> Algorithm:
         self._refuse(call)
@@ -40,7 +40,10 @@ class DelegatedBackend(Backend):
         self._refuse(context.call)
 
     def close(self) -> None:
-        """Does nothing: the attached process may still use the segment."""
+        """Drop this process's mapping of the segment; the attached process has its own."""
+        segment, self.segment = self.segment, None
+        if segment is not None:
+            segment.close()
 
     def _refuse(self, call: Call) -> NoReturn:
         raise DelegatedRankError(

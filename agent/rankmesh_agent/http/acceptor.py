@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
 
 MAX_UNDECIDED = 128
@@ -70,6 +71,8 @@ class UpgradeAcceptor:
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
+            if is_exhausted(error):
+                warn_exhausted("a client of the HTTP port waits", error)
             if error.errno in _NO_ROOM:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
             return False
@@ -102,8 +105,11 @@ class UpgradeAcceptor:
         sock.setblocking(True)
         try:
             matches[True](sock)
-        except Exception:
-            _log.exception("a client that asks for another protocol cannot be served")
+        except Exception as error:
+            if is_exhausted(error):
+                warn_exhausted("a client that asks for another protocol cannot be served", error)
+            else:
+                _log.exception("a client that asks for another protocol cannot be served")
             with contextlib.suppress(OSError):
                 sock.close()
         return False

@@ -10,13 +10,15 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.acceptor import UpgradeAcceptor
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 _RUN_SECONDS = 2.0
 """Limit for a coroutine that another thread runs in the server's event loop."""
+
+_EXHAUSTED_RETRY_SECONDS = 0.5
 
 _application_lock = threading.Lock()
 
@@ -198,15 +202,26 @@ class HttpServer:
         acceptor = self._acceptor
         try:
             accepted = [] if acceptor is None else acceptor.run()
-            if not self._stopping:
-                from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
-
-                make = partial(create_application, make_app)
-                handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
-                self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
-                if not self._stopping:
-                    self._uvicorn.run(sockets=[self._listener])
+            while not self._stopping:
+                try:
+                    self._serve(make_app, accepted)
+                    break
+                except OSError as error:
+                    if not is_exhausted(error):
+                        raise
+                    warn_exhausted("the HTTP server waits", error)
+                    time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the clients wait in the socket's queue
         finally:
             self._listener.close()  # resets the connections that wait in its queue
             if acceptor is not None:
                 acceptor.close()
+
+    def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
+        """Load the HTTP server, and serve until it ends."""
+        from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
+
+        make = partial(create_application, make_app)
+        handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
+        self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
+        if not self._stopping:
+            self._uvicorn.run(sockets=[self._listener])

@@ -16,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -90,9 +91,19 @@ class EventDrivenServer(uvicorn.Server):
         """Serve until ``end`` is called."""
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_log_exception)
         while not await self.on_tick(0):  # 0: update the date at every tick
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+
+
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an exception in a callback; without free descriptors, one line a minute in place of a traceback a second."""
+    error = context.get("exception")
+    if error is not None and is_exhausted(error):
+        warn_exhausted("a client of the HTTP port waits", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 class LazyApplication:
@@ -152,8 +163,10 @@ def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:
             if True not in matches:
                 super().data_received(head)
                 return
-            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-            self.transport.abort()  # closes uvicorn's descriptor, not the connection
+            try:
+                sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+            finally:
+                self.transport.abort()  # closes uvicorn's descriptor, not the connection
             matches[True](sock)
 
     return UpgradingProtocol

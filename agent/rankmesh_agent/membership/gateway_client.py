@@ -9,19 +9,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReports, LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     GatewayUnreachableError,
     JoinTimeoutError,
+    RankFailedError,
     from_code,
 )
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     LONG_POLL_SECONDS,
+    NO_HEARTBEAT,
     SUSPECT_SECONDS,
     UNASSIGNED,
     AgentHeartbeat,
@@ -87,7 +91,7 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            reports = JoinReports(job, world_size, member, deadline, launched)
+            reports = JoinReports(job, world_size, deadline, launched)
             return self._join_until(job, world_size, member, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
@@ -106,7 +110,9 @@ class GatewayClient:
     ) -> JoinReply:
         failure = "its address is not known yet"
         url: str | None = None
+        began = time.monotonic()
         while not deadline.expired():
+            raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
             url = url or self._find()
             if url is not None:
                 self.url = url
@@ -125,10 +131,10 @@ class GatewayClient:
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
-                    reports.ranks_missing(url, reply)
+                    reports.ranks_missing(url, member, reply.members)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            reports.gateway_missing(url, failure)
+            reports.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
@@ -194,8 +200,12 @@ class GatewayClient:
     def _send_heartbeat(self, path: str, heartbeat: Heartbeat | AgentHeartbeat) -> HttpResponse | None:
         """Send a heartbeat and return the response; locate the gateway again after a long silence."""
         answer = None
-        with contextlib.suppress(NoResponseError):
+        try:
             answer = self._post(self.url, path, heartbeat)
+        except NoResponseError:
+            pass
+        except DescriptorLimitError as error:
+            warn_exhausted("a heartbeat could not be sent", error.__cause__ or error)
         if answer is not None and answer.status not in _UNAVAILABLE:
             self._answered += 1
             self._last_response = time.monotonic()
@@ -212,8 +222,26 @@ class GatewayClient:
 
     def leave(self, leave: Leave) -> None:
         """Leave the job; a gateway that has ended already does not matter."""
-        with contextlib.suppress(NoResponseError):
+        with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
+
+    def raise_if_left(self, job: str, epoch: int) -> None:
+        """Raise if a rank of an epoch that is complete has left it; a gateway that does not answer does not matter.
+
+        Raises:
+            RankFailedError: names the rank, and its reason.
+        """
+        with contextlib.suppress(NoResponseError, ValueError, KeyError, TypeError):
+            answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
+            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
+                if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
+                    member = Member(**rank["member"])
+                    raise RankFailedError(
+                        f"{member.described()} {rank['state']} while the ranks connected to each other: "
+                        f"{rank['reason'] or 'it was done'}",
+                        ranks=[member.rank],
+                    )
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS
 
 _log = logging.getLogger("rankmesh")
@@ -71,8 +72,11 @@ class HeartbeatThread(threading.Thread):
                     continue
                 last = time.monotonic()
                 self._send()
-            except Exception:  # without heartbeats the gateway would declare this rank failed
-                _log.exception("a heartbeat could not be sent")
+            except Exception as error:  # without heartbeats the gateway would declare this rank failed
+                if is_exhausted(error):
+                    warn_exhausted("a heartbeat could not be sent", error)
+                else:
+                    _log.exception("a heartbeat could not be sent")
                 time.sleep(_MIN_INTERVAL_SECONDS)
 
     def wake(self) -> None:

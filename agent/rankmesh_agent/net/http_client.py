@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
@@ -66,6 +67,7 @@ class HttpClient:
 
         Raises:
             NoResponseError: no complete response has arrived.
+            DescriptorLimitError: there is no free descriptor for a connection.
             ValueError: the URL is invalid.
         """
         split = urlsplit(url)
@@ -86,6 +88,7 @@ class HttpClient:
             return result
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             self.close()
+            raise_if_exhausted(error, f"cannot connect to {url}")
             raise NoResponseError(str(error) or type(error).__name__) from error
         except BaseException:
             self.close()  # the next request must not receive this one's response

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 
+from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 _SIOCGIFADDR = 0x8915
@@ -35,7 +36,8 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     except (socket.gaierror, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise DistNetworkError(f"{purpose}, but cannot resolve {host!r}: {why}", address=host) from error
-    listener = socket.socket(family, kind, protocol)
+    with limit_named(purpose):
+        listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -130,6 +132,7 @@ def address_towards(host: str, port: int) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
+        raise_if_exhausted(error, f"cannot find a route to {host}")
         raise DistNetworkError(f"cannot find a route to {host}: {error.strerror}", address=host) from error
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -27,6 +28,8 @@ _MAX_NAMED = 4
 """Ranks named in an error about settings."""
 _SLICE_SECONDS = 0.1
 """Maximum duration of one sleep: timeouts are checked between two sleeps."""
+_STALLED_SECONDS = 0.5
+"""Seconds without a new connection after which it is checked whether a member has left."""
 _ATTEMPT_SECONDS = 10.0
 """Timeout of one address, if the peer has several."""
 
@@ -38,6 +41,7 @@ def connect_all(
     listener: TcpListener,
     transport_to: Callable[[Member], TcpTransport],
     deadline: Deadline,
+    raise_if_left: Callable[[], None] = lambda: None,
 ) -> dict[int, Connection]:
     """Return a connection to every other member, by rank.
 
@@ -48,20 +52,28 @@ def connect_all(
         listener: the listener to which higher ranks connect.
         transport_to: returns the transport to a member.
         deadline: deadline of all connections.
+        raise_if_left: raises if a member has left; called every _STALLED_SECONDS while no connection is made.
 
     Raises:
         DistNetworkError: a pair cannot be connected (the error names it, and the addresses tried), or settings that
             must be the same on all ranks differ.
+        DescriptorLimitError: this process has no free descriptor.
     """
     check_settings(members)
     lower = [member for member in members if member.rank < me.rank]
     outgoing = [_OutgoingConnection(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
     connector = _Connector(me, members, epoch, listener, outgoing)
+    made, stalled = 0, Deadline(_STALLED_SECONDS)
     try:
         while len(connector.connections) < len(members) - 1:
             if deadline.expired():
                 raise connector.timeout_error(deadline)
             connector.advance(deadline)
+            if len(connector.connections) > made:
+                made, stalled = len(connector.connections), Deadline(_STALLED_SECONDS)
+            elif stalled.expired():
+                raise_if_left()
+                stalled = Deadline(_STALLED_SECONDS)
     except BaseException:
         connector.close()
         raise
@@ -217,6 +229,7 @@ class _OutgoingConnection:
         try:
             self.pending = self._transport.dial(address, self._identity)
         except DistNetworkError as error:
+            raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
             self._failed(str(error))
             return None
         return self.advance()
@@ -229,6 +242,7 @@ class _OutgoingConnection:
         except AuthenticationError:
             raise
         except DistNetworkError as error:
+            raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
             self._failed(str(error))
             return None
         if connection is not None:

@@ -12,6 +12,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
@@ -121,6 +122,7 @@ class RemoteAgent:
         description = group_from_json(attach_frames.decode_json(frame.document))
         return self._make_group(description, frame.descriptors, timeout, numbers)
 
+    @limit_named("this rank cannot make a group")
     def _make_group(
         self,
         description: GroupDescription,
@@ -148,6 +150,11 @@ class RemoteAgent:
         """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
         self._end_group(group, how)
+
+    def set_world(self, group: RemoteCommunicator) -> None:
+        """See Agent.set_world."""
+        group.become_world()
+        self.world = group
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Not offered: the agent would make the calls of MPI.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import connect_upgraded
@@ -61,6 +62,7 @@ class AgentDialer:
             try:
                 stream = self._open(address, max(0.1, min(_CONNECT_SECONDS, deadline.remaining())))
             except (OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError) as error:
+                raise_if_exhausted(error, f"cannot connect to {self._name}")
                 failures.append(f"{address}: {error}")
                 continue
             if address != self._path and address != self._urls[0]:

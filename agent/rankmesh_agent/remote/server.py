@@ -14,6 +14,7 @@ import threading
 import time
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.address import listen, socket_path
@@ -116,9 +117,11 @@ class SessionServer:
         while True:
             try:
                 sock, _ = listener.accept()
-            except OSError:
+            except OSError as error:
                 if self._closed:
                     return
+                if is_exhausted(error):
+                    warn_exhausted("an attached process waits", error)
                 time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
                 continue
             self._admit(sock)

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
@@ -96,15 +97,23 @@ class StoreServer:
             if self._closed:
                 sock.close()
                 return
-            self._upgraded.append(sock)
             if self._poll is None:
-                self._poll = select.epoll()
-                self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-                self._poll.register(self._wakeup, select.EPOLLIN)
-                self._unix_listener = _listen_unix()
-                self._poll.register(self._unix_listener, select.EPOLLIN)
-                self._thread.start()
+                self._start()
+            self._upgraded.append(sock)
             os.eventfd_write(self._wakeup, 1)
+
+    def _start(self) -> None:
+        """Open the descriptors and start the thread; an error leaves all as it was, for the next client."""
+        with contextlib.ExitStack() as undo:
+            poll = undo.enter_context(select.epoll())
+            wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            undo.callback(os.close, wakeup)
+            unix_listener = undo.enter_context(_listen_unix())
+            poll.register(wakeup, select.EPOLLIN)
+            poll.register(unix_listener, select.EPOLLIN)
+            undo.pop_all()
+        self._poll, self._wakeup, self._unix_listener = poll, wakeup, unix_listener
+        self._thread.start()
 
     def close(self) -> None:
         """Close all connections, and end the thread. Does nothing the second time."""
@@ -192,6 +201,8 @@ class StoreServer:
             pass
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                if is_exhausted(error):
+                    warn_exhausted("a client of the store waits", error)
                 poll.modify(unix_listener, 0)  # the client stays in the backlog: an immediate retry would only spin
                 self._set_timer(_ACCEPT_RETRY_SECONDS, None, _ACCEPT)
 

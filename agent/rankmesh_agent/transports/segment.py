@@ -17,3 +17,10 @@ class Segment(Slots):
     def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
         super().__init__(mapping, rank, size, slot_bytes, oversubscribed)
         self.windows = MemoryWindows(self)
+
+    def close(self) -> None:
+        """Drop the references that keep this object alive: with the caller's, the last array unmaps the memory.
+
+        A thread that is still inside a call goes on with its own reference.
+        """
+        self.windows.weaken()

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh_agent.net.descriptors import reason
 from rankmesh_agent.wire.errors import DistNetworkError
 
 CACHE_LINE = 64
@@ -139,7 +140,7 @@ class Mapping:
             descriptor, linked = _create_file(directory, path)
         except OSError as error:
             raise DistNetworkError(
-                f"cannot make shared memory in {directory}: {error.strerror}; set RANKMESH_SHM_DIR to a writable "
+                f"cannot make shared memory in {directory}: {reason(error)}; set RANKMESH_SHM_DIR to a writable "
                 "tmpfs, or RANKMESH_TRANSPORT=tcp"
             ) from error
         try:
@@ -159,7 +160,7 @@ class Mapping:
                     f"({room.f_bavail * room.f_bsize >> 20} MiB are free); enlarge it (docker run --shm-size, shm_size "
                     "in compose) or set RANKMESH_TRANSPORT=tcp"
                 ) from error
-            raise DistNetworkError(f"cannot map shared memory in {directory}: {error.strerror}") from error
+            raise DistNetworkError(f"cannot map shared memory in {directory}: {reason(error)}") from error
         mapping._linked = linked
         return mapping
 
@@ -185,14 +186,14 @@ class Mapping:
         try:
             known = _identity(os.stat(directory)) == parent
         except OSError as error:
-            raise DistNetworkError(f"cannot open shared memory in {directory}: {error.strerror}") from error
+            raise DistNetworkError(f"cannot open shared memory in {directory}: {reason(error)}") from error
         if not known:
             raise DistNetworkError(f"the shared memory is in another directory than {directory}")
         if linked:
             try:
                 descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError as error:
-                raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {error.strerror}") from error
+                raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {reason(error)}") from error
         else:
             descriptor = _open_through_proc(f"/proc/{pid}/fd/{number}", file)
         return cls._of_peer(descriptor, size, file, keep=keep)
@@ -218,7 +219,7 @@ class Mapping:
             os.close(descriptor)
             if not isinstance(error, OSError):
                 raise
-            raise DistNetworkError(f"cannot map the shared memory of a peer: {error.strerror}") from error
+            raise DistNetworkError(f"cannot map the shared memory of a peer: {reason(error)}") from error
         if not keep:
             mapping._close_descriptor()
         return mapping
@@ -244,7 +245,7 @@ class Mapping:
             source = f"/proc/self/fd/{self.descriptor}"
             os.link(source, self._path, src_dir_fd=self.descriptor, follow_symlinks=True)
         except OSError as error:
-            raise DistNetworkError(f"cannot link shared memory {self._path}: {error.strerror}") from error
+            raise DistNetworkError(f"cannot link shared memory {self._path}: {reason(error)}") from error
         self._linked = True
 
     def release(self, *, keep: bool = False) -> None:

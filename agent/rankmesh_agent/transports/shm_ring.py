@@ -21,6 +21,7 @@ before it changes the bytes, and the consumer checks it after the read, so the c
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import select
@@ -30,6 +31,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
@@ -127,6 +129,14 @@ class _Ring:
             into[:] = self.data[at : at + len(into)]
 
 
+@functools.cache
+def _closed_ring() -> _Ring:
+    """Return the ring of closed connections: it is empty, and no message in it is exposed."""
+    ring = _Ring(Mapping.anonymous(_DATA + CACHE_LINE), 0, CACHE_LINE)
+    ring.words[_GENERATION] = _GENERATIONS  # which no message has
+    return ring
+
+
 class RingConnection(Connection):
     """One end of a pair of rings.
 
@@ -211,6 +221,7 @@ class RingConnection(Connection):
         self.revoke()
         self._lost = connection_lost(self.peer, "closed here")
         self._doorbell.close()
+        self._in = self._out = _closed_ring()  # the memory is unmapped now, not when this object is collected
 
     def close_in_child(self) -> None:
         self._lost = connection_lost(self.peer, "closed in a forked child")
@@ -321,8 +332,14 @@ class RingTransport(TcpTransport):
 
         Raises:
             UnreachableHandleError: see Mapping.open.
+            DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
         """
-        with contextlib.suppress(DistNetworkError, UnicodeDecodeError):
+        try:
             name = handle.rstrip(b"\0").decode("ascii")
             return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
+        except UnreachableHandleError:
+            raise
+        except (DistNetworkError, UnicodeDecodeError) as error:
+            if self._strict:
+                raise_if_exhausted(error, "cannot open the shared memory of a peer")
         return None

@@ -32,6 +32,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
@@ -267,6 +268,7 @@ class TcpListener:
 
         Raises:
             DistNetworkError: the listener is closed.
+            DescriptorLimitError: there is no free descriptor for a client.
         """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
@@ -293,7 +295,8 @@ class TcpListener:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
+                if error.errno in (errno.ENOMEM, errno.ENOBUFS):
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
                 continue  # this client has closed its connection in the backlog
@@ -305,8 +308,9 @@ class TcpListener:
     def _start_handshake(self, sock: socket.socket, peer: str, admits: Admit) -> None:
         try:
             connection = TcpConnection(sock, peer)
-        except OSError:  # the client has closed the connection already
+        except OSError as error:  # the client has closed the connection already
             sock.close()
+            raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             return
         incoming = Handshake(sock, self._script(connection, admits))
         self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
@@ -315,7 +319,8 @@ class TcpListener:
     def _advance(self, fd: int, incoming: Handshake[_Admitted], arrived: list[_Admitted]) -> None:
         try:
             admitted = incoming.advance()
-        except (DistError, OSError):
+        except (DistError, OSError) as error:
+            raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.
             self._close_handshake(fd)
         else:
@@ -428,5 +433,5 @@ def _resolve(address: str) -> list[tuple[int, Any]]:
 
 
 def _unreachable(address: str, error: BaseException) -> DistNetworkError:
-    why = getattr(error, "strerror", None) or str(error)
-    return DistNetworkError(f"cannot connect to {address}: {why}", address=address)
+    raise_if_exhausted(error, f"cannot connect to {address}")
+    return DistNetworkError(f"cannot connect to {address}: {reason(error)}", address=address)

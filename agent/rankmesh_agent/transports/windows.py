@@ -87,6 +87,10 @@ class MemoryWindows:
         self._segment = segment
         self._region_count = 0
 
+    def weaken(self) -> None:
+        """Refer to the segment by a weak reference: it refers to this object, and would live until a collection."""
+        self._segment = weakref.proxy(self._segment)
+
     @property
     def usable(self) -> bool:
         """True if any array can be exposed, which justifies a step for it; the same at all ranks."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.schemas import SUSPECT_SECONDS, GroupInfo, Heartbeat, Member, RankInfo, RankState
+from rankmesh_agent.wire.schemas import NO_HEARTBEAT, SUSPECT_SECONDS, GroupInfo, Heartbeat, Member, RankInfo, RankState
 from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
@@ -122,4 +122,4 @@ class RankRecord:
         return RankInfo(job, epoch, state, self.silence(now), reason, self.member, self.failed_ranks)
 
     def _silent(self, now: float) -> str:
-        return f"no heartbeat for {self.silence(now):.1f} s"
+        return f"{NO_HEARTBEAT} for {self.silence(now):.1f} s"

@@ -13,6 +13,7 @@ from rankmesh._session.process_group import NON_MEMBER, Group, NonMember, Proces
 from rankmesh._session.session import communicator_of, current, join, leave, require_session
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.net.descriptors import limit_named
 
 if TYPE_CHECKING:
     from rankmesh._stores.agent import AgentStore as Store
@@ -107,9 +108,9 @@ def init_process_group(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#initialization
     """
-    from rankmesh._rendezvous import resolve_init_method
+    with sessions.lock, limit_named("this rank cannot join the job"):
+        from rankmesh._rendezvous import resolve_init_method
 
-    with sessions.lock:
         if current() is not None:
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
         engines = resolve(backend)
@@ -152,7 +153,10 @@ def is_initialized() -> bool:
 def get_default_store() -> Store:
     """Return the job's own store: the keys that every agent serves under ``/v1/store``.
 
-    Its timeout is the default group's, from init_process_group.
+    Its timeout is the default group's, from init_process_group. A call that waits for keys or for a queue when a rank
+    of the default group fails, or the group is aborted, raises RankFailedError, which names the rank and the keys; one
+    that is made afterwards waits, so that the ranks that are left can coordinate. Once every other rank has failed or
+    left, calls that would wait raise StoreTimeoutError at once.
 
     Raises:
         ValueError: init_process_group has not been called.

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
@@ -99,7 +100,8 @@ def serve(host: str, port: int, settings: Settings, *, shared: bool, descriptor:
         DistStoreError: the descriptor's socket is bound to another port.
         DistNetworkError: the server cannot listen there, or the descriptor is not a socket.
     """
-    with _lock:
+    raise_limit()
+    with _lock, limit_named(f"cannot host a store at {host}:{port}"):
         server = _shared.get((host, port)) if shared else None
         if server is None:
             server = TCPStoreServer(_listener(host, port, settings, descriptor), settings, host)

@@ -16,6 +16,7 @@ from rankmesh_agent.wire.schemas.job import (
     FAILED_SECONDS,
     HEARTBEAT_SECONDS,
     LONG_POLL_SECONDS,
+    NO_HEARTBEAT,
     SUSPECT_SECONDS,
     UNASSIGNED,
     AgentHealth,

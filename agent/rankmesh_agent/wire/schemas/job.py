@@ -10,6 +10,8 @@ from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
 """Interval of an agent's heartbeats to the gateway."""
+NO_HEARTBEAT = "no heartbeat"
+"""Start of the reason of a rank that failed because it was silent."""
 SUSPECT_SECONDS = 3.0
 """Seconds without a heartbeat after which a rank is suspect."""
 FAILED_SECONDS = 10.0

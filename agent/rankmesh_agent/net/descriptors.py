@@ -1,0 +1,118 @@
+"""Limit of open file descriptors: raised when a process starts, and named by the errors of one that has reached it.
+
+The soft limit, mostly 1024, protects programs that call ``select``, whose sets have room for 1024 descriptors: beyond
+that, Python's ``select.select`` raises ValueError, and C code without a check writes beyond its set. The kernel returns
+the lowest free number, so a higher limit changes nothing for a process with fewer descriptors; one with more would have
+failed at the old limit. RankMesh itself waits with poll and epoll. The launcher's ranks start with the limit that the
+launcher was started with, and raise it when they join.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+from rankmesh_agent.wire.errors import DistNetworkError
+
+_WARN_SECONDS = 60.0
+_log = logging.getLogger("rankmesh")
+_warn_at = 0.0
+_latest = 0.0, ""
+"""Time and text of the latest warning."""
+
+
+class DescriptorLimitError(DistNetworkError):
+    """This process, or its machine, has no more file descriptors."""
+
+    code = "descriptor-limit"
+    status = 503
+
+
+def raise_limit() -> Callable[[], None]:
+    """Raise the soft limit of open descriptors to the hard one; return a function that restores it in a child."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    def restore() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    return restore
+
+
+def is_exhausted(error: BaseException | None) -> bool:
+    """Return whether the cause of an error is that this process, or the machine, has no free descriptor."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False
+
+
+def reason(error: BaseException) -> str:
+    """Return the reason of an error of the system, with the limit and the remedy if there is no free descriptor."""
+    if not is_exhausted(error):
+        return getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) == errno.ENFILE:
+        return "this machine has no free file descriptor (ENFILE): raise fs.file-max, sysctl -w fs.file-max=1000000"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        used = len(os.listdir("/proc/self/fd")) - 1
+    except OSError:  # it takes a descriptor: all are in use
+        used = soft
+    return (
+        f"this process has no free file descriptor (EMFILE): RLIMIT_NOFILE is {_shown(soft)} (hard limit "
+        f"{_shown(hard)}), {used} are in use; raise it with ulimit -n 65536 (ulimit -Hn for the hard limit), "
+        "LimitNOFILE= of systemd, or docker run --ulimit nofile=65536:65536"
+    )
+
+
+@contextlib.contextmanager
+def limit_named(subject: str) -> Iterator[None]:
+    """Raise DescriptorLimitError in place of an error in the block whose cause is that there is no free descriptor.
+
+    Args:
+        subject: what cannot be done, start of the message.
+    """
+    try:
+        yield
+    except (OSError, ImportError, DistNetworkError) as error:
+        raise_if_exhausted(error, subject)
+        raise
+
+
+def raise_if_exhausted(error: BaseException, subject: str) -> None:
+    """Raise DescriptorLimitError if the cause of an error is that there is no free descriptor; see ``limit_named``."""
+    if isinstance(error, DescriptorLimitError):
+        raise error
+    if is_exhausted(error):
+        raise DescriptorLimitError(f"{subject}: {reason(error)}") from error
+
+
+def warn_exhausted(subject: str, error: BaseException) -> None:
+    """Log that something has to wait for a free descriptor, at most once a minute in this process."""
+    global _warn_at, _latest
+    now = time.monotonic()
+    _latest = now, f"{subject}: {reason(error)}"
+    if now >= _warn_at:
+        _warn_at = now + _WARN_SECONDS
+        _log.warning("%s: %s", subject, reason(error))
+
+
+def raise_if_exhausted_since(began: float) -> None:
+    """Raise DescriptorLimitError if a thread of this process has had to wait for a free descriptor since a time.
+
+    For a join, which cannot complete if the gateway in the same process accepts no connections.
+    """
+    if _latest[0] > began:
+        raise DescriptorLimitError(_latest[1])
+
+
+def _shown(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

@@ -1,0 +1,188 @@
+"""Ranks, stores, the gateway and the launcher where descriptors run out: one error that names the limit, no hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import DEADLINE, Me, Ranks, wait_until
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+
+def leave_spare(spare: int) -> None:
+    """Leave this process so many descriptors that it may still open."""
+    used = max(map(int, os.listdir("/proc/self/fd")))  # the highest is the listing's
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
+
+
+def assert_names_limit(text: str) -> None:
+    for word in ("file descriptor", "RLIMIT_NOFILE is", "hard limit", "in use", "ulimit -n"):
+        assert word in text, text
+
+
+def assert_limit_error(reported: dict[str, Any]) -> None:
+    assert "DistNetworkError" in reported["is"], reported
+    assert_names_limit(reported["text"])
+
+
+# Ranks
+
+
+def join_without_descriptors(me: Me, victim: int, spare: int) -> None:
+    if me.rank == victim:
+        leave_spare(spare)
+    reported = me.attempt(me.init, timeout=8)
+    me.report(**reported)
+    if reported["error"] is None:
+        me.report(**me.attempt(dist.all_reduce, np.ones(1)))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("transport", "spare"), [("shm", 0), ("tcp", 5), ("shm", 6), ("tcp", 8), ("tcp", 10), ("shm", 14), ("shm", 16)]
+)
+def test_a_rank_cannot_join(ranks: Ranks, transport: str, victim: int, spare: int) -> None:
+    """However far it comes; the others end, too, at once if they have met it."""
+    environment = {"RANKMESH_TRANSPORT": transport}
+    started = ranks.start(join_without_descriptors, 3, env=environment, victim=victim, spare=spare)
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    if started[victim].reported["error"] is not None:
+        assert_limit_error(started[victim].reported)
+        for rank in started:
+            assert rank.reported["error"] is not None, ranks.transcript()
+            assert "Traceback" not in rank.stderr, ranks.transcript()
+
+
+def make_groups_without_descriptors(me: Me) -> None:
+    me.init(timeout=30)
+    if me.rank == 1:
+        leave_spare(2)
+    groups = []
+
+    def make_groups() -> None:
+        while True:
+            groups.append(dist.new_group([0, 1]))
+            groups.append(dist.empty(100_000, group=groups[-1]))
+
+    reported = me.attempt(make_groups)
+    me.report(**reported)
+    if me.rank == 1:
+        assert_limit_error(reported)
+    me.report(**me.attempt(dist.barrier))
+
+
+def test_a_group_cannot_be_made(ranks: Ranks) -> None:
+    started = ranks.start(make_groups_without_descriptors, 2, env={"RANKMESH_TRANSPORT": "shm"})
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+
+
+def raised_limit(me: Me) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512))
+    me.init()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, 512)
+    dist.destroy_process_group()
+
+
+def test_a_rank_raises_its_limit(ranks: Ranks) -> None:
+    ranks.run(raised_limit, 2)
+
+
+# Stores
+
+
+def use_store_without_descriptors(me: Me) -> None:
+    if me.rank == 2:
+        leave_spare(0)
+        assert_limit_error(me.attempt(dist.TCPStore, "127.0.0.1", 0, 2, True, timeout=10))
+    elif me.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=10)
+        me.report(port=store.port)
+        me.wait_for("full")
+    else:
+        me.wait_for("port")
+        port = int((me.folder / "port").read_text())
+        store = dist.TCPStore("127.0.0.1", port, None, False, timeout=10)
+        store.set("key", b"value")
+        spare = os.open(os.devnull, os.O_RDONLY)
+        leave_spare(0)
+        other = me.attempt(dist.TCPStore, "127.0.0.1", port, None, False, timeout=10)
+        assert_limit_error(other)
+        assert other["seconds"] < 5
+        assert store.get("key") == b"value"
+        os.close(spare)
+        me.mark("full")
+
+
+def test_a_store_and_its_clients(ranks: Ranks) -> None:
+    started = ranks.start(use_store_without_descriptors, 3)
+    wait_until(lambda: "port" in started[0].reported or started[0].code is not None, "the store", DEADLINE)
+    assert "port" in started[0].reported, ranks.transcript()
+    (ranks.folder / "port.new").write_text(str(started[0].reported["port"]))
+    (ranks.folder / "port.new").rename(ranks.folder / "port")
+    ranks.succeed(started)
+
+
+# Servers
+
+
+def test_a_gateway_goes_on_when_clients_leave(ranks: Ranks) -> None:
+    """At its limit it serves nobody more, says so once, and does not use up a core; then it goes on."""
+    gateway = ranks.launch(
+        [sys.executable, "-c", f"{LIMITED}; from rankmesh_gateway.__main__ import main; sys.exit(main(['--port=0']))"],
+        name="gateway",
+    )
+    wait_until(lambda: "ready at" in gateway.stdout or gateway.code is not None, "the gateway", DEADLINE)
+    port = int(re.findall(r":(\d+)", gateway.stdout)[0])
+    assert b"200" in ask(port)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+    wait_until(lambda: "descriptor" in gateway.stderr, "the warning", DEADLINE)
+    for client in clients:
+        client.close()
+    wait_until(lambda: b"200" in ask(port), "an answer", DEADLINE)
+    assert gateway.stderr.count("RLIMIT_NOFILE") == 1, gateway
+    assert_names_limit(gateway.stderr)
+    assert "Traceback" not in gateway.stderr, gateway
+    gateway.kill(signal.SIGTERM)
+    ranks.wait([gateway])
+
+
+LIMITED = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+
+
+def ask(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        return client.recv(100)
+
+
+def test_the_launcher_cannot_start_its_ranks(ranks: Ranks) -> None:
+    code = f"{LIMITED}; from rankmesh.launch import main; sys.exit(main(['--nproc-per-node=40', '-m', 'this']))"
+    launcher = ranks.launch([sys.executable, "-c", code], name="launcher")
+    ranks.wait([launcher])
+    assert launcher.code == 2, launcher
+    assert_names_limit(launcher.stderr)
+    assert "Traceback" not in launcher.stderr, launcher
+    assert len(launcher.stderr.splitlines()) == 1, launcher
+
+
+def test_ranks_start_with_the_limit_that_the_launcher_was_started_with(ranks: Ranks) -> None:
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512))"
+    shown = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    (ranks.folder / "shown.py").write_text(shown)
+    code = f"{limit}; from rankmesh.launch import main; sys.exit(main(['shown.py']))"
+    launcher = ranks.launch([sys.executable, "-c", code], name="launcher")
+    ranks.wait([launcher])
+    assert "(128, 512)" in launcher.stdout, launcher
