@@ -27,6 +27,7 @@ from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -118,6 +119,7 @@ class Agent:
             self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
+        self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
@@ -176,6 +178,12 @@ class Agent:
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """End a group at this rank; see LocalCommunicator.leave."""
         self.group_registry.drop(group, how)
+
+    def set_world(self, group: LocalCommunicator) -> None:
+        """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
+        group.set_global_ranks(tuple(range(group.size)))
+        self.world = group
+        self._store_waits.follow(group)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -295,6 +303,7 @@ class Agent:
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 

@@ -107,6 +107,9 @@ def wait_on(me: Me) -> None:
         }
 
         def call(name: str) -> None:
+            with pytest.raises(dist.RankFailedError) as caught:  # the world has failed
+                calls[name]()
+            assert caught.value.ranks == (0,)
             waits[name] = calls[name]()
 
         threads = [threading.Thread(target=call, args=[name]) for name in calls]
@@ -129,7 +132,7 @@ def wait_on(me: Me) -> None:
 
 
 @pytest.mark.processes
-def test_blocked_calls_wait_on_at_the_next_owner(ranks: Ranks) -> None:
+def test_blocked_calls_end_and_wait_at_the_next_owner_when_repeated(ranks: Ranks) -> None:
     started = ranks.start(wait_on, 3)
     ranks.wait(started[1:])
     assert [each.reported for each in started[1:]] == [{"rank": 1}, {"rank": 2}]

@@ -224,6 +224,10 @@ class LocalGroupState(GroupState):
             return "during start-up #0"
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
+    def loss_error(self, rank: int) -> DistBackendError:
+        """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held."""
+        return self._peer_lost_error(rank, self._current_call())
+
     def _peer_lost_error(self, rank: int, when: str) -> DistBackendError:
         lost = self.departed.get(rank) or self.engine.lost_peers[rank]
         who, first = self._describe(rank), lost.failure

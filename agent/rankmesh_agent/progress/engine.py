@@ -63,6 +63,7 @@ class ProgressEngine(Driver):
     Attributes:
         lost_peers: the peers whose connections have ended.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ProgressEngine(Driver):
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
         self.on_peer_failure: Callable[[], None] | None = None
+        self.on_peer_lost: Callable[[int], None] | None = None
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
         for connection in connections.values():
             connection.parallel_reads = not oversubscribed
@@ -317,6 +319,8 @@ class ProgressEngine(Driver):
         self._changed.notify_all()
         if self.on_peer_failure is not None and not end.clean:
             self.on_peer_failure()
+        if self.on_peer_lost is not None:
+            self.on_peer_lost(peer.rank)
 
     # The end
 

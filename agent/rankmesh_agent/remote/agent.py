@@ -151,6 +151,11 @@ class RemoteAgent:
         self._groups[:] = [other for other in self._groups if other is not group]
         self._end_group(group, how)
 
+    def set_world(self, group: RemoteCommunicator) -> None:
+        """See Agent.set_world."""
+        group.become_world()
+        self.world = group
+
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Not offered: the agent would make the calls of MPI.
 

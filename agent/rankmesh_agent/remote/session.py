@@ -169,8 +169,11 @@ class Session:
         self._agent.drop_group(group, how)
 
     def set_global_ranks(self, document: Json) -> None:
-        """Change the ranks by which errors name the members."""
-        self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
+        """Change the ranks by which errors name the members; those of the world, if it has shrunk to this group."""
+        if document.get("world"):
+            self._agent.set_world(self._group_in(document))
+        else:
+            self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
 
     def set_timeout(self, document: Json) -> None:
         """Change the default timeout of a group's calls."""

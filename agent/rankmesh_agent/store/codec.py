@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     NotANumberError,
     ProtocolError,
+    RankFailedError,
 )
 from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
@@ -109,7 +111,7 @@ def serve(request: bytes | bytearray, execute: Callable[[Command[Any]], Any]) ->
     opcode, flags, seq, count, _, seconds = decode_request(request)
     try:
         return encode_result(seq, execute(decode_command(opcode, flags, seconds, decode_parts(request, count))))
-    except DistStoreError as error:
+    except (DistStoreError, RankFailedError) as error:
         return encode_error(seq, error)
 
 
@@ -141,16 +143,19 @@ def _encode_list(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     return encode_response(kind, seq, number, parts)
 
 
-def encode_error(seq: int, error: DistStoreError) -> bytes:
+def encode_error(seq: int, error: DistStoreError | RankFailedError) -> bytes:
     """Return a command's error as a frame."""
-    return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+    parts = [error.code.encode(), error.message.encode("utf-8", "replace")]
+    if error.ranks:
+        parts.append(json.dumps(error.details()).encode())
+    return encode_response(Kind.ERROR, seq, 0, parts)
 
 
 def decode_result(command: Command[T], header: Response, data: bytes | bytearray) -> T:
     """Return the result that a response frame holds, given its header.
 
     Raises:
-        DistStoreError: the command raised it in the owner's process.
+        DistStoreError, RankFailedError: the command raised it in the owner's process.
         StoreMovedError: it was not executed, as another rank has become the owner.
         ProtocolError: the frame is malformed.
     """
@@ -176,7 +181,8 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
             found = [part.decode() for part in parts]
         elif kind == Kind.ERROR:
             error = BY_CODE.get(parts[0].decode(), DistStoreError)
-            found = (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
+            known = error if issubclass(error, DistStoreError | RankFailedError) else DistStoreError
+            found = known(parts[1].decode(), **(json.loads(parts[2]) if len(parts) > 2 else {}))
         elif kind == Kind.MOVED:
             raise StoreMovedError.to(number if number >= 0 else None)
         else:
@@ -184,7 +190,7 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
         if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
             values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, TypeError):
         raise ProtocolError("a response of the store's binary protocol lacks parts, or is not text") from None
     if kind == Kind.ERROR:
         raise found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
@@ -9,6 +11,7 @@ from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owner
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import Host, Ownership
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
@@ -39,6 +42,9 @@ class JobStore:
         has_left: Callable[[], bool],
     ) -> None:
         self._token = token
+        self._lock = threading.RLock()
+        self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
+        self._final: DistError | None = None
         first = members[min(members)]
         self._ownership: Ownership | None = None
         if len(members) > 1:
@@ -60,9 +66,17 @@ class JobStore:
 
     def blocking(self) -> BlockingStore:
         """Return the store for callers without an event loop; the caller closes it."""
+        store: BlockingStore
         if self._ownership is None:
-            return BlockingMemoryStore(self._memory.table)
-        return BlockingJobStore(self._owners, self._memory.table, self._token)
+            store = BlockingMemoryStore(self._memory.table)
+        else:
+            store = BlockingJobStore(self._owners, self._memory.table, self._token)
+        with self._lock:
+            self._clients.add(store)
+            final = self._final
+        if final is not None:
+            store.fail_waits(final, for_good=True)
+        return store
 
     def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""
@@ -78,6 +92,21 @@ class JobStore:
         """Give up the ownership: the next rank takes over."""
         if self._ownership is not None:
             self._ownership.leave()
+
+    def waiting(self) -> bool:
+        """Return whether a command of this rank waits."""
+        with self._lock:
+            return any(store.waits_under_way() for store in self._clients)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """End the waits of this rank that are under way; see BlockingStore.fail_waits."""
+        with self._lock:
+            stores = list(self._clients)
+            if for_good:
+                self._final = failure
+        for store in stores:
+            store.fail_waits(failure, for_good=for_good)
+        self.store.fail_waits(failure, for_good=for_good)
 
     def cancel_waits(self) -> None:
         """End the commands that wait here, for good."""

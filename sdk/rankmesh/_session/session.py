@@ -109,7 +109,7 @@ class Session:
         shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
         if old is self.group:
             self.groups, self.group = [], shrunk
-            shrunk._communicator.set_global_ranks(tuple(range(shrunk.size())))
+            self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
