@@ -19,8 +19,9 @@ _WORKERS = 2
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("epochs", [FORKS // 10 // _WORKERS])
 @on_ranks(2, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_workers_of_a_busy_rank(me: Me) -> None:
+def test_workers_of_a_busy_rank(me: Me, epochs: int) -> None:
     faulthandler.enable()
     torch.manual_seed(0)
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/rendezvous", rank=me.rank, world_size=me.size)
@@ -49,7 +50,7 @@ def test_workers_of_a_busy_rank(me: Me) -> None:
 
     thread = threading.Thread(target=keep_calling, daemon=True)
     thread.start()
-    for _ in range(max(1, FORKS // 10 // _WORKERS)):
+    for _ in range(epochs):
         seen = 0
         for (batch,) in loader:
             optimizer.zero_grad()
