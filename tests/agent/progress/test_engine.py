@@ -15,7 +15,8 @@ def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytes
     engine = ProgressEngine(0, 1, {}, eager_limit=1024)
     poller = engine._poller
     poller.wake()
-    events = poller.poll(1)
+    with engine.lock:
+        events = poller.poll(1)
     assert events == [(poller.wakeup_fd, select.EPOLLIN)]
     os.eventfd_read(poller.wakeup_fd)
     monkeypatch.setattr(poller, "poll", lambda timeout: events)
