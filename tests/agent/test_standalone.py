@@ -81,6 +81,12 @@ class TestLeases:
             call.result(60)
         assert all((array == 3).all() for array in arrays)
 
+    def test_the_gateway_hears_that_its_connections_are_watched(self, make, registry):
+        """So a process that is stopped does not count as failed while its peers are connected to it."""
+        (_, agent), _ = world_of_two(make("agent-0"), make("agent-1"))
+        records = registry._jobs["job"].epochs[agent.info().epoch].records.values()
+        wait_until(lambda: all(record.watches_peers for record in records), "a heartbeat of each")
+
     def test_it_is_free_again_for_another_rank_and_job(self, make):
         agent = make()
         for job in ("one", "two", "one"):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.client import Attempt, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
@@ -294,7 +295,8 @@ class AsyncJobStore(AsyncStore):
         self._clients.clear()
 
     def _client(self, rank: int) -> HttpStore:
-        from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
+        with import_lock:
+            from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
 
         if rank not in self._clients:
             self._clients[rank] = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)
