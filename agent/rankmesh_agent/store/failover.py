@@ -138,6 +138,8 @@ class BlockingJobStore(BlockingStore):
             found = command.try_execute(self._table)
             if found is None:
                 found = (wait_here(command, self._table, self._waits),)
+        except StoreMovedError:  # it was not executed
+            pass
         except DistStoreError:
             if ownership.words[0] == mine:
                 raise
