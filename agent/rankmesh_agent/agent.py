@@ -116,11 +116,11 @@ class Agent:
             )
             undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
         self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
         self._disconnects = DisconnectMonitor(self.engine)
+        self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
@@ -184,6 +184,10 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """Go on without ranks that the others exclude from their world: they do not own the store any more."""
+        self._job_store.exclude(ranks)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -307,9 +311,15 @@ class Agent:
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
-    def _lost_ranks(self) -> set[int]:
-        """Return the ranks that have failed or left, as far as this one knows."""
-        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
+    def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows.
+
+        Args:
+            certainly: without those whose hosts have only fallen silent.
+        """
+        lost = dict(self.engine.lost_peers)
+        found = {rank for rank, end in lost.items() if not (certainly and end.silent)}
+        return found.union(rank for rank in self._disconnects.ended_peers() if rank not in lost)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:
