@@ -184,6 +184,7 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+        self._job_store.renumber(group.ranks)
 
     def exclude(self, ranks: Sequence[int]) -> None:
         """Go on without ranks that the others exclude from their world: they do not own the store any more."""
