@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from support.processes import DEADLINE, on_ranks
 
@@ -172,6 +173,31 @@ def test_over_http(me):
     assert "'missing'" in problem["detail"]
     dist.get_default_store().set(f"over/{me.rank}", "1")
     dist.get_default_store().wait(["over/0", "over/1"])
+    dist.destroy_process_group()
+
+
+@on_ranks(3)
+def test_a_wait_ends_with_the_world(me):
+    """Rank 1 gives up a collective, and lives; rank 0 owns the keys, rank 2 does not."""
+    me.init(timeout=170.0)
+    store = dist.get_default_store()
+    dist.barrier()
+    if me.rank == 1:
+        me.wait_for("waits-0", "waits-2")
+        time.sleep(0.5)
+        caught = me.attempt(dist.monitored_barrier, timeout=0.1)
+        assert caught["error"] == "CollectiveTimeoutError", caught
+        assert me.attempt(dist.all_reduce, np.ones(1), timeout=0.1)["error"] == "CollectiveTimeoutError"
+        me.wait_for("ended-0", "ended-2")
+    else:
+        me.mark(f"waits-{me.rank}")
+        caught = me.attempt(store.get, "missing")
+        assert caught["error"] == "RankFailedError", caught
+        assert "rank 1 (" in caught["text"]
+        assert caught["seconds"] < 30
+        me.mark(f"ended-{me.rank}")
+        store.set(f"alive/{me.rank}", "1")
+        store.wait(["alive/0", "alive/2"])
     dist.destroy_process_group()
 
 

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
+from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
+from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
@@ -63,6 +65,8 @@ class ProgressEngine(Driver):
     Attributes:
         lost_peers: the peers whose connections have ended.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        waits: which ranks the other ranks wait for.
+        own_waits: return the waits of each group of this process.
         on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
     """
 
@@ -87,6 +91,15 @@ class ProgressEngine(Driver):
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
+        self.own_waits: list[Callable[[], list[Wait]]] = []
+        self.waits = WaitGraph(
+            rank,
+            epoch,
+            lambda: [wait for waits in self.own_waits for wait in waits()],
+            self.send,
+            lambda peer: 0.0 if peer in self.lost_peers else self._peers[peer].connection.silent_seconds(),
+        )
+        self._sinks.add(wait_graph.GROUP, self.waits)
         self._said_goodbye = False
 
     def transports(self) -> dict[int, str]:
@@ -303,7 +316,7 @@ class ProgressEngine(Driver):
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
     def _on_goodbye(self, rank: int, goodbye: Goodbye) -> None:
-        reason, died, raised, failure = goodbye
+        reason, died, raised, failure, _ = goodbye
         end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
         self._drop_peer(self._peers[rank], end)
 

@@ -144,6 +144,7 @@ class RemoteAgent:
             self._end_group(group)
             raise
         self._groups.append(group)
+        self._failures.on_group_made()
         return group
 
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
@@ -170,13 +171,16 @@ class RemoteAgent:
     def _end_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         document: dict[str, Any] = {"group": group.id}
         if how is not None:
-            document["reason"] = how.reason
+            document |= {"reason": how.reason, "named": list(how.ranks)}
             if how.failure is not None:
                 document["failure"] = error_to_json(how.failure)
         with contextlib.suppress(DistError):
             self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
         group.close()
-        self._failures.remove_group(group.state)
+        if how is not None and how.failure is not None:
+            self._failures.replace_group(group.state)
+        else:
+            self._failures.remove_group(group.state)
 
     def host_of(self, rank: int) -> str:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""

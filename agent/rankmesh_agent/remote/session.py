@@ -165,7 +165,11 @@ class Session:
         how = None
         if "reason" in document:
             failure = error_from_json(document["failure"], at_agent=True) if "failure" in document else None
-            how = Goodbye(str(document["reason"]), failure=failure if isinstance(failure, DistError) else None)
+            how = Goodbye(
+                str(document["reason"]),
+                failure=failure if isinstance(failure, DistError) else None,
+                ranks=tuple(int(rank) for rank in document.get("named", ())),
+            )
         self._agent.drop_group(group, how)
 
     def set_global_ranks(self, document: Json) -> None:
