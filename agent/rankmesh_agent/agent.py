@@ -20,7 +20,6 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -103,6 +102,7 @@ class Agent:
                 instance=instance,
             )
             undo.callback(job.close)
+            undo.callback(job.heartbeats.stop)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -123,9 +123,9 @@ class Agent:
         self._disconnects = DisconnectMonitor(self.engine)
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
-        self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
+        self._heartbeats = job.heartbeats
+        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
-        self._heartbeats.start()
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
