@@ -181,8 +181,9 @@ class Session:
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
-        self.agent.close_in_child()
-        self.rendezvous.close_in_child()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.rendezvous.close_in_child)
+            steps.callback(self.agent.close_in_child)
 
 
 _default: Session | None = None
