@@ -25,6 +25,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
@@ -119,7 +120,8 @@ class Agent:
             undo.pop_all()
         self.store_server = self._job_store.server
         self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-        self._disconnects = DisconnectMonitor(self.engine)
+        self.engine.own_waits.append(self._job_store_waits)
+        self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
         self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
@@ -311,6 +313,10 @@ class Agent:
         self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+
+    def _job_store_waits(self) -> list[Wait]:
+        """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
+        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
 
     def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
         """Return the ranks that have failed or left, as far as this one knows.
