@@ -24,6 +24,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
@@ -116,11 +117,12 @@ class Agent:
             )
             undo.callback(self._job_store.close)
             self.world = self.group_registry.make(range(world_size), "world", timeout)
-            self._job_store.open_journal()
             undo.pop_all()
         self.store_server = self._job_store.server
         self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-        self._disconnects = DisconnectMonitor(self.engine)
+        self.engine.own_waits.append(self._job_store_waits)
+        self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
+        self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = job.heartbeats
@@ -184,6 +186,10 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """Go on without ranks that the others exclude from their world: they do not own the store any more."""
+        self._job_store.exclude(ranks)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -293,13 +299,14 @@ class Agent:
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heartbeats.close_in_child()
-        self.engine.close_in_child()
-        self.group_registry.close_in_child()
-        self._job.close_in_child()
-        self._job_store.close_in_child()
-        if self._own_http is not None:
-            self._own_http.close_in_child()
+        with contextlib.ExitStack() as steps:  # all are taken, also if one fails
+            steps.callback(self._heartbeats.close_in_child)
+            if self._own_http is not None:
+                steps.callback(self._own_http.close_in_child)
+            steps.callback(self._job_store.close_in_child)
+            steps.callback(self._job.close_in_child)
+            steps.callback(self.group_registry.close_in_child)
+            steps.callback(self.engine.close_in_child)
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
@@ -307,9 +314,19 @@ class Agent:
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
-    def _lost_ranks(self) -> set[int]:
-        """Return the ranks that have failed or left, as far as this one knows."""
-        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
+    def _job_store_waits(self) -> list[Wait]:
+        """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
+        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+
+    def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows.
+
+        Args:
+            certainly: without those whose hosts have only fallen silent.
+        """
+        lost = dict(self.engine.lost_peers)
+        found = {rank for rank, end in lost.items() if not (certainly and end.silent)}
+        return found.union(rank for rank in self._disconnects.ended_peers() if rank not in lost)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

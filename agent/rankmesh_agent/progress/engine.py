@@ -44,12 +44,14 @@ class Disconnect(NamedTuple):
         clean: whether the peer left in order: only waits that need it end.
         left: whether the peer itself sent a GOODBYE.
         failure: see Goodbye.
+        silent: whether its host has only fallen silent: its process may be alive.
     """
 
     cause: str
     clean: bool
     left: bool = False
     failure: DistError | None = None
+    silent: bool = False
 
 
 class ProgressEngine(Driver):
@@ -220,7 +222,7 @@ class ProgressEngine(Driver):
                 silent = min(unanswered, now - peer.unanswered_since)
                 if silent >= SILENT_SECONDS:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._drop_peer(peer, Disconnect(why, clean=False))
+                    self._drop_peer(peer, Disconnect(why, clean=False, silent=True))
                     self._poller.wake_sleeper()
 
     def poll_once(self, timeout: float) -> None:

@@ -243,6 +243,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.VERIFY: Session.verify,
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
     Request.REFUSAL: Session.refusal,
+    Request.EXCLUDE: Session.exclude,
 }
 
 

@@ -196,6 +196,10 @@ class Session:
         elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
             raise error
 
+    def exclude(self, document: Json) -> None:
+        """Go on without ranks that the client has excluded from its world."""
+        self._agent.exclude([int(rank) for rank in document["ranks"]])
+
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""
         self._group_in(document).delegated_calls.check_peers(

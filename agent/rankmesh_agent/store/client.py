@@ -185,6 +185,18 @@ class StoreClient(BlockingStore):
                     ) from error
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
+    def connect(self, timeout: float) -> _Connection:
+        """Return a connection for the caller's own use, which closes it.
+
+        Raises:
+            DistNetworkError: the owner cannot be reached.
+            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
+        """
+        try:
+            return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
+        except _NotSupported as error:
+            raise self._unreachable_error(error) from error
+
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
         self._pool.close()

@@ -12,6 +12,7 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.replicate import Replicate
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistStoreError,
@@ -32,6 +33,8 @@ from rankmesh_agent.wire.store_frames import (
     encode_response,
 )
 
+REPLICATE = 64
+"""Opcode of Replicate."""
 _ABSENT, _MATCH, _NONE_MATCH = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the tags of If-Match follow the usual parts; so do the tags of
 If-None-Match, after an exclamation mark each."""
@@ -325,6 +328,11 @@ _FORMATS: dict[int, Format] = {
     13: Format(commands.QueuePush, _key_and_value, lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1])),
     14: Format(commands.QueuePop, _key, lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds)),
     15: Format(commands.QueueLen, _key, lambda parts, *_: commands.QueueLen(_text(parts[0]))),
+    REPLICATE: Format(
+        Replicate,
+        lambda replicate: (replicate.flags, replicate.records),
+        lambda parts, flags, _: Replicate(flags, tuple(parts)),
+    ),
 }
 """The commands by opcode. The numbers are part of the protocol: they never change."""
 

@@ -97,8 +97,7 @@ class Pursuit:
         if rank is None:
             ranks = sorted(owners.ownership.holders)
             raise DistNetworkError(
-                f"the job's store is lost: the ranks that had a copy of it ({', '.join(map(str, ranks))}) have failed "
-                "or left",
+                f"the job's store is lost with rank {', '.join(map(str, ranks))}: no rank that is left has a copy",
                 ranks=ranks,
             ) from error
         if rank != self.rank:
@@ -270,7 +269,7 @@ class AsyncJobStore(AsyncStore):
                         if ownership.words[0] == mine:
                             return found
                 if not self._forwards:
-                    raise StoreMovedError.to(ownership.owner() if ownership.can_own else None)
+                    raise StoreMovedError.to(ownership.referral())
                 return await self._client(rank).execute(command, key)
             except DistNetworkError as error:
                 if not self._forwards or not (isinstance(error, StoreMovedError) or error.__cause__ is not None):

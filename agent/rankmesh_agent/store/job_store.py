@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owners
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
-from rankmesh_agent.store.ownership import Host, Ownership
+from rankmesh_agent.store.ownership import LostRanks, Ownership
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
@@ -24,7 +24,7 @@ class JobStore:
         members: all ranks, by rank.
         token: the job's token.
         name: name of the server's thread.
-        lost: returns the ranks that have failed or left, as this rank knows.
+        lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
         has_left: returns whether this rank has left the job.
 
     Attributes:
@@ -38,20 +38,17 @@ class JobStore:
         members: Mapping[int, Member],
         token: str,
         name: str,
-        lost: Callable[[], Collection[int]],
+        lost: LostRanks,
         has_left: Callable[[], bool],
     ) -> None:
         self._token = token
         self._lock = threading.RLock()
         self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
         self._final: DistError | None = None
-        first = members[min(members)]
         self._ownership: Ownership | None = None
         if len(members) > 1:
-            sharing = sorted(each.rank for each in members.values() if each.host_id == first.host_id)
             self._memory = MemoryStore()
-            host = Host(sharing, first.pid, first.instance)
-            self._ownership = Ownership(rank, host, self._memory.table, lost)
+            self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
             self._owners = Owners(self._ownership, members, has_left)
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
@@ -59,10 +56,10 @@ class JobStore:
             self.store = self._memory = MemoryStore()
         self.server = StoreServer(self._memory.table, token, name, self._ownership)
 
-    def open_journal(self) -> None:
-        """Open the journal of this host; once all ranks have made their JobStore."""
+    def start(self) -> None:
+        """Open the journal of this host, and find a replica; once all ranks have made their JobStore."""
         if self._ownership is not None:
-            self._ownership.open_journal()
+            self._ownership.start()
 
     def blocking(self) -> BlockingStore:
         """Return the store for callers without an event loop; the caller closes it."""
@@ -87,6 +84,14 @@ class JobStore:
         """End the waits of clients here if another rank has become the owner. Called from time to time."""
         if self._ownership is not None and self._ownership.superseded():
             self._memory.table.cancel_waits()
+
+    def exclude(self, ranks: Iterable[int]) -> None:
+        """Go on without these ranks, dead or not."""
+        if self._ownership is not None:
+            self._ownership.exclude(ranks)
+            owner = self._ownership.owner()
+            if owner is not None:
+                self._owners.current = owner
 
     def leave(self) -> None:
         """Give up the ownership: the next rank takes over."""

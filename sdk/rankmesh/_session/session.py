@@ -108,6 +108,7 @@ class Session:
             self.drop_group(group, how)
         shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
         if old is self.group:
+            self.agent.exclude([rank for rank in comm.ranks if rank not in remaining])
             self.groups, self.group = [], shrunk
             self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
@@ -181,8 +182,9 @@ class Session:
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
-        self.agent.close_in_child()
-        self.rendezvous.close_in_child()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.rendezvous.close_in_child)
+            steps.callback(self.agent.close_in_child)
 
 
 _default: Session | None = None
