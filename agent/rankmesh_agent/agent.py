@@ -20,7 +20,6 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -104,6 +103,7 @@ class Agent:
                 instance=instance,
             )
             undo.callback(job.close)
+            undo.callback(job.heartbeats.stop)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -125,9 +125,9 @@ class Agent:
         self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
-        self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
+        self._heartbeats = job.heartbeats
+        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
-        self._heartbeats.start()
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
@@ -186,6 +186,7 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+        self._job_store.renumber(group.ranks)
 
     def exclude(self, ranks: Sequence[int]) -> None:
         """Go on without ranks that the others exclude from their world: they do not own the store any more."""
@@ -298,13 +299,14 @@ class Agent:
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heartbeats.close_in_child()
-        self.engine.close_in_child()
-        self.group_registry.close_in_child()
-        self._job.close_in_child()
-        self._job_store.close_in_child()
-        if self._own_http is not None:
-            self._own_http.close_in_child()
+        with contextlib.ExitStack() as steps:  # all are taken, also if one fails
+            steps.callback(self._heartbeats.close_in_child)
+            if self._own_http is not None:
+                steps.callback(self._own_http.close_in_child)
+            steps.callback(self._job_store.close_in_child)
+            steps.callback(self._job.close_in_child)
+            steps.callback(self.group_registry.close_in_child)
+            steps.callback(self.engine.close_in_child)
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
