@@ -15,16 +15,16 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
+from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
@@ -103,6 +103,7 @@ class Agent:
                 instance=instance,
             )
             undo.callback(job.close)
+            undo.callback(job.heartbeats.stop)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -119,13 +120,14 @@ class Agent:
             undo.pop_all()
         self.store_server = self._job_store.server
         self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-        self._disconnects = DisconnectMonitor(self.engine)
+        self.engine.own_waits.append(self._job_store_waits)
+        self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
         self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
-        self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
+        self._heartbeats = job.heartbeats
+        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
-        self._heartbeats.start()
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
@@ -184,6 +186,7 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+        self._job_store.renumber(group.ranks)
 
     def exclude(self, ranks: Sequence[int]) -> None:
         """Go on without ranks that the others exclude from their world: they do not own the store any more."""
@@ -284,11 +287,10 @@ class Agent:
                 self._leaving = True
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
                 self.group_registry.leave()
                 self._job_store.leave()
-                self._job.leave(
-                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
-                )
+                self._job.leave(reason, _goodbye(reason or said, failed, raised, first, failed_ranks), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""
@@ -297,19 +299,24 @@ class Agent:
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heartbeats.close_in_child()
-        self.engine.close_in_child()
-        self.group_registry.close_in_child()
-        self._job.close_in_child()
-        self._job_store.close_in_child()
-        if self._own_http is not None:
-            self._own_http.close_in_child()
+        with contextlib.ExitStack() as steps:  # all are taken, also if one fails
+            steps.callback(self._heartbeats.close_in_child)
+            if self._own_http is not None:
+                steps.callback(self._own_http.close_in_child)
+            steps.callback(self._job_store.close_in_child)
+            steps.callback(self._job.close_in_child)
+            steps.callback(self.group_registry.close_in_child)
+            steps.callback(self.engine.close_in_child)
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
         self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+
+    def _job_store_waits(self) -> list[Wait]:
+        """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
+        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
 
     def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
         """Return the ranks that have failed or left, as far as this one knows.
