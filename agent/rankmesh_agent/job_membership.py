@@ -18,6 +18,7 @@ from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
 
@@ -90,7 +91,6 @@ class JobMembership:
             launched = LaunchedAs(settings.local_rank, settings.local_size)
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.push(self._leave_after_error)
             self.members = {member.rank: member for member in joined.members}
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
             local = sum(member.host_id == self.member.host_id for member in joined.members)
@@ -102,7 +102,8 @@ class JobMembership:
                 listener,
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
-                lambda: self.gateway.raise_if_left(self.name, self.epoch),
+                self.raise_if_left,
+                self._leave_after_error,
             )
             undo.pop_all()
         listener.close()
@@ -121,6 +122,10 @@ class JobMembership:
             if self._left:
                 return
             self.gateway.heartbeat(beat)
+
+    def raise_if_left(self) -> bool:
+        """Raise if a rank has left during the join; see GatewayClient."""
+        return self.gateway.raise_if_left(self.name, self.epoch)
 
     def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
@@ -148,9 +153,13 @@ class JobMembership:
         self.engine.close()
         self.gateway.close()
 
-    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        why = f": {type(error).__name__}: {error}"[:_MAX_REASON] if error is not None else ""
-        self._leave(f"it could not connect to its peers{why}", getattr(error, "ranks", ()))
+    def _leave_after_error(self, error: BaseException) -> Goodbye:
+        """Leave the job because of an error before all peers are connected; return the goodbye for the others."""
+        reason = f"it could not connect to its peers: {type(error).__name__}: {error}"[:_MAX_REASON]
+        failure = error if isinstance(error, RankFailedError) else None
+        failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
+        self._leave(reason, failed_ranks)
+        return Goodbye(reason, raised=True, failure=failure)
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
         member = self.member

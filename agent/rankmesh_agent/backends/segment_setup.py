@@ -15,6 +15,8 @@ from rankmesh_agent.wire.errors import DistNetworkError
 _log = logging.getLogger("rankmesh")
 
 _MAX_REASON = 1 << 12
+_warned: list[str] = []
+"""The warning of this process about missing memory: one, however many groups it makes."""
 _OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
 """Message of a host's first member to the others there: the handle of the segment's file, and why there is none."""
 
@@ -60,7 +62,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         no host has two members.
 
     Raises:
-        DistNetworkError: ``strict``, and a member cannot map the segment or is on another host; names it.
+        DistNetworkError: ``strict``, and a member cannot map the segment or is on another host; names its group rank.
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
@@ -90,8 +92,11 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
     if options.strict:
-        raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}")
-    if link.rank == 0 and not _refusal(layout, options):
+        raise DistNetworkError(
+            f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}", ranks=[int(refuser)]
+        )
+    if link.rank == 0 and not _refusal(layout, options) and not _warned:
+        _warned.append(reason)
         _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
 

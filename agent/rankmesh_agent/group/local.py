@@ -23,7 +23,7 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
@@ -110,7 +110,11 @@ class LocalCommunicator(Communicator, FrameSink):
         self._segment_options = options
         if self.size == 1:
             return
-        backend = select_backend(self.link, hosts, options, lambda step: self.set_up(step, timeout))
+        try:
+            backend = select_backend(self.link, hosts, options, lambda step: self.set_up(step, timeout))
+        except DistNetworkError as error:
+            error.ranks = tuple(self.global_ranks[member] for member in error.ranks)
+            raise
         if backend is not None:
             self.use_backend(backend)
             if backend.segment is not None and not backend.delegated:
