@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hierarchical.topology import Layout
@@ -15,8 +16,6 @@ from rankmesh_agent.wire.errors import DistNetworkError
 _log = logging.getLogger("rankmesh")
 
 _MAX_REASON = 1 << 12
-_warned: list[str] = []
-"""The warning of this process about missing memory: one, however many groups it makes."""
 _OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
 """Message of a host's first member to the others there: the handle of the segment's file, and why there is none."""
 
@@ -32,6 +31,7 @@ class SegmentOptions(NamedTuple):
         oversubscribed: see Segment.
         strict: raise if not all members can share one segment.
         delegated: an attached process uses the segment in this one's place, if all members share one.
+        warn: logs why the members share no memory, with the arguments of Logger.warning.
     """
 
     allowed: bool
@@ -41,6 +41,7 @@ class SegmentOptions(NamedTuple):
     oversubscribed: bool
     strict: bool
     delegated: bool = False
+    warn: Callable[..., None] = _log.warning
 
 
 def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
@@ -95,9 +96,8 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         raise DistNetworkError(
             f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}", ranks=[int(refuser)]
         )
-    if link.rank == 0 and not _refusal(layout, options) and not _warned:
-        _warned.append(reason)
-        _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
+    if link.rank == 0 and not _refusal(layout, options):
+        options.warn("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
 
 
