@@ -20,13 +20,14 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -104,6 +105,7 @@ class Agent:
                 instance=instance,
             )
             undo.callback(job.close)
+            undo.callback(job.heartbeats.stop)
             undo.push(self._leave_after_error)
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -121,17 +123,18 @@ class Agent:
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
-            self._job_store.open_journal()
             self.store_server = self._job_store.server
-            self._disconnects = DisconnectMonitor(self.engine)
+            self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
+            self.engine.own_waits.append(self._job_store_waits)
+            self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
             undo.callback(self._disconnects.close)
-            self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
-            undo.callback(self._heartbeats.stop)
+            self._job_store.start()
             if self._own_http is not None:
                 http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
             undo.pop_all()
+        self._heartbeats = job.heartbeats
+        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
-        self._heartbeats.start()
 
     def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
         why = "" if error is None else f": {type(error).__name__}: {error}"[:_MAX_REASON]
@@ -189,6 +192,16 @@ class Agent:
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """End a group at this rank; see LocalCommunicator.leave."""
         self.group_registry.drop(group, how)
+
+    def set_world(self, group: LocalCommunicator) -> None:
+        """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
+        group.set_global_ranks(tuple(range(group.size)))
+        self.world = group
+        self._store_waits.follow(group)
+
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """Go on without ranks that the others exclude from their world: they do not own the store any more."""
+        self._job_store.exclude(ranks)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -298,22 +311,34 @@ class Agent:
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
         self._leaving = True
-        self._heartbeats.close_in_child()
-        self.engine.close_in_child()
-        self.group_registry.close_in_child()
-        self._job.close_in_child()
-        self._job_store.close_in_child()
-        if self._own_http is not None:
-            self._own_http.close_in_child()
+        with contextlib.ExitStack() as steps:  # all are taken, also if one fails
+            steps.callback(self._heartbeats.close_in_child)
+            if self._own_http is not None:
+                steps.callback(self._own_http.close_in_child)
+            steps.callback(self._job_store.close_in_child)
+            steps.callback(self._job.close_in_child)
+            steps.callback(self.group_registry.close_in_child)
+            steps.callback(self.engine.close_in_child)
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
 
-    def _lost_ranks(self) -> set[int]:
-        """Return the ranks that have failed or left, as far as this one knows."""
-        return {*dict(self.engine.lost_peers), *self._disconnects.ended_peers()}
+    def _job_store_waits(self) -> list[Wait]:
+        """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
+        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+
+    def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
+        """Return the ranks that have failed or left, as far as this one knows.
+
+        Args:
+            certainly: without those whose hosts have only fallen silent.
+        """
+        lost = dict(self.engine.lost_peers)
+        found = {rank for rank, end in lost.items() if not (certainly and end.silent)}
+        return found.union(rank for rank in self._disconnects.ended_peers() if rank not in lost)
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

@@ -145,13 +145,14 @@ class GroupRegistry:
             with self._lock:
                 self._counts[counted] -= 1  # the members' next attempt has the same count
             group.close()
-            self.failures.remove_group(group.state)
+            self.failures.replace_group(group.state)  # if this ends the rank, it is the reason
             raise
         finally:
             with self._lock:
                 self._pending.remove(group)
         with self._lock:
             self._groups[number] = group
+        self.failures.on_group_made()
         return group
 
     def make_over_http(
@@ -213,7 +214,10 @@ class GroupRegistry:
         if found is not None:
             found.leave(how)
         group.close()
-        self.failures.remove_group(group.state)
+        if how is not None and how.failure is not None:
+            self.failures.replace_group(group.state)
+        else:
+            self.failures.remove_group(group.state)
 
     def abort_pending(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of their requester."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
@@ -47,6 +48,7 @@ class JobMembership:
         world_size: see above.
         member: this rank, as its peers know it.
         members: all ranks, by rank.
+        heartbeats: sends heartbeats without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
         engine: the connections to the peers.
 
@@ -91,8 +93,12 @@ class JobMembership:
             launched = LaunchedAs(settings.local_rank, settings.local_size)
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
+            undo.push(self._leave_at_exit)
+            self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
+            undo.callback(self.heartbeats.stop)
             self.members = {member.rank: member for member in joined.members}
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
+            self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
             local = sum(member.host_id == self.member.host_id for member in joined.members)
             self.oversubscribed = local > len(os.sched_getaffinity(0))
             connections = connect_all(
@@ -115,9 +121,9 @@ class JobMembership:
             oversubscribed=self.oversubscribed,
         )
 
-    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
+    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
-        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
             if self._left:
                 return
@@ -125,7 +131,8 @@ class JobMembership:
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""
-        return self.gateway.raise_if_left(self.name, self.epoch)
+        with self._gateway_lock:
+            return self.gateway.raise_if_left(self.name, self.epoch)
 
     def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
@@ -153,12 +160,19 @@ class JobMembership:
         self.engine.close()
         self.gateway.close()
 
+    def _leave_at_exit(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._leave_after_error(error)
+
     def _leave_after_error(self, error: BaseException) -> Goodbye:
         """Leave the job because of an error before all peers are connected; return the goodbye for the others."""
         reason = f"it could not connect to its peers: {type(error).__name__}: {error}"[:_MAX_REASON]
         failure = error if isinstance(error, RankFailedError) else None
         failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
-        self._leave(reason, failed_ranks)
+        if not self._left:
+            self._left = True
+            with self._gateway_lock:
+                self._leave(reason, failed_ranks)
         return Goodbye(reason, raised=True, failure=failure)
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:

@@ -47,7 +47,7 @@ def specify(seed: int, kind: str, library: str = "rankmesh") -> Specification:
         "steps": steps, "rounds": _ENDLESS, "at": [rng.randrange(3), rng.randrange(len(steps))],
         "timeout": DEATH_TIMEOUT, "faults": [], "mismatch": None, "planted": f"planted by seed {seed}",
         "recover": not gloo, "ask": False, "errors": True, "resume_after": None, "new_group": False,
-        "external": None, "external_after": rng.random() * 0.05, "shm_bytes": None,
+        "silent": False, "external": None, "external_after": rng.random() * 0.05, "shm_bytes": None,
     }  # fmt: skip
     KINDS[kind].draw(rng, spec)
     return spec
@@ -71,7 +71,7 @@ def _in_a_step(deed: str, *, timers: bool = True, **more: Any) -> Draw:
 def _silent(deed: str) -> Draw:
     def draw(rng: random.Random, spec: Specification) -> None:
         _in_a_step(deed, timers=deed == "stop")(rng, spec)
-        spec["timeout"] = SILENCE_TIMEOUT
+        spec.update(timeout=SILENCE_TIMEOUT, silent=True)
 
     return draw
 
@@ -157,7 +157,8 @@ def _cut(rng: random.Random, spec: Specification) -> None:
     on_host = lambda host: [rank for rank in range(spec["size"]) if rank * hosts // spec["size"] == host]  # noqa: E731
     host = rng.randrange(1, hosts)
     spec["faults"] = [_fault(rng, "cut", rank, place="network", when="external") for rank in on_host(host)]
-    spec.update(medium="network", hosts=hosts, cut=host, external="cut", timeout=SILENCE_TIMEOUT, ask=True, at=[-1, -1])
+    spec.update(medium="network", hosts=hosts, cut=host, external="cut", at=[-1, -1])
+    spec.update(timeout=SILENCE_TIMEOUT, silent=True, ask=True)
 
 
 def _gateway(rng: random.Random, spec: Specification) -> None:

@@ -146,6 +146,8 @@ class Rank:
                         if self.spec["new_group"]:
                             self._new_group(runner, number)
                         runner.step(step, number)
+        self.where = f"{phase}: the barrier at the end"
+        self.dist.barrier()  # a rank that leaves earlier may have what others need, the store for example
 
     def _new_group(self, runner: Runner, number: str) -> None:
         """Make another group of all ranks, and use it: that takes descriptors."""
@@ -263,7 +265,8 @@ class Rank:
 
     def _culprits(self, error: BaseException, attempt: int) -> set[int]:
         """Return the ranks of the run to exclude: those that the error names, or that the suite says are gone."""
-        if not self.spec["ask"]:
+        silent_key = type(error).__name__ == "StoreTimeoutError" and not getattr(error, "ranks", ())
+        if not self.spec["ask"] and not silent_key:
             return {self.names[rank] for rank in getattr(error, "ranks", ()) if rank < len(self.names)}
         self.event("asks", attempt=attempt)
         answer = self.folder / f"exclude-{attempt}.json"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import sys
 import threading
 import traceback
+import urllib.request
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,6 +22,7 @@ import pytest
 from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
+from rankmesh._session.session import current
 
 FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "200"))
 TRANSPORTS = ("shm", "tcp")
@@ -145,8 +148,9 @@ def _keep_storing(store: dist.Store, name: str, ending: threading.Event) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("forks", [FORKS // len(TRANSPORTS)])
 @on_ranks(2, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_forks_of_a_busy_rank(me: Me) -> None:
+def test_forks_of_a_busy_rank(me: Me, forks: int) -> None:
     faulthandler.enable()
     me.init()
     groups = [dist.new_group() for _ in range(2)]
@@ -173,8 +177,8 @@ def test_forks_of_a_busy_rank(me: Me) -> None:
     if me.rank == 0:
         array, received = np.ones(3), np.ones(3)
         begun = [dist.all_reduce(array, group=quiet, async_op=True), dist.irecv(received, 1, group=quiet)]
-        for number in range(0, FORKS // 2, _BATCH):
-            numbers = range(number, min(number + _BATCH, FORKS // 2))
+        for number in range(0, forks, _BATCH):
+            numbers = range(number, min(number + _BATCH, forks))
             _reap([_fork(each, Inherited(quiet, begun)) for each in numbers])
             assert not failures, "\n".join(failures)
         dist.barrier()
@@ -193,6 +197,32 @@ def test_forks_of_a_busy_rank(me: Me) -> None:
     threads_now, descriptors = me.resources()
     assert threads_now == threads_before
     assert all(count <= before.get(kind, 0) for kind, count in descriptors.items()), (before, descriptors)
+    dist.destroy_process_group()
+
+
+@on_ranks(1)
+def test_forks_while_a_thread_imports_the_http_server(me: Me) -> None:
+    """A module that a thread of the parent was importing could never be imported in the child."""
+    me.init()
+    session = current()
+    assert session is not None
+    url = session.agent.member.http
+    imported = {"fastapi", "uvicorn", "pydantic"}
+    client = threading.Thread(target=lambda: urllib.request.urlopen(f"{url}/health", timeout=60).close(), daemon=True)
+    client.start()
+    children = []
+    while client.is_alive():
+        child = os.fork()
+        if child == 0:
+            faulthandler.enable()
+            faulthandler.dump_traceback_later(20, exit=True)
+            for name in imported & sys.modules.keys():
+                importlib.import_module(name)
+            os._exit(0)
+        children.append(child)
+        client.join(0.05)
+    _reap(children)
+    assert imported <= sys.modules.keys()
     dist.destroy_process_group()
 
 

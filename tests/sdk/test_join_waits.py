@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support import hosting
 from support.processes import Rank, Ranks, free_port, wait_until
 
 pytestmark = pytest.mark.processes
@@ -64,7 +65,8 @@ def test_a_node_that_waits_for_the_other_and_is_interrupted(ranks: Ranks, node: 
     ranks.wait([launcher])
     assert launcher.code == 128 + signal.SIGINT, launcher
     lines = launcher.stderr.splitlines()
-    assert {line[:9] for line in lines} == {"[rankmesh", f"[rank {2 * node}] "}, "one rank a node"
+    reporters = {line[:8] for line in lines if "ranks 0-1) is here" in line or "still waits" in line}
+    assert reporters == {f"[rank {2 * node}]"}, "one rank a node"
     assert [line for line in lines if "waiting for" not in line and "still waits" not in line] == [
         lines[0],
         "[rankmesh] SIGINT passed on to the ranks; they get 30 s to end",
@@ -97,3 +99,17 @@ def test_an_interrupt_that_is_caught_and_another_error(ranks: Ranks):
     assert rank.code == 1
     assert rank.stderr.count("Traceback") == 2, rank
     assert rank.stderr.endswith("ValueError: gone\n")
+
+
+def test_a_process_that_attaches_to_an_agent(ranks: Ranks):
+    """Its agent, in another process, joins for it."""
+    url = hosting.cluster({}, 1, "waiting").url
+    place = {"RANK": "0", "WORLD_SIZE": "2"}
+    text = JOIN.replace("init_process_group(", f"init_process_group(init_method='{url}?hosting=attached', ")
+    rank = ranks.command(script(ranks, "join.py", text), name="rank", **place)
+    until_said(rank, "waiting for 1 of 2 ranks: ")
+    assert "(rank 0) is here, rank 1 is missing" in rank.stderr
+    rank.kill(signal.SIGINT)
+    ranks.wait([rank])
+    assert "Traceback" not in rank.stderr, rank
+    assert rank.stderr.splitlines()[-1].startswith("rankmesh: interrupted after ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,16 +12,26 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.processes import Me, Ranks, on_ranks
+from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
+
+
+def hosts_of(ranks: Ranks, hosts: str, **variables: str) -> Callable[[int], dict[str, str]]:
+    """Return the variables of each rank; ``hosts`` has a character for each rank, its host's name.
+
+    Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
+    """
+    for host in hosts:
+        (ranks.folder / f"host-{host}").mkdir(exist_ok=True)
+    return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / f"host-{hosts[rank]}"), **variables}
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def survive(me: Me, transport: str) -> None:
+def survive(me: Me) -> None:
     """Each rank in turn writes and is killed; the others read what it has written."""
     me.init()
     store = dist.get_default_store()
@@ -48,15 +59,17 @@ def survive(me: Me, transport: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_it_survives_all_ranks_but_one(ranks: Ranks, transport: str) -> None:
-    started = ranks.start(survive, 4, env={"RANKMESH_TRANSPORT": transport}, transport=transport)
+@pytest.mark.parametrize(
+    ("hosts", "transport"),
+    [("aaaa", "shm"), ("aaaa", "tcp"), ("aabb", "auto"), ("abcd", "auto"), ("abab", "auto"), ("abbb", "auto")],
+)
+def test_it_survives_all_ranks_but_one(ranks: Ranks, hosts: str, transport: str) -> None:
+    started = ranks.start(survive, 4, env=hosts_of(ranks, hosts, RANKMESH_TRANSPORT=transport))
     ranks.wait(started[3:])
     assert started[3].reported == {"survived": True}, started
 
 
-@on_ranks(3)
-def test_it_survives_an_owner_that_leaves_in_order(me: Me) -> None:
+def outlast(me: Me) -> None:
     me.init()
     store = dist.get_default_store()
     store.add("sum", 1)
@@ -71,6 +84,12 @@ def test_it_survives_an_owner_that_leaves_in_order(me: Me) -> None:
     store.wait(["done-1", "done-2"])
     assert store.get("sum") == b"23"
     dist.destroy_process_group()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hosts", ["aaa", "abb", "abc"])
+def test_it_survives_an_owner_that_leaves_in_order(ranks: Ranks, hosts: str) -> None:
+    ranks.run(outlast, 3, env=hosts_of(ranks, hosts))
 
 
 @on_ranks(3)
@@ -90,6 +109,47 @@ def test_it_survives_an_owner_that_is_shrunk_away(me: Me) -> None:
     dist.destroy_process_group()
 
 
+def go_on_without(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()
+    store.add("sum", 1)
+    dist.barrier()
+    if me.rank == 0:
+        me.mark("stopped")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with contextlib.suppress(dist.DistNetworkError):  # where it learns only now that it is not the owner any more
+            store.add("sum", 1000)
+            me.mark("made")
+        assert store.get("sum") == (b"1023" if (me.folder / "made").exists() else b"23")
+        me.report(tried=True)
+        me.wait_for("tried")
+        os._exit(0)
+    me.wait_for("stopped")
+    dist.shrink_group([0])
+    store = dist.get_default_store()
+    store.add("sum", 10)
+    dist.barrier()
+    assert store.get("sum") == b"23"
+    me.mark(f"shrunk-{me.rank}")
+    me.wait_for("tried")
+    assert store.get("sum") == (b"1023" if (me.folder / "made").exists() else b"23")
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hosts", ["aaa", "abb"])
+def test_an_excluded_owner_that_goes_on_asks_the_new_one(ranks: Ranks, hosts: str) -> None:
+    """It was stopped while the others shrank the world."""
+    started = ranks.start(go_on_without, 3, env=hosts_of(ranks, hosts))
+    ranks.wait_for("shrunk-1", "shrunk-2")
+    os.kill(started[0].pid, signal.SIGCONT)
+    wait_until(lambda: started[0].reported, "the excluded rank's call")
+    ranks.mark("tried")
+    ranks.wait(started)
+    assert [each.code for each in started] == [0, 0, 0], ranks.transcript()
+
+
 def wait_on(me: Me) -> None:
     me.init()
     store = dist.get_default_store()
@@ -107,6 +167,9 @@ def wait_on(me: Me) -> None:
         }
 
         def call(name: str) -> None:
+            with pytest.raises(dist.RankFailedError) as caught:  # the world has failed
+                calls[name]()
+            assert caught.value.ranks == (0,)
             waits[name] = calls[name]()
 
         threads = [threading.Thread(target=call, args=[name]) for name in calls]
@@ -129,7 +192,7 @@ def wait_on(me: Me) -> None:
 
 
 @pytest.mark.processes
-def test_blocked_calls_wait_on_at_the_next_owner(ranks: Ranks) -> None:
+def test_blocked_calls_end_and_wait_at_the_next_owner_when_repeated(ranks: Ranks) -> None:
     started = ranks.start(wait_on, 3)
     ranks.wait(started[1:])
     assert [each.reported for each in started[1:]] == [{"rank": 1}, {"rank": 2}]

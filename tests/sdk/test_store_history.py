@@ -108,7 +108,15 @@ def nemesis(ranks: Ranks, started: list[Any], chance: random.Random) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", SEEDS)
 def test_it_is_linearizable_while_its_owners_go(ranks: Ranks, seed: int) -> None:
-    started = ranks.start(client, SIZE, env={"RANKMESH_TRANSPORT": ("shm", "tcp")[seed % 2]}, seed=seed)
+    hosts = ("aaaaa", "abcde", "aabbb", "aaabb", "abbab")[seed % 5]
+
+    def environment(rank: int) -> dict[str, str]:
+        """Ranks with a directory of their own share no memory, as if they were on several hosts."""
+        folder = ranks.folder / f"host-{hosts[rank]}"
+        folder.mkdir(exist_ok=True)
+        return {"RANKMESH_SHM_DIR": str(folder)}
+
+    started = ranks.start(client, SIZE, env=environment, seed=seed)
     ranks.wait_for(*(f"begins-{rank}" for rank in range(SIZE)))
     nemesis(ranks, started, random.Random(seed))
     ranks.wait(started)

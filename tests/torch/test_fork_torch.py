@@ -11,16 +11,37 @@ import torch
 import torch.distributed as c10d
 from support.processes import Me, on_ranks
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "200"))
 _WORKERS = 2
 
 
+class Calling(Dataset[float]):
+    """Its items are made with a call of the parent's group."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> float:
+        with pytest.raises(RuntimeError, match=f"process {os.getppid()}, which has forked this one"):
+            c10d.all_reduce(torch.ones(3))
+        return float(index)
+
+
+@on_ranks(1)
+def test_a_worker_that_calls_gets_an_error(me: Me) -> None:
+    c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/rendezvous", rank=0, world_size=1)
+    loader = DataLoader(Calling(), num_workers=1, multiprocessing_context="fork", timeout=60)
+    assert [batch.item() for batch in loader] == [0, 1]
+    c10d.destroy_process_group()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("epochs", [FORKS // 10 // _WORKERS])
 @on_ranks(2, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_workers_of_a_busy_rank(me: Me) -> None:
+def test_workers_of_a_busy_rank(me: Me, epochs: int) -> None:
     faulthandler.enable()
     torch.manual_seed(0)
     c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/rendezvous", rank=me.rank, world_size=me.size)
@@ -49,7 +70,7 @@ def test_workers_of_a_busy_rank(me: Me) -> None:
 
     thread = threading.Thread(target=keep_calling, daemon=True)
     thread.start()
-    for _ in range(max(1, FORKS // 10 // _WORKERS)):
+    for _ in range(epochs):
         seen = 0
         for (batch,) in loader:
             optimizer.zero_grad()

@@ -13,6 +13,7 @@ class FailureLog:
 
     def __init__(self) -> None:
         self._failures: dict[GroupState, DistError] = {}
+        self._replaced: list[GroupState] = []
 
     def add_group(self, state: GroupState) -> None:
         """Record the failure of a group from now on."""
@@ -25,6 +26,15 @@ class FailureLog:
     def remove_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves: the rank goes on without it."""
         self._failures.pop(state, None)
+
+    def replace_group(self, state: GroupState) -> None:
+        """Forget a group that the rank leaves, once another one has been made."""
+        self._replaced.append(state)
+
+    def on_group_made(self) -> None:
+        """Forget the replaced groups: the rank goes on with the group that has been made."""
+        while self._replaced:
+            self.remove_group(self._replaced.pop())
 
     def first(self) -> DistError | None:
         """Return the first failure, None while all groups work."""

@@ -23,6 +23,7 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -81,6 +82,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self._left = self._closed = False
         recorder.add_group(self)
         engine.register_sink(group, self)
+        engine.own_waits.append(self._waits)
 
     def use_backend(self, backend: Backend) -> None:
         """See Communicator; a backend with a transport for messages carries these, too."""
@@ -168,6 +170,8 @@ class LocalCommunicator(Communicator, FrameSink):
         for refusal in unread:
             _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.engine.unregister_sink(self.id)
+        with self.engine.lock:
+            self.engine.own_waits.remove(self._waits)
 
     def close(self) -> None:
         """See Communicator."""
@@ -177,6 +181,9 @@ class LocalCommunicator(Communicator, FrameSink):
         self._closed = True
         self.queue.close()
         self.recorder.remove_group(self)
+
+    def _waits(self) -> list[Wait]:
+        return self.state.waits() + self.messages.waits()
 
     def close_in_child(self) -> None:
         """See Communicator."""

@@ -10,7 +10,8 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -61,11 +62,16 @@ class LocalGroupState(GroupState):
         self._loss: DistError | None = None
         self._lost_rank = -1
         self._lost_when = ""
-        self.departed: dict[int, Disconnect] = {}
+        self.departed: dict[int, Goodbye] = {}
+        self._waiting: tuple[int, Callable[[], list[int]]] = -1, list
+        """The latest wait: the number of its call, and what returns the group ranks that are missing."""
+        self._asked = -1
+        self._early = Deadline(0)
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
         engine = self.engine
+        self._waiting = self.seq, missing
         engine.progress()
         self.raise_if_failed()
         if engine.closed:
@@ -77,6 +83,24 @@ class LocalGroupState(GroupState):
         self.raise_if_peer_lost(waiting_for, during)
         if self.deadline.expired():
             raise self.timeout_error(waiting_for, during, self.deadline, self.seq)
+        if self._asked != self.seq and self._deadline_is_near():
+            self._asked = self.seq
+            with engine.lock:
+                engine.waits.inquire(waiting_for)
+
+    def _deadline_is_near(self) -> bool:
+        """Return whether other ranks are to be asked for their waits; a short deadline leaves no time for that."""
+        deadline = self.deadline
+        return deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS
+
+    def waits(self) -> list[Wait]:
+        """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
+        if self.started_at is None:
+            return []
+        seq, missing = self._waiting
+        members = missing() if seq == self.seq else []
+        ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
+        return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
@@ -89,12 +113,17 @@ class LocalGroupState(GroupState):
                 return False
             return self.cannot_complete([self.ranks[member] for member in missing()])
 
+        self._waiting = self.seq, missing
+        end, deadline = self._early, self.deadline
+        end.at = deadline.at - (ASK_SECONDS if deadline.seconds >= MIN_SECONDS else 0.0)
         while True:
-            engine.wait(settled, self.deadline)
+            engine.wait(settled, end)
             with engine.lock:
                 if ready():
                     return
             self.check(missing)
+            if end.expired():
+                end = deadline
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""
@@ -118,13 +147,18 @@ class LocalGroupState(GroupState):
     def timeout_error(
         self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
     ) -> CollectiveTimeoutError:
-        """Return the error of a deadline that passed: it lists the ranks that arrived and those that did not."""
-        names = ", ".join(self._describe(rank) for rank in waiting_for)
-        arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in waiting_for)
+        """Return the error of a deadline that passed: it lists the ranks that hold it up, and those that arrived."""
+        waits = self.engine.waits
+        with self.engine.lock:
+            blamed, present, elsewhere = waits.culprits(waiting_for, self._group, -1 if seq is None else seq)
+        names = ", ".join(self._describe(rank) for rank in blamed)
+        missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
+        arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in missing)
+        others = "".join(f"; rank {self._number(rank)} waits in {wait.what}" for rank, wait in elsewhere.items())
         return CollectiveTimeoutError(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
-            f"arrived: {arrived or 'none'}",
-            ranks=[self.global_rank(rank) for rank in waiting_for],
+            f"arrived: {arrived or 'none'}{others}",
+            ranks=[self._number(rank) for rank in blamed],
             op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
@@ -161,8 +195,7 @@ class LocalGroupState(GroupState):
 
     def on_departure(self, rank: int, part: int, payload: bytes) -> None:
         """Record that a member has left the group: waits that need it end. With the engine's lock held."""
-        reason, _, _, failure = goodbye.decode(part, payload)
-        self.departed[rank] = Disconnect(reason, clean=True, left=True, failure=failure)
+        self.departed[rank] = goodbye.decode(part, payload)
 
     def leave(self, how: Goodbye) -> None:
         """Inform the members that this rank leaves the group, unless it has failed."""
@@ -224,24 +257,36 @@ class LocalGroupState(GroupState):
             return "during start-up #0"
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
+    def loss_error(self, rank: int) -> DistBackendError:
+        """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held."""
+        return self._peer_lost_error(rank, self._current_call())
+
     def _peer_lost_error(self, rank: int, when: str) -> DistBackendError:
-        lost = self.departed.get(rank) or self.engine.lost_peers[rank]
-        who, first = self._describe(rank), lost.failure
+        who = self._describe(rank)
         kind: type[DistBackendError] = RankFailedError
         ranks: Sequence[int] = [self.global_rank(rank)]
-        if first is not None:
-            did = f"left ({lost.cause})" if lost.cause else "left"
-            text = f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{who} {did}"
-            ranks = first.ranks
-        elif rank in self.departed:
-            kind, text = GroupAbortedError, f"{who} left the group ({lost.cause})"
+        departure = self.departed.get(rank)
+        if departure is not None:
+            cause, first = departure.reason, departure.failure
+            ranks = departure.ranks or ranks
+            kind, text = GroupAbortedError, f"{who} left the group ({cause})"
         else:
-            text = f"{who} left ({lost.cause or 'it was done'})" if lost.left else f"{who} failed ({lost.cause})"
+            lost = self.engine.lost_peers[rank]
+            cause, first = lost.cause, lost.failure
+            text = f"{who} left ({cause or 'it was done'})" if lost.left else f"{who} failed ({cause})"
+        if first is not None:
+            did = f"left ({cause})" if cause else "left"
+            kind, text = RankFailedError, f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{who} {did}"
+            ranks = first.ranks
         return kind(f"{text} {when} in group {self.name!r}", ranks=ranks, op=when.split(" ")[1], group=self.name)
+
+    def _number(self, rank: int) -> int:
+        """Return the number by which errors name a rank, which need not be a member."""
+        return self.global_rank(rank) if rank in self.ranks else self.engine.waits.numbers.get(rank, rank)
 
     def _describe(self, rank: int) -> str:
         member = self._members.get(rank)
-        number = self.global_rank(rank)
+        number = self._number(rank)
         return replace(member, rank=number).described() if member is not None else f"rank {number}"
 
 

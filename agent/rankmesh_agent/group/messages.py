@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from rankmesh_agent.group.work import MessageWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import ANY, MessageMatcher
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
@@ -54,6 +55,7 @@ class GroupMessages:
         self._op_stats = {"send": OpStats(), "recv": OpStats()}
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
+        self.waiting: dict[tuple[int, int], PendingMessage] = {}
         self._sweep_at = _SWEEP_SIZE
 
     def transfer(
@@ -162,6 +164,20 @@ class GroupMessages:
         text = "" if error is None else error_text(error)
         self.state.recorder.record((owner, message, seq, started, ended, text, nbytes))
 
+    def waits(self) -> list[Wait]:
+        """Return the waits for messages, as other ranks are answered. With the engine's lock held."""
+        state = self.state
+        return [
+            Wait(
+                int(state.id, 16),
+                -1,
+                f"{describe(message.record)} in group {state.name!r}",
+                [(rank, state.global_rank(rank)) for rank in message.partners] if len(message.partners) == 1 else [],
+                state.ranks,
+            )
+            for message in self.waiting.copy().values()
+        ]
+
     def active_records(self) -> list[Record]:
         """Return the messages that have not ended, the oldest first."""
         self._sweep()
@@ -193,6 +209,7 @@ class PendingMessage:
         transfer: see above.
         deadline: the message's own.
         record: the message as the flight recorder keeps it.
+        partners: the ranks that may be at its other end.
     """
 
     def __init__(
@@ -204,7 +221,7 @@ class PendingMessage:
         self._messages = messages
         self._state = messages.state
         self._transport = messages.transport
-        self._partners = messages.partners(what[3])
+        self.partners = messages.partners(what[3])
         self._on_complete = options.on_complete
         messages.add(self)
 
@@ -234,11 +251,25 @@ class PendingMessage:
         return done
 
     def _await(self, deadline: Deadline | None) -> bool:
-        state, transfer, partners = self._state, self.transfer, self._partners
+        state, transfer, partners = self._state, self.transfer, self.partners
         if deadline is None:
             self._transport.progress()
         else:
-            self._transport.wait(lambda: transfer.done or state.cannot_complete(partners, any_will_do=True), deadline)
+            waiting, me = self._messages.waiting, (id(self), threading.get_ident())
+            waiting[me] = self
+            settled: Callable[[], bool] = lambda: transfer.done or state.cannot_complete(partners, any_will_do=True)  # noqa: E731
+            try:
+                if deadline.seconds >= MIN_SECONDS and len(partners) == 1:
+                    early = Deadline.__new__(Deadline)  # not its __init__, a call more: most messages come here
+                    early.at = deadline.at - ASK_SECONDS
+                    if not self._transport.wait(settled, early):
+                        with state.engine.lock:
+                            state.engine.waits.inquire(partners)
+                        self._transport.wait(settled, deadline)
+                else:
+                    self._transport.wait(settled, deadline)
+            finally:
+                del waiting[me]
         if transfer.done:
             return True
         state.raise_if_failed()
@@ -252,6 +283,6 @@ class PendingMessage:
         engine = self._state.engine
         with engine.lock:
             undone = self._transport.cancel(self.transfer)
-            undone |= all(self._state.is_gone(rank) for rank in self._partners)
+            undone |= all(self._state.is_gone(rank) for rank in self.partners)
         if not undone:
             self._state.abort(error)

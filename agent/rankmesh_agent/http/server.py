@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.acceptor import UpgradeAcceptor
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -26,12 +27,9 @@ T = TypeVar("T")
 
 _RUN_SECONDS = 2.0
 """Limit for a coroutine that another thread runs in the server's event loop."""
-
 _EXHAUSTED_RETRY_SECONDS = 0.5
 _START_DESCRIPTORS = 6
 """Descriptors that the event loop and imports open at once, or more."""
-
-_application_lock = threading.Lock()
 
 
 def create_application(factory: Callable[[], T]) -> T:
@@ -39,17 +37,8 @@ def create_application(factory: Callable[[], T]) -> T:
 
     FastAPI and pydantic silence warnings while they are imported, and ``warnings.catch_warnings`` is not thread-safe.
     """
-    with _application_lock:
+    with import_lock:
         return factory()
-
-
-def _reset_lock() -> None:
-    """Replace the lock: in a forked child, the thread that held it does not exist."""
-    global _application_lock
-    _application_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_lock)
 
 
 class ConnectionHandler(Protocol):
@@ -227,10 +216,11 @@ class HttpServer:
 
     def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
         """Load the HTTP server, and serve until it ends."""
-        from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
-
         make = partial(create_application, make_app)
         handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
-        self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
+        with import_lock:
+            from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
+
+            self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
         if not self._stopping:
             self._uvicorn.run(sockets=[self._listener])

@@ -50,6 +50,7 @@ class EventDrivenServer(uvicorn.Server):
                 server_header=False,
             )
         )
+        self.config.load()  # here rather than in the event loop, as it imports modules
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, the connections that were accepted before first."""

@@ -91,7 +91,7 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            reports = JoinReports(job, world_size, member, deadline, launched)
+            reports = JoinReports(job, world_size, deadline, launched)
             return self._join_until(job, world_size, member, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
@@ -131,10 +131,10 @@ class GatewayClient:
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
-                    reports.ranks_missing(url, reply)
+                    reports.ranks_missing(url, member, reply.members)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            reports.gateway_missing(url, failure)
+            reports.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:

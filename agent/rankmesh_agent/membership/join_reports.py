@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.schemas import UNASSIGNED, JoinReply, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, Member
 
 _log = logging.getLogger("rankmesh")
 
@@ -41,15 +42,13 @@ class JoinReports:
     Args:
         job: the job's name.
         world_size: number of ranks in the job.
-        member: the joining rank.
         deadline: end of the join.
         launched: the process's place on its node.
     """
 
-    def __init__(self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LaunchedAs) -> None:
+    def __init__(self, job: str, world_size: int, deadline: Deadline, launched: LaunchedAs) -> None:
         self._job = job
         self._world_size = world_size
-        self._member = member
         self._deadline = deadline
         self._local_rank = launched.local_rank
         self._node_size = launched.local_size if world_size % (launched.local_size or 1) == 0 else None
@@ -60,36 +59,38 @@ class JoinReports:
         """Return the seconds until the next report of missing ranks."""
         return self._next_of_ranks.remaining()
 
-    def gateway_missing(self, url: str | None, failure: str) -> None:
+    def gateway_missing(self, url: str | None, member: Member, failure: str) -> None:
         """Log, if it is time, that the gateway does not answer.
 
         Args:
             url: the gateway's URL, None if it is unknown.
+            member: the joining rank.
             failure: why it does not answer.
         """
         if self._next_of_gateway.expired() and not self._local_rank:
             self._next_of_gateway = Deadline(REPORT_SECONDS)
             where = url or "an unknown address"
             _log.warning(
-                "%s still waits for the gateway at %s: %s; %s", self._member.described(), where, failure, self._passed()
+                "%s still waits for the gateway at %s: %s; %s", member.described(), where, failure, self._passed()
             )
 
-    def ranks_missing(self, url: str, reply: JoinReply) -> None:
+    def ranks_missing(self, url: str, member: Member, members: Sequence[Member]) -> None:
         """Log, if it is time, which ranks have joined, and which are missing.
 
         Args:
             url: the gateway's URL.
-            reply: its latest response.
+            member: the joining rank.
+            members: all that have joined, by rank.
         """
         if not self._next_of_ranks.expired():
             return
-        self._next_of_ranks = Deadline(REPORT_SECONDS)
+        self.skip()
         hosts: dict[str, list[Member]] = {}
-        for each in reply.members:
+        for each in members:
             hosts.setdefault(each.host_id, []).append(each)
-        reporters = [members[0].instance for members in hosts.values()]
-        if self._member.instance in reporters[:_MAX_HOSTS]:
-            awaited, missing = self._awaited(reply)
+        reporters = [there[0].instance for there in hosts.values()]
+        if member.instance in reporters[:_MAX_HOSTS]:
+            awaited, missing = self._awaited({each.rank for each in members}, self._world_size - len(members))
             _log.warning(
                 "waiting for %s: %s%s; %s; gateway %s, job %r",
                 awaited,
@@ -100,13 +101,18 @@ class JoinReports:
                 self._job,
             )
 
-    def _awaited(self, reply: JoinReply) -> tuple[str, str]:
+    def skip(self) -> None:
+        """Begin the interval before the next report of missing ranks."""
+        self._next_of_ranks = Deadline(REPORT_SECONDS)
+
+    def _awaited(self, joined: AbstractSet[int], count: int) -> tuple[str, str]:
         """Return what is missing: how many nodes or ranks, and which."""
-        size, count = self._node_size or 1, self._world_size - len(reply.members)
-        if any(each.rank == UNASSIGNED for each in reply.members):  # any other process may get any missing rank
+        if UNASSIGNED in joined:  # any other process may get any missing rank
             return f"{count} of {self._world_size} processes", ""
-        which = f", {_ranks(reply.missing)} {'is' if count == 1 else 'are'} missing"
-        nodes = sorted({rank // size for rank in reply.missing})
+        missing = [rank for rank in range(self._world_size) if rank not in joined]
+        which = f", {_ranks(missing)} {'is' if count == 1 else 'are'} missing"
+        size = self._node_size or 1
+        nodes = sorted({rank // size for rank in missing})
         if self._node_size and len(nodes) * size == count and self._world_size > size:
             named = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {_ranges(nodes)}"
             return f"{len(nodes)} of {self._world_size // size} nodes", f"{which} ({named})"

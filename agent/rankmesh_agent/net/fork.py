@@ -6,9 +6,36 @@ sees the end of a connection only once all copies are closed.
 
 from __future__ import annotations
 
+import logging  # noqa: F401  # registers its hooks before the ones here; see _before_fork
 import os
+import threading
 from collections.abc import Iterable
 from typing import Any
+
+_FORK_SECONDS = 5.0
+import_lock = threading.RLock()
+"""Held while a thread of RankMesh imports modules that the user's program may not have. A fork waits for its release,
+for at most _FORK_SECONDS: a child waits for ever for a module that another thread of its parent was importing."""
+
+
+def _before_fork() -> None:
+    # The hooks that were registered last run first. The one of logging takes its lock, which an import may need.
+    import_lock.acquire(timeout=_FORK_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if import_lock._is_owned():  # type: ignore[attr-defined]
+        import_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    if import_lock._is_owned():  # type: ignore[attr-defined]
+        import_lock.release()
+    else:
+        reset_lock(import_lock)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def reset_lock(lock: Any) -> None:

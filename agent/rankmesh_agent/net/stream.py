@@ -23,6 +23,7 @@ SEND_SECONDS = 30.0
 """Seconds without a sent or received byte of a frame after which the stream fails."""
 SLICE_SECONDS = 1
 """Maximum duration of one system call; the deadline is checked between two calls."""
+_ONE_SLICE = struct.pack("ll", SLICE_SECONDS, 0)
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
 _MAX_FDS = 4
@@ -57,9 +58,8 @@ class FramedStream:
         sock.settimeout(None)
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        once = struct.pack("ll", SLICE_SECONDS, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, once)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, once)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SLICE)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ONE_SLICE)
 
     def send(self, frame: bytes, payload: Sequence[Buffer] = (), descriptors: Sequence[int] = ()) -> None:
         """Send a frame.
@@ -168,9 +168,14 @@ class FramedStream:
             StreamClosedError, StreamTimeoutError: see receive.
         """
         stall = deadline or Deadline(SEND_SECONDS)
+        shortened = False
         for view in views:
             rest = view
             while len(rest):
+                if deadline is not None and not shortened and deadline.remaining() < SLICE_SECONDS:
+                    shortened = True
+                    last = struct.pack("ll", 0, max(1, int(deadline.remaining() * 1e6)))
+                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, last)
                 try:
                     count = self.sock.recv_into(rest, 0, socket.MSG_WAITALL)
                 except BlockingIOError:
@@ -186,6 +191,8 @@ class FramedStream:
                     stall.restart(SEND_SECONDS)
                 elif len(rest) and deadline.expired():
                     raise StreamTimeoutError(f"it has not sent the frame within {deadline.seconds:g} s")
+        if shortened:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SLICE)
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""

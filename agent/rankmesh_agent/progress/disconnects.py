@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 
+from rankmesh_agent.progress.driver import SLICE_SECONDS
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.schemas import LostRank
 
@@ -23,10 +25,13 @@ class DisconnectMonitor:
 
     Args:
         engine: the progress engine.
+        waits_elsewhere: returns whether a thread waits for other ranks in a call that does not drive the engine: then
+            this monitor does, now and then, for failures that they report and questions that they ask.
     """
 
-    def __init__(self, engine: ProgressEngine) -> None:
+    def __init__(self, engine: ProgressEngine, waits_elsewhere: Callable[[], bool] = lambda: False) -> None:
         self._engine = engine
+        self._waits_elsewhere = waits_elsewhere
         self._ended: dict[int, float] = {}
         self._reported: set[int] = set()
         self._ranks = engine.descriptors()
@@ -45,13 +50,16 @@ class DisconnectMonitor:
             now = time.monotonic()
             self._ended |= dict.fromkeys(ended, now)
             self._engine.progress()  # a GOODBYE may have arrived
+        elif self._waits_elsewhere():
+            self._engine.progress()
         return any(lost.rank not in self._reported for lost in self._find())
 
     def next_check(self) -> float:
         """Return the seconds until an ended connection counts as failed."""
         known = self._reported | self._engine.lost_peers.keys()
         waiting = [since for rank, since in list(self._ended.items()) if rank not in known]
-        return max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
+        seconds = max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
+        return min(seconds, SLICE_SECONDS) if self._waits_elsewhere() else seconds
 
     def failed_peers(self) -> list[LostRank]:
         """Return the peers that are gone without a GOODBYE, by rank."""

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
+from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
+from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
@@ -42,12 +44,14 @@ class Disconnect(NamedTuple):
         clean: whether the peer left in order: only waits that need it end.
         left: whether the peer itself sent a GOODBYE.
         failure: see Goodbye.
+        silent: whether its host has only fallen silent: its process may be alive.
     """
 
     cause: str
     clean: bool
     left: bool = False
     failure: DistError | None = None
+    silent: bool = False
 
 
 class ProgressEngine(Driver):
@@ -63,6 +67,9 @@ class ProgressEngine(Driver):
     Attributes:
         lost_peers: the peers whose connections have ended.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        waits: which ranks the other ranks wait for.
+        own_waits: return the waits of each group of this process.
+        on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
     """
 
     def __init__(
@@ -79,12 +86,22 @@ class ProgressEngine(Driver):
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
         self.on_peer_failure: Callable[[], None] | None = None
+        self.on_peer_lost: Callable[[int], None] | None = None
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
         for connection in connections.values():
             connection.parallel_reads = not oversubscribed
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
+        self.own_waits: list[Callable[[], list[Wait]]] = []
+        self.waits = WaitGraph(
+            rank,
+            epoch,
+            lambda: [wait for waits in self.own_waits for wait in waits()],
+            self.send,
+            lambda peer: 0.0 if peer in self.lost_peers else self._peers[peer].connection.silent_seconds(),
+        )
+        self._sinks.add(wait_graph.GROUP, self.waits)
         self._said_goodbye = False
 
     def transports(self) -> dict[int, str]:
@@ -205,7 +222,7 @@ class ProgressEngine(Driver):
                 silent = min(unanswered, now - peer.unanswered_since)
                 if silent >= SILENT_SECONDS:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._drop_peer(peer, Disconnect(why, clean=False))
+                    self._drop_peer(peer, Disconnect(why, clean=False, silent=True))
                     self._poller.wake_sleeper()
 
     def poll_once(self, timeout: float) -> None:
@@ -301,7 +318,7 @@ class ProgressEngine(Driver):
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
     def _on_goodbye(self, rank: int, goodbye: Goodbye) -> None:
-        reason, died, raised, failure = goodbye
+        reason, died, raised, failure, _ = goodbye
         end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
         self._drop_peer(self._peers[rank], end)
 
@@ -317,6 +334,8 @@ class ProgressEngine(Driver):
         self._changed.notify_all()
         if self.on_peer_failure is not None and not end.clean:
             self.on_peer_failure()
+        if self.on_peer_lost is not None:
+            self.on_peer_lost(peer.rank)
 
     # The end
 

@@ -144,12 +144,22 @@ class RemoteAgent:
             self._end_group(group)
             raise
         self._groups.append(group)
+        self._failures.on_group_made()
         return group
 
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
         self._end_group(group, how)
+
+    def set_world(self, group: RemoteCommunicator) -> None:
+        """See Agent.set_world."""
+        group.become_world()
+        self.world = group
+
+    def exclude(self, ranks: Sequence[int]) -> None:
+        """See Agent."""
+        self._client.request_json(Request.EXCLUDE, {"ranks": list(ranks)})
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Not offered: the agent would make the calls of MPI.
@@ -165,13 +175,16 @@ class RemoteAgent:
     def _end_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         document: dict[str, Any] = {"group": group.id}
         if how is not None:
-            document["reason"] = how.reason
+            document |= {"reason": how.reason, "named": list(how.ranks)}
             if how.failure is not None:
                 document["failure"] = error_to_json(how.failure)
         with contextlib.suppress(DistError):
             self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
         group.close()
-        self._failures.remove_group(group.state)
+        if how is not None and how.failure is not None:
+            self._failures.replace_group(group.state)
+        else:
+            self._failures.remove_group(group.state)
 
     def host_of(self, rank: int) -> str:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""

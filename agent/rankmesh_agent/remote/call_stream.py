@@ -20,6 +20,7 @@ from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.waits import failed_wait_error
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
@@ -212,7 +213,7 @@ class CallStream:
         store = self._session.store
         if not isinstance(command, Waiting):
             return store.execute(command, seconds)
-        deadline = Deadline(seconds)
+        deadline, failures = Deadline(seconds), store.failures
         while True:
             wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
             margin = deadline.remaining() - wait + MARGIN_SECONDS
@@ -220,8 +221,11 @@ class CallStream:
                 result = store.execute(command.with_timeout(wait), margin)
             except StoreUnresponsiveError:
                 raise
-            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-                if deadline.expired() or self._stream.peer_closed():
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+                failure = store.failure_since(failures)
+                if failure is not None:  # between two slices
+                    raise failed_wait_error(failure, error) from None
+                if error.ranks or deadline.expired() or self._stream.peer_closed():
                     raise
                 continue
             if isinstance(command, commands.QueuePop) and self._stream.peer_closed():
@@ -239,6 +243,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.VERIFY: Session.verify,
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
     Request.REFUSAL: Session.refusal,
+    Request.EXCLUDE: Session.exclude,
 }
 
 

@@ -103,9 +103,16 @@ class RemoteCommunicator(Communicator):
 
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
         if global_ranks != self.global_ranks:
-            document = {"group": self.id, "numbers": list(global_ranks)}
-            self._client.request_json(Request.SET_GLOBAL_RANKS, document)
-            super().set_global_ranks(global_ranks)
+            self._send_global_ranks(global_ranks, world=False)
+
+    def become_world(self) -> None:
+        """Have the agent take this group for the group of all ranks, to which the world has shrunk."""
+        self._send_global_ranks(tuple(range(self.size)), world=True)
+
+    def _send_global_ranks(self, global_ranks: tuple[int, ...], *, world: bool) -> None:
+        document = {"group": self.id, "numbers": list(global_ranks), "world": world}
+        self._client.request_json(Request.SET_GLOBAL_RANKS, document)
+        super().set_global_ranks(global_ranks)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)

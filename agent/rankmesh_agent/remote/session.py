@@ -165,12 +165,19 @@ class Session:
         how = None
         if "reason" in document:
             failure = error_from_json(document["failure"], at_agent=True) if "failure" in document else None
-            how = Goodbye(str(document["reason"]), failure=failure if isinstance(failure, DistError) else None)
+            how = Goodbye(
+                str(document["reason"]),
+                failure=failure if isinstance(failure, DistError) else None,
+                ranks=tuple(int(rank) for rank in document.get("named", ())),
+            )
         self._agent.drop_group(group, how)
 
     def set_global_ranks(self, document: Json) -> None:
-        """Change the ranks by which errors name the members."""
-        self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
+        """Change the ranks by which errors name the members; those of the world, if it has shrunk to this group."""
+        if document.get("world"):
+            self._agent.set_world(self._group_in(document))
+        else:
+            self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
 
     def set_timeout(self, document: Json) -> None:
         """Change the default timeout of a group's calls."""
@@ -188,6 +195,10 @@ class Session:
             group.raise_refusal()
         elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
             raise error
+
+    def exclude(self, document: Json) -> None:
+        """Go on without ranks that the client has excluded from its world."""
+        self._agent.exclude([int(rank) for rank in document["ranks"]])
 
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import QueuePop, QueuePush
-from rankmesh_agent.wire.errors import StoreUnresponsiveError
+from rankmesh_agent.wire.errors import DistError, StoreUnresponsiveError
 
 CONNECT_SECONDS = 25.0
 """Time limit of a connection attempt: a host whose kernel has not acknowledged it by then has vanished."""
 RESPONSE_SECONDS = 300.0
 """Default time limit of a call whose command does not wait."""
-MARGIN_SECONDS = 3.0
+MARGIN_SECONDS = 1.5
 """Time limit of the response to a command that waits, after the owner's own limit."""
 
 T = TypeVar("T")
@@ -47,6 +48,9 @@ class AsyncStore(ABC):
     def cancel_waits(self) -> None:
         """Cancel all waits for keys of this process, so that a server can shut down. From any thread."""
 
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:  # noqa: B027  # an owner elsewhere
+        """End the waits under way; see BlockingStore."""
+
     @abstractmethod
     async def close(self) -> None:
         """Release connections. Call it in the event loop that used the store."""
@@ -57,9 +61,11 @@ class BlockingStore(ABC):
 
     Attributes:
         timeout: seconds in which a remote owner must respond to a command that does not wait.
+        failures: the failures that have ended waits, see fail_waits.
     """
 
     timeout: float = RESPONSE_SECONDS
+    failures: tuple[DistError, ...] = ()
 
     @abstractmethod
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -89,12 +95,31 @@ class BlockingStore(ABC):
     def close_in_child(self) -> None:  # noqa: B027  # most stores hold no descriptors
         """In a forked child: close the parent's descriptors; the store is not used any more."""
 
+    def waits_under_way(self) -> bool:
+        """Return whether a wait may be under way."""
+        return False
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.
+
+        Args:
+            failure: the reason; a rank that has failed, say.
+            for_good: whether later waits end at once, too.
+        """
+        self.failures = (*self.failures, failure)
+
+    def failure_since(self, failures: tuple[DistError, ...]) -> DistError | None:
+        """Return the first failure after these, None if there is none."""
+        return self.failures[len(failures)] if len(self.failures) > len(failures) else None
+
     def limit(self, command: Command[T]) -> float:
         """Return the default time limit of a command, besides the time that it waits."""
         return MARGIN_SECONDS if command.seconds else self.timeout
 
 
-def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
+def unresponsive_error(
+    store: str, url: str, command: Command[T], timeout: float, ranks: Sequence[int] = ()
+) -> StoreUnresponsiveError:
     """Return the error of a call whose remote owner did not respond in time.
 
     Args:
@@ -102,10 +127,12 @@ def unresponsive_error(store: str, url: str, command: Command[T], timeout: float
         url: its URL.
         command: the command.
         timeout: the time limit, besides the time that the command waits.
+        ranks: the rank that owns it, if it is a job's.
     """
     limit = f"{command.seconds:g} s and {timeout:g} s more" if command.seconds else f"{timeout:g} s"
     return StoreUnresponsiveError(
         f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
         "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
+        ranks=ranks,
         address=url,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rankmesh_agent.store import codec, records
 from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS
 from rankmesh_agent.store.journal import Journal
 from rankmesh_agent.store.records import Origin, Pairs, Replies
+from rankmesh_agent.store.replication import Replicator
 from rankmesh_agent.store.table import Changes, Table
 
 _MIN_GARBAGE = 6 << 20
@@ -34,12 +36,21 @@ class ChangeLog:
         journal: which this rank owns.
         table: the table.
         replies: the replies to requests that earlier owners executed, the oldest first.
+        replicator: makes the replicator of a replica on another host, given a function that returns the present state;
+            None if there is no other host.
 
     Attributes:
+        replicator: see above.
         request: of the calling thread. A server sets its ``origin`` to have the reply recorded.
     """
 
-    def __init__(self, journal: Journal, table: Table, replies: Replies) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        table: Table,
+        replies: Replies,
+        replicator: Callable[[Callable[[], Iterator[list[bytes]]]], Replicator] | None = None,
+    ) -> None:
         self.request = _Request()
         self._journal = journal
         self._table = table
@@ -47,6 +58,7 @@ class ChangeLog:
         self._inherited = dict(replies)
         self._inherited_until = time.monotonic() + RETENTION_SECONDS
         self.write_snapshot()
+        self.replicator = None if replicator is None else replicator(self._snapshot)
 
     def reply(self, identity: bytes) -> tuple[int, bytes] | None:
         """Return the number and the response frame of the latest request of an identity that changed something."""
@@ -59,7 +71,7 @@ class ChangeLog:
     def changed(self, changes: Changes, result: Any) -> None:
         """Record new values, and the result of the command that sets them."""
         origin = self.request.origin
-        if origin is None and len(changes) == 1:
+        if origin is None and len(changes) == 1 and self.replicator is None:
             ((key, value),) = changes.items()
             if value is not None and len(value) <= _MAX_JOINED:
                 if self._journal.end > self._snapshot_at:
@@ -87,7 +99,7 @@ class ChangeLog:
         """Begin anew with records of the present state."""
         self._forget_old_replies()
         begin = self._journal.other_half()
-        for parts in records.snapshot(*self._table.contents(), self._replies):
+        for parts in self._snapshot():
             self._write(parts)
         end = self._journal.end
         if self._journal.start(begin):
@@ -107,7 +119,13 @@ class ChangeLog:
             if not forget:
                 reply = codec.encode_result(0, result)
                 self._replies[origin.identity] = origin.number, reply
-        self._write(records.encode(op, pairs, origin, reply))
+        parts = records.encode(op, pairs, origin, reply)
+        self._write(parts)
+        if self.replicator is not None:
+            self.replicator.send(parts)
+
+    def _snapshot(self) -> Iterator[list[bytes]]:
+        return records.snapshot(*self._table.contents(), self._replies)
 
     def _write(self, parts: list[bytes]) -> None:
         if sum(map(len, parts)) <= _MAX_JOINED:

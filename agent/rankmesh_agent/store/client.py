@@ -15,17 +15,28 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import CONNECT_SECONDS, MARGIN_SECONDS, BlockingStore, unresponsive_error
+from rankmesh_agent.store.base import (
+    CONNECT_SECONDS,
+    MARGIN_SECONDS,
+    BlockingStore,
+    unresponsive_error,
+)
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.waits import failed_wait_error
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
+    DistError,
     DistNetworkError,
     DistStoreError,
+    KeyNotFoundError,
     ProtocolError,
+    QueueEmptyError,
+    StoreTimeoutError,
     StoreUnresponsiveError,
 )
+from rankmesh_agent.wire.schemas import Member
 
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
@@ -42,11 +53,17 @@ class _NotSupported(Exception):
 class Attempt:
     """What is known about earlier attempts to execute a command at other owners.
 
+    Args:
+        failures: the failures before the call, of all clients of the store, see BlockingStore.
+
     Attributes:
         retried: identity of the first request that may have been executed, if any.
+        failures: see above.
     """
 
-    retried = b""
+    def __init__(self, failures: tuple[DistError, ...]) -> None:
+        self.retried = b""
+        self.failures = failures
 
     def may_follow(self, error: DistNetworkError) -> bool:
         """Return whether the command can be sent to the next owner after an error."""
@@ -64,6 +81,8 @@ class _Connection(FramedStream):
 
     name = b""
     """The connection's name at both ends, after the handshake."""
+    waits = False
+    """Whether its command waits for keys, or waited."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -134,13 +153,14 @@ class StoreClient(BlockingStore):
     Args:
         url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
-        owner: the rank that owns them, for error messages; empty if it is not known.
+        owner: the rank that owns them; None if they are not a job's.
     """
 
-    def __init__(self, url: str, token: str = "", owner: str = "") -> None:
+    def __init__(self, url: str, token: str = "", owner: Member | None = None) -> None:
         self._url = url.rstrip("/")
         self._token = token
-        self._name = f"the store at {self._url}" + (f", of {owner}," if owner else "")
+        self._ranks = [] if owner is None else [owner.rank]
+        self._name = f"the store at {self._url}" + ("" if owner is None else f", of {owner.described()},")
         self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
@@ -165,6 +185,18 @@ class StoreClient(BlockingStore):
                     ) from error
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
+    def connect(self, timeout: float) -> _Connection:
+        """Return a connection for the caller's own use, which closes it.
+
+        Raises:
+            DistNetworkError: the owner cannot be reached.
+            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
+        """
+        try:
+            return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
+        except _NotSupported as error:
+            raise self._unreachable_error(error) from error
+
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
@@ -186,6 +218,7 @@ class StoreClient(BlockingStore):
             timeout = MARGIN_SECONDS if command.seconds else self.timeout
         if self._http is not None:
             return self._http.execute(command, timeout)
+        failures = self.failures if attempt is None else attempt.failures
         began = time.monotonic()
         ends = began + timeout + command.seconds
         try:
@@ -196,7 +229,10 @@ class StoreClient(BlockingStore):
                     raise
                 return self._begin_http(command, timeout)
             retried = b"" if attempt is None else attempt.retried
+            connection.waits = command.seconds > 0.0
             try:
+                if connection.waits and len(failures) < len(self.failures):
+                    return self._try_once(connection, command, timeout, failures, retried)
                 if connection.seq:
                     return self._call(connection, command, timeout, retried)
                 # To connect took some of the time: the margin has room for a little of it.
@@ -207,11 +243,47 @@ class StoreClient(BlockingStore):
                 if attempt is not None:
                     attempt.retried = retried
                 connection = self._pool.connect(lambda: self._open(ends))
+                connection.waits = command.seconds > 0.0
+                if connection.waits and len(failures) < len(self.failures):
+                    return self._try_once(connection, command, timeout, failures, retried)
                 return self._call(connection, *_remaining(command, timeout, began), retried)
         except StreamTimeoutError as error:
-            raise unresponsive_error(self._name, self._url, command, timeout) from error
+            raise unresponsive_error(self._name, self._url, command, timeout, self._ranks) from error
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
+
+    def _try_once(
+        self,
+        connection: _Connection,
+        command: Command[T],
+        timeout: float,
+        failures: tuple[DistError, ...],
+        retried: bytes,
+    ) -> T:
+        """Execute a command, whose wait a failure has ended, without waiting.
+
+        Raises:
+            RankFailedError: it would have to wait.
+        """
+        assert isinstance(command, Waiting)
+        failure = self.failure_since(failures)
+        assert failure is not None
+        connection.waits = False
+        try:
+            attempt: Command[T] = command.with_timeout(0.0)
+            return self._call(connection, attempt, timeout, retried)
+        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+            raise failed_wait_error(failure, error) from None
+
+    def waits_under_way(self) -> bool:
+        return any(connection.waits for connection in self._pool.in_use())
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """See BlockingStore. The connections of the waits end, by which the owner learns that they are over."""
+        super().fail_waits(failure, for_good=for_good)
+        for connection in self._pool.in_use():
+            if connection.waits:
+                connection.shutdown()
 
     def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
         try:
@@ -326,8 +398,12 @@ class StoreClient(BlockingStore):
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
 
     def _unreachable_error(self, error: Exception) -> DistNetworkError:
+        if isinstance(error, DistNetworkError) and not isinstance(error, ProtocolError):
+            return error
         reason = str(error) or type(error).__name__
-        return DistNetworkError(f"{self._name} cannot be reached: {reason}", address=self._url)
+        failure = f"; {self.failures[0].message}" if self.failures else ""
+        text = f"{self._name} cannot be reached: {reason}{failure}"
+        return DistNetworkError(text, ranks=self._ranks, address=self._url)
 
 
 def _until(ends: float) -> Deadline:

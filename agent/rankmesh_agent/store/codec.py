@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,7 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.replicate import Replicate
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistStoreError,
@@ -18,6 +20,7 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     NotANumberError,
     ProtocolError,
+    RankFailedError,
 )
 from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
@@ -30,6 +33,8 @@ from rankmesh_agent.wire.store_frames import (
     encode_response,
 )
 
+REPLICATE = 64
+"""Opcode of Replicate."""
 _ABSENT, _MATCH, _NONE_MATCH = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the tags of If-Match follow the usual parts; so do the tags of
 If-None-Match, after an exclamation mark each."""
@@ -109,7 +114,7 @@ def serve(request: bytes | bytearray, execute: Callable[[Command[Any]], Any]) ->
     opcode, flags, seq, count, _, seconds = decode_request(request)
     try:
         return encode_result(seq, execute(decode_command(opcode, flags, seconds, decode_parts(request, count))))
-    except DistStoreError as error:
+    except (DistStoreError, RankFailedError) as error:
         return encode_error(seq, error)
 
 
@@ -141,16 +146,19 @@ def _encode_list(kind: Kind, seq: int, number: int, parts: Parts) -> bytes:
     return encode_response(kind, seq, number, parts)
 
 
-def encode_error(seq: int, error: DistStoreError) -> bytes:
+def encode_error(seq: int, error: DistStoreError | RankFailedError) -> bytes:
     """Return a command's error as a frame."""
-    return encode_response(Kind.ERROR, seq, 0, (error.code.encode(), error.message.encode("utf-8", "replace")))
+    parts = [error.code.encode(), error.message.encode("utf-8", "replace")]
+    if error.ranks:
+        parts.append(json.dumps(error.details()).encode())
+    return encode_response(Kind.ERROR, seq, 0, parts)
 
 
 def decode_result(command: Command[T], header: Response, data: bytes | bytearray) -> T:
     """Return the result that a response frame holds, given its header.
 
     Raises:
-        DistStoreError: the command raised it in the owner's process.
+        DistStoreError, RankFailedError: the command raised it in the owner's process.
         StoreMovedError: it was not executed, as another rank has become the owner.
         ProtocolError: the frame is malformed.
     """
@@ -176,7 +184,8 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
             found = [part.decode() for part in parts]
         elif kind == Kind.ERROR:
             error = BY_CODE.get(parts[0].decode(), DistStoreError)
-            found = (error if issubclass(error, DistStoreError) else DistStoreError)(parts[1].decode())
+            known = error if issubclass(error, DistStoreError | RankFailedError) else DistStoreError
+            found = known(parts[1].decode(), **(json.loads(parts[2]) if len(parts) > 2 else {}))
         elif kind == Kind.MOVED:
             raise StoreMovedError.to(number if number >= 0 else None)
         else:
@@ -184,7 +193,7 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
         if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
             values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, TypeError):
         raise ProtocolError("a response of the store's binary protocol lacks parts, or is not text") from None
     if kind == Kind.ERROR:
         raise found
@@ -319,6 +328,11 @@ _FORMATS: dict[int, Format] = {
     13: Format(commands.QueuePush, _key_and_value, lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1])),
     14: Format(commands.QueuePop, _key, lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds)),
     15: Format(commands.QueueLen, _key, lambda parts, *_: commands.QueueLen(_text(parts[0]))),
+    REPLICATE: Format(
+        Replicate,
+        lambda replicate: (replicate.flags, replicate.records),
+        lambda parts, flags, _: Replicate(flags, tuple(parts)),
+    ),
 }
 """The commands by opcode. The numbers are part of the protocol: they never change."""
 

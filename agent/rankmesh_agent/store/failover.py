@@ -1,7 +1,8 @@
 """Clients of a job's store: they use the table while this rank is its owner, and follow the owner otherwise.
 
 A request whose owner is gone is repeated at the next one under its identity, so it is executed once. A command that
-waits goes on waiting there for the time that is left.
+waits goes on waiting there for the time that is left, if the owner has left in order; if it has failed, the wait ends
+as every wait that is under way when a rank fails.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.client import Attempt, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
@@ -19,7 +21,15 @@ from rankmesh_agent.store.memory import MemoryStore, wait_here
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
+from rankmesh_agent.store.waits import Waits, failed_wait_error
+from rankmesh_agent.wire.errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    KeyNotFoundError,
+    QueueEmptyError,
+    StoreTimeoutError,
+)
 from rankmesh_agent.wire.schemas import Member
 
 if TYPE_CHECKING:
@@ -87,8 +97,7 @@ class Pursuit:
         if rank is None:
             ranks = sorted(owners.ownership.holders)
             raise DistNetworkError(
-                f"the job's store is lost: the ranks that had a copy of it ({', '.join(map(str, ranks))}) have failed "
-                "or left",
+                f"the job's store is lost with rank {', '.join(map(str, ranks))}: no rank that is left has a copy",
                 ranks=ranks,
             ) from error
         if rank != self.rank:
@@ -114,6 +123,7 @@ class BlockingJobStore(BlockingStore):
         self._ownership = owners.ownership
         self._table = table
         self._token = token
+        self._waits = Waits()
         self._clients: dict[int, StoreClient] = {}
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -123,10 +133,11 @@ class BlockingJobStore(BlockingStore):
             return self._follow(command, timeout)
         self._table.count_call(command.name)
         ends = time.monotonic() + command.seconds if command.seconds else 0.0
+        failures = self.failures
         try:
             found = command.try_execute(self._table)
             if found is None:
-                found = (wait_here(command, self._table),)
+                found = (wait_here(command, self._table, self._waits),)
         except DistStoreError:
             if ownership.words[0] == mine:
                 raise
@@ -138,7 +149,16 @@ class BlockingJobStore(BlockingStore):
                     f"another rank became the owner of the job's store during {command.name}: whether it was executed "
                     "is not known"
                 )
-        return self._follow(_remaining(command, ends), timeout)
+        return self._follow(_remaining(command, ends), timeout, failures)
+
+    def waits_under_way(self) -> bool:
+        return bool(self._waits) or any(client.waits_under_way() for client in list(self._clients.values()))
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        super().fail_waits(failure, for_good=for_good)
+        self._waits.fail(failure, for_good=for_good)
+        for client in list(self._clients.values()):
+            client.fail_waits(failure, for_good=for_good)
 
     def undo(self, command: QueuePop, value: bytes) -> None:
         ownership = self._ownership
@@ -157,30 +177,51 @@ class BlockingJobStore(BlockingStore):
         for client in self._clients.values():
             client.close_in_child()
 
-    def _follow(self, command: Command[T], timeout: float | None) -> T:
-        """Execute a command at the owner, whichever rank that is."""
+    def _follow(self, command: Command[T], timeout: float | None, failures: tuple[DistError, ...] | None = None) -> T:
+        """Execute a command at the owner, whichever rank that is.
+
+        Args:
+            command: the command.
+            timeout: see ``execute``.
+            failures: those before the call; now, if None.
+        """
+        failures = self.failures if failures is None else failures
+        waits = command.seconds > 0.0
         rank = self._owners.current
-        attempt = Attempt()
+        attempt = Attempt(failures)
         pursuit: Pursuit | None = None
         ends = time.monotonic() + command.seconds
         timeout = self.limit(command) if timeout is None else timeout
         while True:
             try:
                 return self._client(rank).execute(command, timeout, attempt)
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+                failure = self.failure_since(failures) if waits and not command.seconds else None
+                if failure is None:
+                    raise
+                raise failed_wait_error(failure, error) from None
             except DistNetworkError as error:
                 if not attempt.may_follow(error):
                     raise
                 pursuit = pursuit or Pursuit(self._owners, rank)
-                pause = pursuit.failed(error)
+                try:
+                    pause = pursuit.failed(error)
+                except DistNetworkError as lost:
+                    failure = self.failure_since(failures) if waits else None
+                    if failure is None:
+                        raise
+                    raise failed_wait_error(failure, lost) from lost
             time.sleep(pause)
             rank = pursuit.rank
-            command = _remaining(command, ends)
+            # A wait that a failure has ended is over, unless its keys have been set.
+            command = _remaining(command, 0.0 if waits and self.failure_since(failures) else ends)
 
     def _client(self, rank: int) -> StoreClient:
         client = self._clients.get(rank)
         if client is None:
             owner = self._owners.members[rank]
-            client = self._clients.setdefault(rank, StoreClient(owner.http, self._token, owner.described()))
+            client = self._clients.setdefault(rank, StoreClient(owner.http, self._token, owner))
+            client.failures = self.failures
         return client
 
 
@@ -199,6 +240,7 @@ class AsyncJobStore(AsyncStore):
         self._memory = memory
         self._token = token
         self._forwards = forwards
+        self._failures: tuple[DistError, ...] = ()
         self._clients: dict[int, HttpStore] = {}
 
     @property
@@ -212,6 +254,7 @@ class AsyncJobStore(AsyncStore):
         key = idempotency_key or (secrets.token_hex(16) if command.writes else "")
         ends = time.monotonic() + command.seconds
         rank = self._owners.current
+        failures = self._failures
         pursuit: Pursuit | None = None
         while True:
             try:
@@ -226,11 +269,13 @@ class AsyncJobStore(AsyncStore):
                         if ownership.words[0] == mine:
                             return found
                 if not self._forwards:
-                    raise StoreMovedError.to(ownership.owner() if ownership.can_own else None)
+                    raise StoreMovedError.to(ownership.referral())
                 return await self._client(rank).execute(command, key)
             except DistNetworkError as error:
                 if not self._forwards or not (isinstance(error, StoreMovedError) or error.__cause__ is not None):
                     raise
+                if command.seconds and len(self._failures) > len(failures):
+                    raise failed_wait_error(self._failures[len(failures)], error) from error
                 pursuit = pursuit or Pursuit(self._owners, rank)
                 pause = pursuit.failed(error)
             await asyncio.sleep(pause)
@@ -240,13 +285,18 @@ class AsyncJobStore(AsyncStore):
     def cancel_waits(self) -> None:
         self._memory.cancel_waits()
 
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        self._failures = (*self._failures, failure)
+        self._memory.fail_waits(failure, for_good=for_good)
+
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
 
     def _client(self, rank: int) -> HttpStore:
-        from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
+        with import_lock:
+            from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
 
         if rank not in self._clients:
             self._clients[rank] = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)

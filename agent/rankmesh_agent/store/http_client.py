@@ -27,6 +27,7 @@ from rankmesh_agent.wire.errors import (
     InvalidValueError,
     KeyNotFoundError,
     QueueEmptyError,
+    RankFailedError,
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
@@ -170,8 +171,8 @@ def _long_polls(url: str, headers: dict[str, str], command: Waiting[T], timeout:
             return (yield from _request(url, headers, part, deadline.remaining() + timeout))
         except StoreUnresponsiveError:  # the agent at the URL forwards to the owner
             raise
-        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError):
-            if deadline.expired():
+        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+            if error.ranks or deadline.expired():
                 raise
 
 
@@ -226,8 +227,9 @@ def _error_of(url: str, response: httpx.Response) -> DistError:
         kind = BY_CODE.get(code)
     except (ValueError, TypeError, KeyError):
         return _not_a_store_error(url, response)
-    if kind is not None and issubclass(kind, DistStoreError):
-        return kind(detail)
+    if kind is not None and issubclass(kind, DistStoreError | RankFailedError):
+        ranks = found.get("ranks")
+        return kind(detail, ranks=[rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else ())
     if code == StoreMovedError.code:
         ranks = found.get("ranks")
         return StoreMovedError(detail, ranks=ranks if isinstance(ranks, list) else ())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owners
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
-from rankmesh_agent.store.ownership import Host, Ownership
+from rankmesh_agent.store.ownership import LostRanks, Ownership
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
@@ -21,7 +24,7 @@ class JobStore:
         members: all ranks, by rank.
         token: the job's token.
         name: name of the server's thread.
-        lost: returns the ranks that have failed or left, as this rank knows.
+        lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
         has_left: returns whether this rank has left the job.
 
     Attributes:
@@ -35,17 +38,17 @@ class JobStore:
         members: Mapping[int, Member],
         token: str,
         name: str,
-        lost: Callable[[], Collection[int]],
+        lost: LostRanks,
         has_left: Callable[[], bool],
     ) -> None:
         self._token = token
-        first = members[min(members)]
+        self._lock = threading.RLock()
+        self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
+        self._final: DistError | None = None
         self._ownership: Ownership | None = None
         if len(members) > 1:
-            sharing = sorted(each.rank for each in members.values() if each.host_id == first.host_id)
             self._memory = MemoryStore()
-            host = Host(sharing, first.pid, first.instance)
-            self._ownership = Ownership(rank, host, self._memory.table, lost)
+            self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
             self._owners = Owners(self._ownership, members, has_left)
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
@@ -53,16 +56,24 @@ class JobStore:
             self.store = self._memory = MemoryStore()
         self.server = StoreServer(self._memory.table, token, name, self._ownership)
 
-    def open_journal(self) -> None:
-        """Open the journal of this host; once all ranks have made their JobStore."""
+    def start(self) -> None:
+        """Open the journal of this host, and find a replica; once all ranks have made their JobStore."""
         if self._ownership is not None:
-            self._ownership.open_journal()
+            self._ownership.start()
 
     def blocking(self) -> BlockingStore:
         """Return the store for callers without an event loop; the caller closes it."""
+        store: BlockingStore
         if self._ownership is None:
-            return BlockingMemoryStore(self._memory.table)
-        return BlockingJobStore(self._owners, self._memory.table, self._token)
+            store = BlockingMemoryStore(self._memory.table)
+        else:
+            store = BlockingJobStore(self._owners, self._memory.table, self._token)
+        with self._lock:
+            self._clients.add(store)
+            final = self._final
+        if final is not None:
+            store.fail_waits(final, for_good=True)
+        return store
 
     def stats(self) -> StoreStats | None:
         """Return counts of the keys and commands; None where another rank has them."""
@@ -74,10 +85,33 @@ class JobStore:
         if self._ownership is not None and self._ownership.superseded():
             self._memory.table.cancel_waits()
 
+    def exclude(self, ranks: Iterable[int]) -> None:
+        """Go on without these ranks, dead or not."""
+        if self._ownership is not None:
+            self._ownership.exclude(ranks)
+            owner = self._ownership.owner()
+            if owner is not None:
+                self._owners.current = owner
+
     def leave(self) -> None:
         """Give up the ownership: the next rank takes over."""
         if self._ownership is not None:
             self._ownership.leave()
+
+    def waiting(self) -> bool:
+        """Return whether a command of this rank waits."""
+        with self._lock:
+            return any(store.waits_under_way() for store in self._clients)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """End the waits of this rank that are under way; see BlockingStore.fail_waits."""
+        with self._lock:
+            stores = list(self._clients)
+            if for_good:
+                self._final = failure
+        for store in stores:
+            store.fail_waits(failure, for_good=for_good)
+        self.store.fail_waits(failure, for_good=for_good)
 
     def cancel_waits(self) -> None:
         """End the commands that wait here, for good."""

@@ -17,8 +17,9 @@ from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.records import Origin
 from rankmesh_agent.store.table import Table
+from rankmesh_agent.store.waits import Waits
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import IdempotencyKeyReusedError
+from rankmesh_agent.wire.errors import DistError, IdempotencyKeyReusedError
 
 _KEY_PREFIX = b"Idempotency-Key: "
 
@@ -36,6 +37,7 @@ class MemoryStore(AsyncStore):
     def __init__(self) -> None:
         self.table = Table()
         self.ownership: Ownership | None = None
+        self._waits = Waits()
         self._replies: ReplyCache[str, tuple[int, Future[Any]]] = ReplyCache()  # hash of the command, and its result
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
@@ -71,6 +73,10 @@ class MemoryStore(AsyncStore):
     def cancel_waits(self) -> None:
         self.table.close()
 
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        """See BlockingStore."""
+        self._waits.fail(failure, for_good=for_good)
+
     async def close(self) -> None:
         """Do nothing: a table holds only memory."""
 
@@ -88,13 +94,14 @@ class MemoryStore(AsyncStore):
         import asyncio  # the caller has loaded it; a rank without HTTP clients does without, which saves 8 MB
 
         try:
-            await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
+            with self._waits.of(future) as wait:
+                await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
         except BaseException:  # the client has disconnected
             if not future.cancel() and self._discard(idempotency_key, future):
                 command.undo(self.table, future.result())
             raise
         if future.cancel():
-            raise command.timeout_error(self.table)
+            raise wait.error(command, self.table)
         return future.result()
 
     def _discard(self, idempotency_key: str, future: Future[Any]) -> bool:
@@ -117,13 +124,21 @@ class BlockingMemoryStore(BlockingStore):
 
     def __init__(self, table: Table) -> None:
         self.table = table
+        self._waits = Waits()
+
+    def waits_under_way(self) -> bool:
+        return bool(self._waits)
+
+    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+        super().fail_waits(failure, for_good=for_good)
+        self._waits.fail(failure, for_good=for_good)
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         self.table.count_call(command.name)
         found: tuple[T] | None = command.try_execute(self.table)
         if found is not None:
             return found[0]
-        return wait_here(command, self.table)
+        return wait_here(command, self.table, self._waits)
 
     def undo(self, command: QueuePop, value: bytes) -> None:
         command.undo(self.table, value)
@@ -132,21 +147,22 @@ class BlockingMemoryStore(BlockingStore):
         """Do nothing: a table holds only memory."""
 
 
-def wait_here(command: Command[T], table: Table) -> T:
-    """Wait for a command that has to wait, and return its result. Ctrl-C ends the wait."""
+def wait_here(command: Command[T], table: Table, waits: Waits) -> T:
+    """Wait for a command that has to wait, and return its result. Ctrl-C ends the wait, and so does a failure."""
     assert isinstance(command, Waiting)
     future: Future[T] = command.start(table)
     done, deadline = threading.Event(), Deadline(command.seconds)
     future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
     try:
-        while not done.wait(deadline.remaining()) and not deadline.expired():
-            pass
+        with waits.of(future) as wait:
+            while not done.wait(deadline.remaining()) and not deadline.expired():
+                pass
     except BaseException:
         if not future.cancel():
             command.undo(table, future.result())
         raise
     if future.cancel():
-        raise command.timeout_error(table)
+        raise wait.error(command, table)
     return future.result()
 
 

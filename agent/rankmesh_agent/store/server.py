@@ -35,6 +35,7 @@ from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.records import Origin
+from rankmesh_agent.store.replicate import Replicate
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
@@ -233,12 +234,19 @@ class StoreServer:
             self._unauthenticated -= 1
             connection.handshake = None
         self._by_name.pop(connection.name, None)
+        if self._ownership is not None:
+            self._ownership.replica.on_closed(connection.name, by_peer=False)
         if connection.last is not None:
             self._replies.add(connection.name, connection.last, len(connection.last[1]))
             self._due = min(self._due, self._replies.next_expiry())
             connection.last = None
         if request is not None and not request.future.cancel():
             self._undo(connection, request)
+
+    def _on_peer_closed(self, connection: Connection) -> None:
+        """The peer's process has closed the connection, or has ended."""
+        if self._ownership is not None:
+            self._ownership.replica.on_closed(connection.name, by_peer=True)
 
     def _undo(self, connection: Connection, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
@@ -267,6 +275,9 @@ class StoreServer:
                 self._receive(connection)
         except BlockingIOError:
             pass
+        except ConnectionResetError:
+            self._on_peer_closed(connection)
+            self._close_connection(connection)
         except (OSError, DistNetworkError):
             # A port scan, an old version, a wrong token, a client that died: the peer gets no reason.
             self._close_connection(connection)
@@ -278,6 +289,8 @@ class StoreServer:
         """Receive, and take the next step once all of its bytes have come."""
         received = connection.received
         data: bytes | bytearray = connection.sock.recv(_READ_MORE if received else _READ)
+        if not data:
+            self._on_peer_closed(connection)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
             self._close_connection(connection)
             return
@@ -321,8 +334,19 @@ class StoreServer:
     ) -> None:
         """Execute a request."""
         ownership = self._ownership
+        if ownership is not None and opcode == codec.REPLICATE:
+            command = codec.decode_command(opcode, flags, seconds, parts)
+            assert isinstance(command, Replicate)
+            if ownership.owned:
+                connection.send(store_frames.encode_moved(seq, ownership.referral()))
+                return
+            if not ownership.replica.receive(connection.name, command):
+                self._close_connection(connection)
+                return
+            connection.send(codec.encode_result(seq, None))
+            return
         if ownership is not None and not ownership.acquire():
-            connection.send(store_frames.encode_moved(seq, ownership.owner() if ownership.can_own else None))
+            connection.send(store_frames.encode_moved(seq, ownership.referral()))
             return
         origin = Origin(connection.name, seq)
         if flags & store_frames.RETRY:

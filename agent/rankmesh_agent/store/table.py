@@ -34,6 +34,9 @@ class Log(Protocol):
         """Return the request that this thread executes."""
 
 
+L = TypeVar("L", bound=Log)
+
+
 class Table:
     """Keys, values, queues, and the futures of callers that wait for them. No method blocks.
 
@@ -215,18 +218,25 @@ class Table:
 
     # Other owners
 
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of all changes."""
+        return self._lock
+
     def contents(self) -> tuple[Values, Mapping[str, Collection[bytes]]]:
         """Return all values and queues, which must not be changed, or used without the lock."""
         return self._values, self._queues
 
     def adopt(
-        self, values: dict[str, bytes], queues: dict[str, deque[bytes]], log: Callable[[], Log | None] = lambda: None
-    ) -> None:
-        """Take over the values and queues of another table, and then the log that ``log`` makes of them."""
+        self, values: dict[str, bytes], queues: dict[str, deque[bytes]], log: Callable[[], L] | None = None
+    ) -> L | None:
+        """Take over the values and queues of another table, then the log that ``log`` makes of them; return the log."""
         with self._lock:
             self.log = None
             self._values, self._queues = values, queues
-            self.log = log()
+            made = None if log is None else log()
+            self.log = made
+            return made
 
     def cancel_waits(self) -> None:
         """Cancel the futures of all waits under way."""

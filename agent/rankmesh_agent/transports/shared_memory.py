@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.net.descriptors import reason
+from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.wire.errors import DistNetworkError
 
 CACHE_LINE = 64
@@ -315,6 +315,8 @@ def _open_through_proc(path: str, file: str) -> int:
             raise UnreachableHandleError
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
+        if is_exhausted(error):
+            raise DistNetworkError(f"cannot open the shared memory of a peer: {reason(error)}") from error
         raise UnreachableHandleError from error
 
 

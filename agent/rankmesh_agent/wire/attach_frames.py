@@ -103,6 +103,8 @@ class Request(enum.IntEnum):
     """Change the default timeout of a group's calls."""
     REFUSAL = 31
     """Raise the error of an earlier message, if its receiver has refused it."""
+    EXCLUDE = 32
+    """Go on without ranks that the client has excluded from its world."""
 
 
 class Response(enum.IntEnum):

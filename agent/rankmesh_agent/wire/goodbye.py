@@ -27,33 +27,40 @@ class Goodbye(NamedTuple):
         died: whether an agent reports the death of the process whose rank it holds.
         raised: whether an exception ended the process.
         failure: the failure that made it leave and that names other ranks, None if there is none.
+        ranks: without a failure: the ranks that errors name; the one that leaves if empty.
     """
 
     reason: str = ""
     died: bool = False
     raised: bool = False
     failure: DistError | None = None
+    ranks: tuple[int, ...] = ()
 
     def encode(self) -> tuple[int, bytes]:
         """Return the part and the payload of the frame."""
         part = _DIED * self.died | _RAISED * self.raised
         reason = self.reason[:_MAX_CHARACTERS]
-        if self.failure is None:
-            return part, reason.encode(errors="replace")
         failure = self.failure
-        error = {"code": failure.code, "message": failure.message[:_MAX_CHARACTERS], **failure.details()}
-        return part | _JSON, json.dumps({"reason": reason, "failure": error}).encode()[: frames.SMALL]
+        if failure is None and not self.ranks:
+            return part, reason.encode(errors="replace")
+        document: dict[str, Any] = {"reason": reason, "ranks": self.ranks}
+        if failure is not None:
+            message = failure.message[:_MAX_CHARACTERS]
+            document["failure"] = {**failure.details(), "code": failure.code, "message": message}
+        return part | _JSON, json.dumps(document).encode()[: frames.SMALL]
 
 
 def decode(part: int, payload: bytes) -> Goodbye:
     """Return the goodbye of a frame; what cannot be read is left out."""
     reason, failure = payload.decode(errors="replace"), None
+    ranks: tuple[int, ...] = ()
     if part & _JSON:
         try:
             document: dict[str, Any] = json.loads(payload)
-            error = dict(document["failure"])
-            failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
-            reason = str(document["reason"])
-        except (ValueError, KeyError, TypeError):
+            reason, ranks = str(document["reason"]), tuple(map(int, document["ranks"]))
+            error = document.get("failure")
+            if error is not None:
+                failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
+        except (ValueError, KeyError, TypeError, AttributeError):
             reason = "its reason cannot be read"
-    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure)
+    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure, ranks)

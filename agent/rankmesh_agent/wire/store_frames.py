@@ -69,7 +69,7 @@ class Kind(enum.IntEnum):
     TEXTS = 5
     """Parts in UTF-8."""
     ERROR = 6
-    """Two parts: the error's code and message."""
+    """The error's code and message; a third part, if the error names ranks: its data, as JSON."""
     JOINED = 7
     """VALUES in one part, separated by zero bytes: none of them contains any."""
     EQUAL = 8

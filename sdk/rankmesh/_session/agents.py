@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.join_reports import REPORT_SECONDS
+from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReports, LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
@@ -20,7 +24,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest, Member
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -75,14 +79,15 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
             from rankmesh_agent.remote.agent import RemoteAgent
 
             try:
-                return RemoteAgent(
-                    settings,
-                    offer,
-                    rank=rendezvous.rank,
-                    world_size=rendezvous.world_size,
-                    timeout=timeout,
-                    deadline=deadline,
-                )
+                with _reports(rendezvous, offer, settings, deadline):
+                    return RemoteAgent(
+                        settings,
+                        offer,
+                        rank=rendezvous.rank,
+                        world_size=rendezvous.world_size,
+                        timeout=timeout,
+                        deadline=deadline,
+                    )
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:
@@ -90,6 +95,48 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                     raise
                 failure = error  # the agent cannot be reached, or has just ended
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _reports(rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline) -> Iterator[None]:
+    """Log in this process, in a thread, what the agent that joins for it waits for: its own log is elsewhere."""
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=_report_until, args=(ended, rendezvous, offer, settings, deadline), name="rankmesh-join", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _report_until(
+    ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
+) -> None:
+    job, size = settings.job, rendezvous.world_size
+    launched = LaunchedAs(settings.local_rank, settings.local_size)
+    reports = JoinReports(job, size, deadline, launched)
+    client = HttpClient(settings.token)
+    try:
+        while not ended.wait(reports.seconds_to_next()):
+            url = rendezvous.find()
+            if url is None:
+                return
+            try:
+                query = urlencode({"job": job})
+                found = client.request("GET", f"{url}/v1/ranks?{query}", timeout=_ANSWER_SECONDS).json()
+                members = [Member(**each["member"]) for each in found if each["state"] == "joining"]
+            except (NoResponseError, ValueError, KeyError, TypeError):
+                members = []  # the agent finds out and its error says why
+            mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)
+            if mine is not None:
+                reports.ranks_missing(url, mine, members)
+            else:
+                reports.skip()
     finally:
         client.close()
 

@@ -153,7 +153,10 @@ def is_initialized() -> bool:
 def get_default_store() -> Store:
     """Return the job's own store: the keys that every agent serves under ``/v1/store``.
 
-    Its timeout is the default group's, from init_process_group.
+    Its timeout is the default group's, from init_process_group. A call that waits for keys or for a queue when a rank
+    of the default group fails, or the group is aborted, raises RankFailedError, which names the rank and the keys; one
+    that is made afterwards waits, so that the ranks that are left can coordinate. Once every other rank has failed or
+    left, calls that would wait raise StoreTimeoutError at once.
 
     Raises:
         ValueError: init_process_group has not been called.

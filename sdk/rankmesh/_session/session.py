@@ -23,7 +23,7 @@ from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from rankmesh_agent.remote.agent import RemoteAgent
 
 _NOT_INITIALIZED = "the default process group has not been initialized; call init_process_group() first"
+
+
+_DESTROYED = Goodbye("it called destroy_process_group")
 
 
 class Session:
@@ -72,20 +75,17 @@ class Session:
         self.groups.append(group)
         return group
 
-    def drop_group(
-        self, group: ProcessGroup, reason: str = "it called destroy_process_group", failure: DistError | None = None
-    ) -> None:
+    def drop_group(self, group: ProcessGroup, how: Goodbye = _DESTROYED) -> None:
         """End a group at this rank.
 
         Args:
             group: the group.
-            reason: for the errors of members that wait for this rank in the group.
-            failure: the failure because of which it ends, None if there is none.
+            how: for the errors of members that wait for this rank in the group.
         """
         self.groups = [other for other in self.groups if other is not group]
         if group._gpu is not None:
-            group._gpu.end(in_order=failure is None)
-        self.agent.drop_group(group._communicator, Goodbye(reason, failure=failure))
+            group._gpu.end(in_order=how.failure is None)
+        self.agent.drop_group(group._communicator, how)
 
     def shrink(
         self, old: ProcessGroup, remaining: Sequence[int], excluded: Sequence[int], pg_options: Any
@@ -95,22 +95,33 @@ class Session:
         Args:
             old: the group; all groups end with the default group.
             remaining: ranks of the new group, in the mesh.
-            excluded: the other ranks of ``old``, there.
+            excluded: the other group ranks of ``old``.
             pg_options: see new_group.
         """
         comm = old._communicator
-        failure = self.agent.first_failure or comm.failure or comm.peer_lost_error(excluded, "shrink_group")
-        if failure is not None and not set(failure.ranks) - {self.group.rank()}:
-            failure = None  # it is this rank's own
+        named = tuple(comm.global_ranks[rank] for rank in excluded)
+        handled = sys.exception()
         reason = f"it called shrink_group({list(excluded)}) on group {comm.name!r}"
+        how = Goodbye(reason, failure=self._failure_elsewhere(comm, excluded, handled), ranks=named)
         # Before the new group is made: its members may wait for this rank in any of these.
         for group in [self.group, *self.groups] if old is self.group else [old]:
-            self.drop_group(group, reason, failure)
+            self.drop_group(group, how)
         shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
         if old is self.group:
+            self.agent.exclude([rank for rank in comm.ranks if rank not in remaining])
             self.groups, self.group = [], shrunk
-            shrunk._communicator.set_global_ranks(tuple(range(shrunk.size())))
+            self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
+
+    def _failure_elsewhere(
+        self, comm: Communicator, excluded: Sequence[int], handled: BaseException | None
+    ) -> DistError | None:
+        """Return the first failure that names other ranks; or the error that is being handled, if it does."""
+        me = {self.group.rank()}
+        for error in (self.agent.first_failure, comm.failure, handled, comm.peer_lost_error(excluded, "shrink_group")):
+            if isinstance(error, DistBackendError) and set(error.ranks) - me:
+                return error
+        return None
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""
@@ -164,14 +175,16 @@ class Session:
                     steps.callback(group._gpu.end, in_order=not end.reason)
 
     def _report_failure(self) -> None:
-        """Report to the launcher which other ranks' failures have ended this one."""
-        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
+        """Report to the launcher which other ranks' failures have ended this one; of a mismatch all are the cause."""
+        failed_ranks = self.agent.failed_ranks
+        if self.failure_file and failed_ranks and not isinstance(self.agent.first_failure, CollectiveMismatchError):
             FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
-        self.agent.close_in_child()
-        self.rendezvous.close_in_child()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self.rendezvous.close_in_child)
+            steps.callback(self.agent.close_in_child)
 
 
 _default: Session | None = None

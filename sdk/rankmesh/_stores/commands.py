@@ -63,9 +63,9 @@ class CommandStore(Store):
         seconds: float = (self._timeout if limit is True else limit).total_seconds()
         try:
             return self._store.execute(command(arguments[0], seconds))
-        except StoreUnresponsiveError:
-            raise
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+            if error.ranks or isinstance(error, StoreUnresponsiveError):
+                raise
             raise StoreTimeoutError(f"{self!r}: waited {seconds:g} s, but {error.message}") from None
 
     def _after_fork(self) -> None:

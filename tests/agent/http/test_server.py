@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import urllib.error
@@ -74,6 +75,28 @@ def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
     assert served.ask() == b"hello"
     served.server.close(timeout=20.0)
     assert not is_served("served")
+
+
+def test_a_forked_child_holds_no_connection():
+    """Else its client would not see that the server has closed it."""
+    served = Served(on_demand=False)
+    with socket.create_connection(("127.0.0.1", served.server.port), timeout=20) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        received = b""
+        while not received.endswith(b"hello"):
+            received += client.recv(1000)
+        waiting, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            served.server.close_in_child()
+            os.close(told)
+            os.read(waiting, 1)
+            os._exit(0)
+        served.server.close()
+        assert client.recv(1) == b""
+        os.close(waiting)
+        os.close(told)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_on_demand_and_not_before():

@@ -20,7 +20,7 @@ from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, LostRank, Member
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
@@ -233,6 +233,18 @@ class TestHeartbeat:
             client.url = NOWHERE
             client.heartbeat(Heartbeat("job", 1, 1, member(0)))
             assert client.url == NOWHERE
+
+    def test_a_rank_learns_once_that_it_is_failed(self, caplog):
+        registry = Registry()
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            client.url = url
+            client.heartbeat(Heartbeat("job", 1, 2, member(0)))
+            assert caplog.messages == []
+            registry.heartbeat(Heartbeat("job", 1, 2, member(1), lost=[LostRank(0, "connection reset")]))
+            for _ in range(2):
+                client.heartbeat(Heartbeat("job", 1, 2, member(0)))
+        (message,) = caplog.messages
+        assert message.startswith(f"{member(0).described()} is failed for the gateway at {url}: ")
 
 
 class TestGatewayId:

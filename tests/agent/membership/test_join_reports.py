@@ -10,7 +10,7 @@ import pytest
 from rankmesh_agent.membership import join_reports
 from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReports, LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.schemas import UNASSIGNED, JoinReply, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, Member
 
 URL = "http://10.0.0.1:29500"
 
@@ -19,27 +19,15 @@ def member(rank: int, host: str = "a", instance: str = "") -> Member:
     return Member(rank, instance or f"r{rank}", host, host, 100 + rank, [], "")
 
 
-def reply(world_size: int, *members: Member) -> JoinReply:
-    there = {each.rank for each in members}
-    missing = [rank for rank in range(world_size) if rank not in there]
-    return JoinReply(False, "job", 1, world_size, list(members), missing)
-
-
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Returns what a rank logs about a reply; the interval is over at once."""
+    """Returns what one of the members logs; the interval is over at once."""
     monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(join_reports, "GATEWAY_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "rankmesh")
 
-    def run(me: Member, answer: JoinReply | None, launched: LaunchedAs = NOT_LAUNCHED) -> list[str]:
+    def run(world_size: int, members: list[Member], me: int = 0, launched: LaunchedAs = NOT_LAUNCHED) -> list[str]:
         caplog.clear()
-        world_size = answer.world_size if answer is not None else 8
-        reports = JoinReports("job", world_size, me, Deadline(300), launched)
-        if answer is None:
-            reports.gateway_missing(URL, "connection refused")
-        else:
-            reports.ranks_missing(URL, answer)
+        JoinReports("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], members)
         return [re.sub(r"^waiting for (.*); 0 s of 300 s .*", r"\1", text) for text in caplog.messages]
 
     return run
@@ -47,8 +35,8 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
-    reports = JoinReports("job", 2, member(0), Deadline(300), NOT_LAUNCHED)
-    reports.ranks_missing(URL, reply(2, member(0)))
+    reports = JoinReports("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports.ranks_missing(URL, member(0), [member(0)])
     assert caplog.messages == [
         (
             "waiting for 1 of 2 ranks: a (rank 0) is here, rank 1 is missing; 0 s of 300 s have passed; "
@@ -60,46 +48,47 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
 def test_nodes_of_a_launcher(logged):
     first = [member(rank) for rank in range(4)]
     launched = LaunchedAs(0, 4)
-    assert logged(first[0], reply(8, *first), launched) == [
+    assert logged(8, first, launched=launched) == [
         "1 of 2 nodes: node 0 (a, ranks 0-3) is here, ranks 4-7 are missing (node 1)"
     ]
-    assert logged(first[0], reply(16, *first, *(member(rank, "c") for rank in range(8, 12))), launched) == [
+    assert logged(16, [*first, *(member(rank, "c") for rank in range(8, 12))], launched=launched) == [
         (
             "2 of 4 nodes: node 0 (a, ranks 0-3), node 2 (c, ranks 8-11) are here, ranks 4-7, 12-15 are missing "
             "(nodes 1, 3)"
         )
     ]
-    assert logged(first[0], reply(8, *first, member(5, "b")), launched) == [
+    assert logged(8, [*first, member(5, "b")], launched=launched) == [
         "3 of 8 ranks: node 0 (a, ranks 0-3), node 1 (b, rank 5) are here, ranks 4, 6-7 are missing"
     ], "a part of a node"
-    assert logged(first[0], reply(7, *first), launched) == [
-        "3 of 7 ranks: a (ranks 0-3) is here, ranks 4-6 are missing"
-    ]
+    assert logged(7, first, launched=launched) == ["3 of 7 ranks: a (ranks 0-3) is here, ranks 4-6 are missing"]
 
 
 def test_processes_without_a_rank(logged):
     some = [member(1), *(member(UNASSIGNED, "b", f"b{number}") for number in range(2))]
-    assert logged(some[0], reply(4, *some)) == ["1 of 4 processes: a (rank 1), b (2 processes) are here"]
+    assert logged(4, some) == ["1 of 4 processes: a (rank 1), b (2 processes) are here"]
 
 
 def test_one_rank_of_a_host_reports_and_not_every_host(logged):
     ranks = [member(rank, f"host-{rank // 2}") for rank in range(40)]
-    answer = reply(41, *ranks)
-    assert [bool(logged(each, answer)) for each in ranks] == [rank < 16 and rank % 2 == 0 for rank in range(40)]
-    assert logged(ranks[0], answer)[0].endswith("host-7 (ranks 14-15), 12 more hosts are here, rank 40 is missing")
+    assert [bool(logged(41, ranks, each)) for each in range(40)] == [rank < 16 and rank % 2 == 0 for rank in range(40)]
+    assert logged(41, ranks)[0].endswith("host-7 (ranks 14-15), 12 more hosts are here, rank 40 is missing")
 
 
-def test_a_gateway_that_does_not_answer(logged):
-    assert logged(member(4), None, LaunchedAs(0, 4)) == [
-        f"rank 4 (a, pid 104) still waits for the gateway at {URL}: connection refused; 0 s of 300 s have passed"
-    ]
-    assert len(logged(member(4), None)) == 1, "no launcher, so it knows of no other rank here"
-    assert logged(member(5), None, LaunchedAs(1, 4)) == []
+@pytest.mark.parametrize(
+    ("launched", "reports"), [(LaunchedAs(0, 4), True), (NOT_LAUNCHED, True), (LaunchedAs(1, 4), False)]
+)
+def test_a_gateway_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: LaunchedAs, reports: bool
+):
+    monkeypatch.setattr(join_reports, "GATEWAY_SECONDS", 0.0)
+    JoinReports("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
+    text = f"rank 4 (a, pid 104) still waits for the gateway at {URL}: connection refused; 0 s of 300 s have passed"
+    assert caplog.messages == [text] * reports
 
 
 def test_the_interval(caplog: pytest.LogCaptureFixture):
-    reports = JoinReports("job", 2, member(0), Deadline(300), NOT_LAUNCHED)
+    reports = JoinReports("job", 2, Deadline(300), NOT_LAUNCHED)
     assert 0 < reports.seconds_to_next() <= join_reports.REPORT_SECONDS
-    reports.ranks_missing(URL, reply(2, member(0)))
-    reports.gateway_missing(URL, "connection refused")
+    reports.ranks_missing(URL, member(0), [member(0)])
+    reports.gateway_missing(URL, member(0), "connection refused")
     assert caplog.messages == []

@@ -12,10 +12,11 @@ import pytest
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.journal import KEPT_BYTES, Journal
-from rankmesh_agent.store.ownership import Host, Ownership
+from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.records import Origin, State, encode, encode_one, snapshot
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.schemas import Member
 
 
 class Ranks:
@@ -23,11 +24,18 @@ class Ranks:
 
     def __init__(self) -> None:
         self.lost: set[int] = set()
-        host = Host(range(4), os.getpid(), secrets.token_hex(16))
+        members = {
+            rank: Member(rank, secrets.token_hex(16), "host", "host", os.getpid(), [], "http://127.0.0.1:1")
+            for rank in range(4)
+        }
         self.tables = [Table() for _ in range(4)]
-        self.ownerships = [Ownership(rank, host, self.tables[rank], lambda: self.lost) for rank in range(4)]
+
+        def lost(*, certainly: bool = False) -> set[int]:
+            return set(self.lost)
+
+        self.ownerships = [Ownership(rank, members, "", self.tables[rank], lost) for rank in range(4)]
         for each in self.ownerships:
-            each.open_journal()
+            each.start()
 
     def execute(self, rank: int, command: Command[Any], origin: Origin | None = None) -> Any:
         log = self.ownerships[rank].log

@@ -111,6 +111,19 @@ def test_the_descriptor_of_another_file_is_not_taken(shm, tmp_path):
         Mapping.open(str(shm), made.handle, SIZE, linked=True)
 
 
+def test_the_limit_of_descriptors_is_named(shm, monkeypatch):
+    """Linking the file would not help."""
+    made = Mapping.create(str(shm), "job", SIZE)
+
+    def full(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        with pytest.raises(DistNetworkError, match=r"the shared memory of a peer: .*RLIMIT_NOFILE"):
+            Mapping.open(str(shm), made.handle, SIZE)
+
+
 def test_orphans_are_removed_and_what_is_no_orphan_stays(shm):
     program = f"""if True:
         import os

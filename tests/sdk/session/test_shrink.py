@@ -235,7 +235,7 @@ def test_who_waits_for_a_rank_that_shrinks_a_healthy_world_is_informed(me: Me) -
         return
     if me.rank == 1:
         reported = me.attempt(dist.all_reduce, np.ones(1), group=pair)
-        assert (reported["error"], reported["ranks"]) == ("GroupAbortedError", [0]), reported
+        assert (reported["error"], reported["ranks"]) == ("GroupAbortedError", [3]), reported
         assert "left the group (it called shrink_group([3]) on group 'world') during all_reduce #" in reported["text"]
     dist.shrink_group([3])
     check_world(me, [0, 1, 2])

@@ -139,7 +139,10 @@ async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
 
 @router.post("/wait", responses=problems(400, 408))
 async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
-    """Return when all keys are set; waits at most 20 s, repeat the request to wait longer."""
+    """Return when all keys are set; waits at most 20 s, repeat the request to wait longer.
+
+    If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
+    """
     await cancel_on_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
@@ -210,7 +213,10 @@ async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
 async def get_value(
     key: Key, request: Request, store: StoreDep, condition: ConditionDep, seconds: Seconds = 0.0
 ) -> Response:
-    """Return a value, after a wait for it if requested."""
+    """Return a value, after a wait for it if requested.
+
+    If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
+    """
     value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.if_match).check(key, value)
     tag = etag(value)

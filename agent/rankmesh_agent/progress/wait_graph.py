@@ -1,0 +1,197 @@
+"""Wait-for graph of the ranks, as far as it is needed to name the rank that holds up a call whose deadline is near.
+
+A rank that is about to pass its deadline asks the ranks that it waits for which ranks they wait for, and asks those in
+turn. A question may be stuck behind data that its receiver does not take yet; so the rank also reports its own waits to
+the members of its group, and so does every rank that receives a frame of these, once. A rank answers while it waits,
+since its engine moves bytes then: one that does not answer is stopped, cut off or busy elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
+
+from rankmesh_agent.progress.framing import FrameSink
+from rankmesh_agent.transports.base import Buffer
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.frames import Header, Opcode
+
+GROUP = 2**64 - 1
+"""Stands for the group in the frames."""
+ASK_SECONDS = 0.5
+"""Seconds before a deadline at which a rank begins to ask."""
+MIN_SECONDS = 1.0
+"""Time limit of the shortest calls for which ranks are asked."""
+_ANSWER_SECONDS = 0.2
+"""Seconds after which a rank that has not answered counts as one that does not wait: twice a slice of its waits."""
+_VALID_SECONDS = 2 * ASK_SECONDS
+_QUESTION, _ANSWER = 0, 1
+"""Part of the frames."""
+_MAX_MEMBERS = 64
+"""Members of a group to all of which waits are reported."""
+_MAX_WAITS = 100
+"""Waits in an answer, and ranks in each."""
+
+
+class Wait(NamedTuple):
+    """A wait of a rank in a group.
+
+    Attributes:
+        group: id of the group.
+        seq: number of the collective, -1 for a message.
+        what: description, for error messages.
+        ranks: the ranks that it waits for, each with the number by which errors name it.
+        members: ranks of the group; not in frames.
+    """
+
+    group: int
+    seq: int
+    what: str
+    ranks: list[tuple[int, int]]
+    members: tuple[int, ...] = ()
+
+
+class Culprits(NamedTuple):
+    """Ranks that hold up a call.
+
+    Attributes:
+        ranks: the ranks to blame.
+        present: ranks that have arrived at the call.
+        elsewhere: the waits of ranks that have not, by rank.
+    """
+
+    ranks: list[int]
+    present: set[int]
+    elsewhere: dict[int, Wait]
+
+
+class WaitGraph(FrameSink):
+    """The waits that other ranks have reported. All methods are called with the engine's lock held.
+
+    Args:
+        rank: this process's rank.
+        epoch: the job's epoch.
+        own: returns the waits of this process.
+        send: sends a frame to a rank.
+        silent_seconds: returns how long a rank's host has not acknowledged what was sent to it.
+
+    Attributes:
+        numbers: the numbers by which errors name ranks, as other ranks have reported them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        epoch: int,
+        own: Callable[[], list[Wait]],
+        send: Callable[[int, list[Buffer]], None],
+        silent_seconds: Callable[[int], float],
+    ) -> None:
+        self.numbers: dict[int, int] = {}
+        self._rank = rank
+        self._epoch = epoch
+        self._own = own
+        self._send = send
+        self._silent_seconds = silent_seconds
+        self._inquired = self._reported = -_VALID_SECONDS
+        self._asked: dict[int, float] = {}
+        self._answers: dict[int, tuple[float, list[Wait]]] = {}
+
+    def inquire(self, ranks: Iterable[int]) -> None:
+        """Ask ranks for their waits, and those that they wait for; report the waits of this process."""
+        self._inquired = time.monotonic()
+        self._ask(ranks)
+        self._report()
+
+    def culprits(self, ranks: Collection[int], group: int, seq: int) -> Culprits:
+        """Return the ranks that hold up a call, or a message.
+
+        These are the ranks whose hosts cannot be reached; or else those that do not answer; or else those that are not
+        in the call; or else those waited for.
+
+        Args:
+            ranks: the ranks that the call waits for.
+            group: its group's id.
+            seq: number of the collective, -1 for a message.
+        """
+        now = time.monotonic()
+        silent, absent, present = [], [], set()
+        elsewhere: dict[int, Wait] = {}
+        todo, seen = list(ranks), {self._rank, *ranks}
+        while todo:
+            rank = todo.pop(0)
+            at, waits = self._answers.get(rank, (-_VALID_SECONDS, []))
+            if now - at > _VALID_SECONDS:
+                if _ANSWER_SECONDS <= now - self._asked.get(rank, -_VALID_SECONDS) <= _VALID_SECONDS:
+                    silent.append(rank)
+                continue
+            here = waits if seq < 0 else [wait for wait in waits if (wait.group, wait.seq) == (group, seq)]
+            if here:
+                present.add(rank)
+            else:
+                absent.append(rank)
+                if waits:
+                    elsewhere[rank] = waits[0]
+            for wait in waits:
+                todo += [each for each, _ in wait.ranks if each not in seen]
+                seen.update(each for each, _ in wait.ranks)
+        unreachable = [rank for rank in silent if self._silent_seconds(rank) > _ANSWER_SECONDS / 2]
+        return Culprits(unreachable or silent or absent or list(ranks), present, elsewhere)
+
+    def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
+        """Answer a question, or record an answer and ask the ranks that it names."""
+        now = time.monotonic()
+        if header.part == _QUESTION:
+            self._frame(rank, _ANSWER, self._encode())
+        else:
+            waits = _decode(bytes(payload))
+            self._answers[rank] = now, waits
+            named = [pair for wait in waits for pair in wait.ranks]
+            self.numbers.update(named)
+            if now - self._inquired <= _VALID_SECONDS:
+                self._ask(each for each, _ in named)
+        self._report()
+
+    def on_peer_lost(self, rank: int) -> None:
+        """See FrameSink."""
+        self._answers.pop(rank, None)
+
+    def _ask(self, ranks: Iterable[int]) -> None:
+        now = time.monotonic()
+        for rank in ranks:
+            if rank != self._rank and now - self._asked.get(rank, -_VALID_SECONDS) > _VALID_SECONDS:
+                self._asked[rank] = now
+                self._frame(rank, _QUESTION, b"")
+
+    def _report(self) -> None:
+        """Send the waits of this process to the members of its groups, unless that has been done a moment ago."""
+        now = time.monotonic()
+        if now - self._reported <= _VALID_SECONDS:
+            return
+        members = {rank for wait in self._own() if len(wait.members) <= _MAX_MEMBERS for rank in wait.members}
+        if members:
+            self._reported = now
+            payload = self._encode()
+            for rank in members - {self._rank}:
+                self._frame(rank, _ANSWER, payload)
+
+    def _encode(self) -> bytes:
+        waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]
+        return json.dumps(waits).encode()[: frames.SMALL]
+
+    def _frame(self, rank: int, part: int, payload: bytes) -> None:
+        header = frames.encode(Opcode.ENTER, group=GROUP, epoch=self._epoch, part=part, length=len(payload))
+        self._send(rank, [header, payload])
+
+
+def _decode(payload: bytes) -> list[Wait]:
+    try:
+        document: Any = json.loads(payload)
+        return [
+            Wait(int(group), int(seq), str(what), [(int(rank), int(number)) for rank, number in ranks])
+            for group, seq, what, ranks in document
+        ]
+    except (ValueError, TypeError):
+        return []

@@ -1,0 +1,23 @@
+"""Command by which the owner of a job's store sends its changes to the replica on another host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.errors import DistStoreError
+
+BEGIN, COMPLETE = 0x01, 0x02
+"""Flags: the first records of a snapshot, which replaces all earlier ones; the last ones of it."""
+
+
+@dataclass(frozen=True)
+class Replicate(Command[None]):
+    """Apply records to the replica; without any, it shows that the owner lives. For connections of the owner alone."""
+
+    flags: int = 0
+    records: tuple[bytes, ...] = ()
+
+    def try_execute(self, table: Table) -> tuple[None]:
+        raise DistStoreError("records are for a replica, not for a table")

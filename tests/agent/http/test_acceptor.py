@@ -1,0 +1,110 @@
+"""Connections that are accepted before the HTTP server is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from rankmesh_agent.http import acceptor
+from rankmesh_agent.http.acceptor import UpgradeAcceptor
+from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.wire.upgrade import Upgrade
+
+OTHER = Upgrade(b"/v1/other", b"rankmesh-other/1")
+REQUEST = OTHER.request("localhost")
+
+
+class Port:
+    """A port whose acceptor runs in a thread."""
+
+    def __init__(self) -> None:
+        self.listener = bind("127.0.0.1", 0, purpose="test")
+        self.acceptor = UpgradeAcceptor(self.listener, {OTHER: self.respond})
+        self.threads = ThreadPoolExecutor(1)
+        self.result: Future[list[socket.socket]] = self.threads.submit(self.acceptor.run)
+
+    def respond(self, sock: socket.socket) -> None:
+        with sock:
+            sock.sendall(OTHER.response())
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        sock = socket.create_connection(self.listener.getsockname(), 20)
+        sock.sendall(data)
+        return sock
+
+    def close(self) -> None:
+        if not self.result.done():
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.result.result(20)
+        self.acceptor.close()
+        self.listener.close()
+        self.threads.shutdown()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    port = Port()
+    yield port
+    port.close()
+
+
+def served(port: Port) -> bool:
+    with port.connect(REQUEST) as client:
+        return client.recv(1000) == OTHER.response()
+
+
+def test_clients_that_send_nothing_or_little_delay_no_other(port):
+    with port.connect(), port.connect(REQUEST[:20]) as slow:
+        assert served(port)
+        for byte in REQUEST[20:]:
+            slow.sendall(bytes([byte]))
+        assert slow.recv(1000) == OTHER.response()
+    assert served(port)
+    assert not port.result.done()
+
+
+@pytest.mark.parametrize("data", [b"", REQUEST[:20]])
+def test_clients_that_go_are_closed(port, data):
+    with port.connect(data) as client:
+        client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
+            assert client.recv(1) == b""
+    assert served(port)
+
+
+def test_a_client_of_http_ends_it_and_nothing_is_lost(port):
+    with port.connect() as idle, port.connect(b"GET / HTTP/1.1\r\n") as client:
+        accepted = port.result.result(20)
+        assert {sock.getpeername() for sock in accepted} >= {client.getsockname()}
+        (found,) = (sock for sock in accepted if sock.getpeername() == client.getsockname())
+        assert found.recv(1000) == b"GET / HTTP/1.1\r\n"
+        assert idle.fileno() >= 0
+
+
+def test_many_idle_clients_are_the_http_servers(port, monkeypatch):
+    monkeypatch.setattr(acceptor, "MAX_UNDECIDED", 2)
+    clients = [port.connect() for _ in range(3)]
+    assert len(port.result.result(20)) == 3
+    for client in clients:
+        client.close()
+
+
+def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, caplog):
+    failed = threading.Event()
+
+    def fail(sock: socket.socket) -> None:
+        failed.set()
+        raise OSError("no descriptors")
+
+    monkeypatch.setitem(port.acceptor._upgrades, OTHER, fail)
+    with port.connect(REQUEST) as client:
+        assert client.recv(1) == b""
+    assert failed.is_set()
+    monkeypatch.setitem(port.acceptor._upgrades, OTHER, port.respond)
+    assert served(port)
+    assert "no descriptors" in caplog.text

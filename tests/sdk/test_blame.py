@@ -1,0 +1,88 @@
+"""Whom a timeout names: the rank that does not take part, not those who wait for it in turn. Ranks are processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks
+
+import rankmesh as dist
+
+pytestmark = pytest.mark.processes
+
+SECONDS = 2.5
+"""Time limit of the calls."""
+
+
+def reduce_for_ever(count: int) -> None:
+    array = np.ones(count, np.float32)
+    while True:
+        dist.all_reduce(array)
+
+
+def reduce_until_a_rank_is_stopped(me: Me, count: int) -> None:
+    me.init(timeout=SECONDS)
+    dist.barrier()
+    me.mark(f"going-{me.rank}")
+    me.report(**me.attempt(reduce_for_ever, count))
+
+
+@pytest.mark.parametrize("count", [1, 1_000_000])
+@pytest.mark.parametrize("medium", ["shm", "tcp", "aabb"])
+def test_a_stopped_rank_is_blamed_and_no_other(ranks: Ranks, over, medium: str, count: int) -> None:
+    started = ranks.start(reduce_until_a_rank_is_stopped, 4, env=over(medium), count=count)
+    ranks.wait_for(*(f"going-{rank}" for rank in range(4)))
+    time.sleep(0.3)
+    started[2].kill(signal.SIGSTOP)
+    others = [started[rank] for rank in (0, 1, 3)]
+    try:
+        ranks.wait(others)
+    finally:
+        started[2].kill()
+        ranks.wait(started)
+    for rank in others:
+        assert rank.reported["ranks"] == [2], ranks.transcript()
+        assert "CollectiveTimeoutError" in rank.reported["is"] or "gave up: " in rank.reported["text"]
+        assert "waited 2.5 s for rank 2 (" in rank.reported["text"]
+        assert "arrived: 0, 1, 3" in rank.reported["text"], rank.reported
+
+
+def wait_in_a_chain(me: Me) -> None:
+    """Rank 0 waits for 1 in the world, 1 for 2 in a message, 2 for 3 in another group; 3 makes no call."""
+    me.init(timeout=SECONDS)
+    pair = dist.new_group([2, 3])
+    dist.barrier()
+    if me.rank == 0:
+        me.report(**me.attempt(dist.broadcast, np.ones(1), 1))
+    elif me.rank == 1:
+        me.report(**me.attempt(dist.recv, np.ones(1), 2))
+    elif me.rank == 2:
+        me.report(**me.attempt(dist.all_reduce, np.ones(1), group=pair))
+    me.meet("reported")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_ranks_that_wait_for_each_other_blame_the_one_they_all_wait_for(ranks: Ranks, transport: str) -> None:
+    started = ranks.run(wait_in_a_chain, 4, env={"RANKMESH_TRANSPORT": transport})
+    for rank in started[:3]:
+        assert (rank.reported["error"], rank.reported["ranks"]) == ("CollectiveTimeoutError", [3]), rank.reported
+        assert "waited 2.5 s for rank 3 (" in rank.reported["text"]
+        assert rank.reported["seconds"] < SECONDS + 5
+    assert "; rank 1 waits in recv from rank 2 (tag 0) in group 'world'" in started[0].reported["text"]
+
+
+def wait_for_each_other(me: Me) -> None:
+    me.init(timeout=SECONDS)
+    dist.barrier()
+    me.report(**me.attempt(dist.recv, np.ones(1), 1 - me.rank))
+    me.meet("reported")
+    dist.destroy_process_group()
+
+
+def test_in_a_deadlock_each_blames_the_other(ranks: Ranks) -> None:
+    for rank, other in zip(ranks.run(wait_for_each_other, 2), (1, 0), strict=True):
+        assert rank.reported["ranks"] == [other]
