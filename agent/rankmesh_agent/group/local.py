@@ -180,6 +180,7 @@ class LocalCommunicator(Communicator, FrameSink):
             return
         self._closed = True
         self.queue.close()
+        self.state.forget_wait()
         self.recorder.remove_group(self)
 
     def _waits(self) -> list[Wait]:
