@@ -206,8 +206,8 @@ FAULTS = [
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
     Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure = error", "            if True:\n                self.failure = error", FAILURE, "a later failure hides the first"),
     Fault(GROUP + "local_state.py", "if isinstance(error, CollectiveTimeoutError):", "if False:", FAILURE, "members report our deadline as theirs"),
-    Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in waiting_for", "for rank in self.ranks if rank in waiting_for", FAILURE, "an error says that the missing have arrived"),
-    Fault(GROUP + "local_state.py", 'f"left ({', 'f"failed ({', FAILURE, "a rank that left is said to have failed"),
+    Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in missing", "for rank in self.ranks if rank in missing", FAILURE, "an error says that the missing have arrived"),
+    Fault(GROUP + "local_state.py", 'f"{who} left ({', 'f"{who} failed ({', FAILURE, "a rank that left is said to have failed"),
     # The store
     Fault(STORE + "table.py", "completed = [watch for watch in touched if not watch.missing]", "completed = list(touched)", TABLE, "a wait for two keys ends with the first"),
     Fault(STORE + "table.py", "watch.missing.add(key)", "pass", TABLE, "a deleted key counts as there"),

@@ -15,12 +15,11 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
+from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
-from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -104,6 +103,7 @@ class Agent:
                 instance=instance,
             )
             undo.callback(job.close)
+            undo.callback(job.heartbeats.stop)
             undo.callback(job.leave, "it could not set up the world group")
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
@@ -125,9 +125,9 @@ class Agent:
         self._job_store.start()
         if self._own_http is not None:
             http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
-        self._heartbeats = HeartbeatThread(self._send_heartbeat, self._disconnects)
+        self._heartbeats = job.heartbeats
+        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
-        self._heartbeats.start()
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
@@ -186,6 +186,7 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+        self._job_store.renumber(group.ranks)
 
     def exclude(self, ranks: Sequence[int]) -> None:
         """Go on without ranks that the others exclude from their world: they do not own the store any more."""
@@ -286,11 +287,10 @@ class Agent:
                 self._leaving = True
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
                 self.group_registry.leave()
                 self._job_store.leave()
-                self._job.leave(
-                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
-                )
+                self._job.leave(reason, _goodbye(reason or said, failed, raised, first, failed_ranks), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LaunchedAs
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
@@ -46,6 +47,7 @@ class JobMembership:
         world_size: see above.
         member: this rank, as its peers know it.
         members: all ranks, by rank.
+        heartbeats: sends heartbeats without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
         engine: the connections to the peers.
 
@@ -91,8 +93,11 @@ class JobMembership:
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
             undo.push(self._leave_after_error)
+            self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
+            undo.callback(self.heartbeats.stop)
             self.members = {member.rank: member for member in joined.members}
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
+            self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
             local = sum(member.host_id == self.member.host_id for member in joined.members)
             self.oversubscribed = local > len(os.sched_getaffinity(0))
             connections = connect_all(
@@ -102,7 +107,7 @@ class JobMembership:
                 listener,
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
-                lambda: self.gateway.raise_if_left(self.name, self.epoch),
+                self._raise_if_left,
             )
             undo.pop_all()
         listener.close()
@@ -114,9 +119,9 @@ class JobMembership:
             oversubscribed=self.oversubscribed,
         )
 
-    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank]) -> None:
+    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
-        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers=True)
+        beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
             if self._left:
                 return
@@ -147,6 +152,10 @@ class JobMembership:
         """Close the connections, after ``leave``."""
         self.engine.close()
         self.gateway.close()
+
+    def _raise_if_left(self) -> None:
+        with self._gateway_lock:
+            self.gateway.raise_if_left(self.name, self.epoch)
 
     def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
         why = f": {type(error).__name__}: {error}"[:_MAX_REASON] if error is not None else ""

@@ -20,9 +20,15 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.standalone import Standalone
-from rankmesh_agent.wire.errors import AgentTakenError, JoinTimeoutError, LeaseEndedError, NotLeasedError
+from rankmesh_agent.wire.errors import (
+    AgentTakenError,
+    DistNetworkError,
+    JoinTimeoutError,
+    LeaseEndedError,
+    NotLeasedError,
+)
 from rankmesh_agent.wire.ops import ReduceOp
-from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseTerms
+from rankmesh_agent.wire.schemas import UNASSIGNED, JoinRequest, Lease, LeaseTerms, Member
 from rankmesh_gateway.state.registry import Registry
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -86,6 +92,19 @@ class TestLeases:
         (_, agent), _ = world_of_two(make("agent-0"), make("agent-1"))
         records = registry._jobs["job"].epochs[agent.info().epoch].records.values()
         wait_until(lambda: all(record.watches_peers for record in records), "a heartbeat of each")
+
+    def test_a_rank_that_connects_to_its_peers_is_alive(self, make, registry, monkeypatch):
+        """That may take longer than a rank may be silent."""
+        monkeypatch.setattr("rankmesh_agent.membership.heartbeat.HEARTBEAT_SECONDS", 0.01)
+        agent, peer = make(), Member(1, "never connects", "elsewhere", "another host", 1, ["127.0.0.1:1"], "http://x")
+        joining = in_thread(agent.leases.acquire, wanted(0, 2, job="slow", timeout=3.0))
+        wait_until(lambda: registry.ranks("slow"), "the rank to come")
+        registry.join(JoinRequest("slow", 2, peer))
+        record = registry._jobs["slow"].epochs[1].records[0]
+        wait_until(lambda: record.reported_at, "a heartbeat")
+        with pytest.raises(DistNetworkError):
+            joining.result(60)
+        assert record.ended == "failed"
 
     def test_it_is_free_again_for_another_rank_and_job(self, make):
         agent = make()

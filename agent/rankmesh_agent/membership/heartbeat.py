@@ -49,6 +49,7 @@ class HeartbeatThread(threading.Thread):
         super().__init__(name=_NAME, daemon=True)
         self._send = send
         self._failures = failures
+        self._taken_over = False
         self._stopping = False
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()  # the descriptor is not written to after its number has become another file's
@@ -58,11 +59,13 @@ class HeartbeatThread(threading.Thread):
         """Send heartbeats."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
-        if self._failures is not None:
-            poll.register(self._failures.fileno(), select.POLLIN)
+        watched: FailureSource | None = None
         last = time.monotonic()
         while not self._stopping:
             try:
+                if self._failures is not watched and self._failures is not None:
+                    watched = self._failures
+                    poll.register(watched.fileno(), select.POLLIN)
                 urgent = self._wait(poll, last + HEARTBEAT_SECONDS)
                 if self._stopping:
                     return
@@ -78,6 +81,12 @@ class HeartbeatThread(threading.Thread):
                 else:
                     _log.exception("a heartbeat could not be sent")
                 time.sleep(_MIN_INTERVAL_SECONDS)
+
+    def take_over(self, send: Callable[[], None], failures: FailureSource) -> None:
+        """Send other heartbeats from now on; see the class's arguments. Only once, and if there were no failures."""
+        self._send, self._failures = send, failures
+        self._taken_over = True
+        self.wake()
 
     def wake(self) -> None:
         """Send a heartbeat now. From any thread; does nothing once stopped."""
@@ -111,6 +120,8 @@ class HeartbeatThread(threading.Thread):
         woken = self._wakeup in ready
         if woken:
             os.eventfd_read(self._wakeup)
+        if self._taken_over:
+            self._taken_over = woken = False
         return (self._failures is not None and self._failures.poll()) or woken
 
     def _close(self) -> None:

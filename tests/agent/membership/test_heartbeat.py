@@ -122,6 +122,21 @@ def test_a_failed_peer_is_reported_at_once_and_one_that_has_left_is_not(start, s
     sender.wait_for(1)
 
 
+def test_another_sender_and_its_detector_take_over(start, sender):
+    failures, early = Failures(), []
+    thread = start()
+    thread._send = lambda: early.append(1)
+    thread.take_over(sender, failures)
+    failures.trigger(news=False)
+    assert failures.looked.wait(DEADLINE)
+    assert sender._calls.empty(), "that is no news"
+    failures.trigger(news=True)
+    sender.wait_for(1)
+    assert not early
+    thread.stop()
+    assert failures.closed
+
+
 def test_the_detector_is_asked_again_when_that_is_due(start, sender):
     failures = Failures()
     failures.due_seconds, failures.news_after = 0.01, 3

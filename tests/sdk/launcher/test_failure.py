@@ -223,6 +223,15 @@ def test_a_chain_ends_at_the_rank_that_blames_none(launchers: Launchers):
 
 
 @processes
+def test_of_a_mismatch_no_rank_is_the_cause(launchers: Launchers):
+    launchers.start("dist.init_process_group(); dist.all_reduce(np.ones(4 + rank))", "--nproc-per-node=2")
+    ((code, lines),) = launchers.finish()
+    assert code == 1
+    assert not any("ended because" in line for line in lines), lines
+    assert any("CollectiveMismatchError" in line for line in lines)
+
+
+@processes
 def test_a_cause_that_does_not_end(launchers: Launchers):
     """The report is of the rank that did: the other one has nothing to tell."""
     launchers.start(
