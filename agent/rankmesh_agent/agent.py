@@ -15,7 +15,7 @@ from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
+from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
@@ -198,6 +198,7 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
+        self._job_store.renumber(group.ranks)
 
     def exclude(self, ranks: Sequence[int]) -> None:
         """Go on without ranks that the others exclude from their world: they do not own the store any more."""
@@ -298,11 +299,10 @@ class Agent:
                 self._leaving = True
                 self._heartbeats.stop_soon()
                 first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
                 self.group_registry.leave()
                 self._job_store.leave()
-                self._job.leave(
-                    reason, _goodbye(reason or exit_text, failed, raised, first, failed_ranks), failed_ranks
-                )
+                self._job.leave(reason, _goodbye(reason or said, failed, raised, first, failed_ranks), failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

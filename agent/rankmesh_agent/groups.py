@@ -11,7 +11,7 @@ from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
-from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
@@ -212,6 +212,8 @@ class GroupRegistry:
         with self._lock:
             found = self._groups.pop(group.id, None)
         if found is not None:
+            if how is not None and how.failure is None:
+                how = how._replace(reason=after_error(how.reason, self._recorder.last_error()))
             found.leave(how)
         group.close()
         if how is not None and how.failure is not None:

@@ -9,12 +9,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
+from rankmesh.multiprocessing import ProcessException, start_processes
 
 pytestmark = pytest.mark.processes
 
@@ -231,3 +233,64 @@ def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ran
         assert re.match(r"rank 2 \(\S+, pid \d+\) failed \(", reported["text"])
         assert re.search(rf"; because of it rank {victim} \(\S+, pid \d+\) left during ", reported["text"])
         assert reported["at"] - killed < SOON
+
+
+def leave_after_a_timeout(me: Me, polls: bool) -> None:
+    """Rank 0's receive from rank 2 expires; it goes on if it only polls, otherwise it leaves."""
+    me.init()
+    dist.barrier()
+    if me.rank == 0:
+        me.report(**me.attempt(dist.recv, np.ones(1), 2, timeout=0.2))
+        if polls:
+            dist.send(np.ones(1), 1)
+    if me.rank == 1:
+        me.report(**me.attempt(dist.recv, np.ones(1), 0))
+        if not polls:
+            me.mark("reported")
+    if polls:
+        dist.barrier()
+    elif me.rank == 2:
+        me.wait_for("reported")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("polls", [True, False])
+def test_a_receive_that_expires_is_told_by_a_rank_that_leaves_after_it(ranks: Ranks, polls: bool) -> None:
+    started = ranks.run(leave_after_a_timeout, 3, polls=polls)
+    assert started[0].reported["error"] == "CollectiveTimeoutError"
+    if polls:
+        assert started[1].reported["error"] is None
+    else:
+        assert (started[1].reported["error"], started[1].reported["ranks"]) == ("RankFailedError", [0])
+        assert " left (after CollectiveTimeoutError: recv from rank 2 (tag 0) in " in started[1].reported["text"]
+
+
+def end_in_spawn(index: int, folder: str, how: str) -> None:
+    me = Me(index, 2, folder)
+    me.init()
+    dist.barrier()
+    if index:
+        reported = me.attempt(dist.recv, np.zeros(1), 0)
+        Path(folder, "reported").write_text(reported["text"])
+        dist.destroy_process_group()
+    elif how == "raise":
+        raise ValueError("no such file")
+    elif how == "exit":
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("how", "reported"),
+    [
+        ("raise", "it ended with ValueError: no such file"),
+        ("exit", "it exited with status 3 without destroy_process_group"),
+        ("return", "it exited with status 0 without destroy_process_group"),
+    ],
+)
+def test_a_process_of_spawn_is_named_with_how_it_ended(tmp_path: Path, how: str, reported: str) -> None:
+    context = start_processes(end_in_spawn, (str(tmp_path), how), 2, join=False)
+    assert context is not None
+    with contextlib.suppress(ProcessException):
+        while not context.join(grace_period=SOON):
+            pass
+    assert f") left ({reported}) " in (tmp_path / "reported").read_text()

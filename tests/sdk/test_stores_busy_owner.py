@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -56,6 +58,31 @@ def test_the_owner_holds_the_interpreters_lock(me, contact):
             assert f"pid {owner.pid}" in caught["text"]
             assert 1.9 < caught["seconds"] < 12
     dist.barrier()
+    dist.destroy_process_group()
+
+
+@on_ranks(3)
+def test_errors_name_the_owner_by_its_number_in_a_shrunken_world(me):
+    me.init()
+    if me.rank == 0:
+        me.wait_for("over")
+        return  # without a word to the others, who go on
+    pid = os.getpid() if me.rank == 1 else require_session().agent.members()[1].pid
+    dist.shrink_group([0])
+    store = dist.get_default_store()
+    store.set(f"here/{me.rank}", "")
+    dist.barrier()
+    if me.rank == 1:
+        me.mark("held")
+        hold_the_interpreter(4)
+    else:
+        store.set_timeout(timedelta(seconds=1))
+        me.wait_for("held")
+        caught = me.attempt(store.set, "k", "1")
+        assert (caught["error"], caught["ranks"]) == ("StoreUnresponsiveError", [0]), caught
+        assert f"of rank 0 ({socket.gethostname()}, pid {pid})" in caught["text"]
+    dist.barrier()
+    me.mark("over")
     dist.destroy_process_group()
 
 

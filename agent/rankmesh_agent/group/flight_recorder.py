@@ -25,6 +25,8 @@ DEFAULT_CAPACITY = 1000
 MAX_GROUPS = 100
 """Groups that have statistics of their own; the others share OTHER_GROUPS."""
 OTHER_GROUPS = "(other)"
+_MAX_ERROR_CHARACTERS = 500
+"""Of an error's text, where it explains what a rank did next."""
 ENDED_GROUPS = "(ended)"
 """Label of the statistics of all groups that have ended: sums over groups never go down."""
 
@@ -87,6 +89,13 @@ class FlightRecorder:
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []
         self._ended: dict[str, OpStats] = {}
+
+    def last_error(self) -> str:
+        """Return the text of the error of the latest call or message, '' if it succeeded or none is kept."""
+        try:
+            return self._records[-1][5]
+        except IndexError:
+            return ""
 
     def drain(self) -> list[Record]:
         """Return the records of the calls that have ended, and remove them."""
@@ -187,6 +196,13 @@ def op_name(what: Call | MessageInfo) -> str:
 def error_text(error: BaseException) -> str:
     """Return an error's text for a record: the error itself would keep its traceback's frames, and their arrays."""
     return f"{type(error).__name__}: {error}"
+
+
+def after_error(text: str, error: str) -> str:
+    """Return the text of what a rank did, with the error of its latest call or message, if that failed."""
+    if not error or error in text:
+        return text
+    return f"{text} after {error[:_MAX_ERROR_CHARACTERS]}".lstrip()
 
 
 def _flight_record(record: Record, since: float) -> FlightRecord:

@@ -129,7 +129,8 @@ def unresponsive_error(
         timeout: the time limit, besides the time that the command waits.
         ranks: the rank that owns it, if it is a job's.
     """
-    limit = f"{command.seconds:g} s and {timeout:g} s more" if command.seconds else f"{timeout:g} s"
+    limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
+    limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
     return StoreUnresponsiveError(
         f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
         "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
@@ -36,7 +37,6 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.schemas import Member
 
 RETRY_SECONDS = 0.05
 """Pause between attempts to reach an owner that has not started yet."""
@@ -48,6 +48,18 @@ T = TypeVar("T")
 
 class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
+
+
+class NamedRank(NamedTuple):
+    """A rank in error messages.
+
+    Attributes:
+        text: the rank and its process.
+        ranks: its number, none if it is in the world no more.
+    """
+
+    text: str
+    ranks: Sequence[int]
 
 
 class Attempt:
@@ -153,14 +165,13 @@ class StoreClient(BlockingStore):
     Args:
         url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
-        owner: the rank that owns them; None if they are not a job's.
+        owner: returns the rank that owns them; None if they are not a job's.
     """
 
-    def __init__(self, url: str, token: str = "", owner: Member | None = None) -> None:
+    def __init__(self, url: str, token: str = "", owner: Callable[[], NamedRank] | None = None) -> None:
         self._url = url.rstrip("/")
         self._token = token
-        self._ranks = [] if owner is None else [owner.rank]
-        self._name = f"the store at {self._url}" + ("" if owner is None else f", of {owner.described()},")
+        self._owner = owner
         self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
@@ -248,7 +259,8 @@ class StoreClient(BlockingStore):
                     return self._try_once(connection, command, timeout, failures, retried)
                 return self._call(connection, *_remaining(command, timeout, began), retried)
         except StreamTimeoutError as error:
-            raise unresponsive_error(self._name, self._url, command, timeout, self._ranks) from error
+            name, ranks = self._name()
+            raise unresponsive_error(name, self._url, command, timeout, ranks) from error
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
@@ -402,8 +414,16 @@ class StoreClient(BlockingStore):
             return error
         reason = str(error) or type(error).__name__
         failure = f"; {self.failures[0].message}" if self.failures else ""
-        text = f"{self._name} cannot be reached: {reason}{failure}"
-        return DistNetworkError(text, ranks=self._ranks, address=self._url)
+        name, ranks = self._name()
+        return DistNetworkError(f"{name} cannot be reached: {reason}{failure}", ranks=ranks, address=self._url)
+
+    def _name(self) -> tuple[str, Sequence[int]]:
+        """Return the store, and its owner's rank if it is a job's, for error messages."""
+        name = f"the store at {self._url}"
+        if self._owner is None:
+            return name, ()
+        owner = self._owner()
+        return f"{name}, of {owner.text},", owner.ranks
 
 
 def _until(ends: float) -> Deadline:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
-from rankmesh_agent.store.client import Attempt, StoreClient
+from rankmesh_agent.store.client import Attempt, NamedRank, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
 from rankmesh_agent.store.memory import MemoryStore, wait_here
@@ -56,6 +58,18 @@ class Owners:
         self.members = members
         self.has_left = has_left
         self.current = min(members)
+        self._world: Sequence[int] = sorted(members)
+
+    def renumber(self, world: Sequence[int]) -> None:
+        """Name the ranks by their places in the world, which has shrunk, from now on."""
+        self._world = world
+
+    def named(self, rank: int) -> NamedRank:
+        """Return a rank for error messages."""
+        if rank in self._world:
+            number = self._world.index(rank)
+            return NamedRank(replace(self.members[rank], rank=number).described(), (number,))
+        return NamedRank(f"{self.members[rank].described()} of the first world", ())
 
 
 class Pursuit:
@@ -95,10 +109,11 @@ class Pursuit:
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
-            ranks = sorted(owners.ownership.holders)
+            lost = [owners.named(rank) for rank in sorted(owners.ownership.holders)]
+            names = ", ".join(each.text for each in lost)
             raise DistNetworkError(
-                f"the job's store is lost with rank {', '.join(map(str, ranks))}: no rank that is left has a copy",
-                ranks=ranks,
+                f"the job's store is lost with {names}: no rank that is left has a copy",
+                ranks=[rank for each in lost for rank in each.ranks],
             ) from error
         if rank != self.rank:
             self.rank = owners.current = rank
@@ -138,6 +153,8 @@ class BlockingJobStore(BlockingStore):
             found = command.try_execute(self._table)
             if found is None:
                 found = (wait_here(command, self._table, self._waits),)
+        except StoreMovedError:  # it was not executed
+            pass
         except DistStoreError:
             if ownership.words[0] == mine:
                 raise
@@ -219,8 +236,8 @@ class BlockingJobStore(BlockingStore):
     def _client(self, rank: int) -> StoreClient:
         client = self._clients.get(rank)
         if client is None:
-            owner = self._owners.members[rank]
-            client = self._clients.setdefault(rank, StoreClient(owner.http, self._token, owner))
+            url, owner = self._owners.members[rank].http, partial(self._owners.named, rank)
+            client = self._clients.setdefault(rank, StoreClient(url, self._token, owner))
             client.failures = self.failures
         return client
 

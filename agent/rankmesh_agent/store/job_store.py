@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owners
@@ -92,6 +92,11 @@ class JobStore:
             owner = self._ownership.owner()
             if owner is not None:
                 self._owners.current = owner
+
+    def renumber(self, world: Sequence[int]) -> None:
+        """Name the ranks in errors by their places in the world, which has shrunk, from now on."""
+        if self._ownership is not None:
+            self._owners.renumber(world)
 
     def leave(self) -> None:
         """Give up the ownership: the next rank takes over."""

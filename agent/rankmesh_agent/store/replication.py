@@ -144,10 +144,10 @@ class Replicator:
         return True
 
     def _drop(self, error: Exception) -> None:
-        """Go on without a replica that does not respond."""
+        """Go on without a replica that has ended, or does not respond."""
         self._unusable.add(self._rank)
-        if self._rank not in self._lost():
-            _log.warning("the replica of the job's store at rank %d is given up: %s", self._rank, error)
+        if isinstance(error, StreamTimeoutError):
+            _log.warning("rank %d is no replica of the job's store any more: %s", self._rank, error)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -220,6 +220,10 @@ class Replica:
             self._ended = True
             recently = time.monotonic() - self._confirmed < _ALIVE_SECONDS
             self._complete = self._complete and by_peer and recently
+
+    def finish(self) -> None:
+        """Apply no more records: this rank takes over."""
+        self._ended = True
 
     @property
     def current(self) -> bool:
