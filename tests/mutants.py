@@ -52,6 +52,7 @@ SELECT = "agent/collectives/test_select.py agent/collectives/test_switching.py"
 MEMORY = "agent/transports/test_segment.py"
 MISMATCHES = "sdk/test_wrong_calls.py agent/group"
 GROUPS = "agent/group agent/backends"
+FILES = "agent/transports/test_shared_memory.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
 MATCHING = "agent/progress/test_matching.py"
@@ -159,6 +160,10 @@ FAULTS = [
     Fault(T + "windows.py", "self._segment.step(self._readers)", "self._segment.step([])", DIRECT, "an array changes while it is read"),
     Fault(T + "windows.py", "self.mapped = not any(", "self.mapped = not all(", DIRECT, "an unregistered array is looked for in registered memory"),
     # Rings in shared memory
+    Fault(T + "shared_memory.py", "found.st_nlink or _identity(found) != file", "found.st_nlink", FILES, "a descriptor of another process, with the same pid elsewhere, is taken"),
+    Fault(T + "shared_memory.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "linked memory of a process that lives is removed"),
+    Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),
+    Fault(GROUP + "work.py", "    if made_in is not _process:", "    if False:", "sdk/test_fork.py", "a child waits for its parent's call"),
     Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),
     Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
     Fault(T + "shm_ring.py", "return not self.has_work(writing)", "return True", RING, "data that came before sleep is not seen"),

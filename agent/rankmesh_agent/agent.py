@@ -30,7 +30,7 @@ from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats
@@ -38,6 +38,8 @@ from rankmesh_agent.wire.version import __version__
 
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
+
+_MAX_REASON = 900
 
 
 class Agent:
@@ -105,7 +107,7 @@ class Agent:
             )
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
-            undo.callback(job.leave, "it could not set up the world group")
+            undo.push(self._leave_after_error)
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self._job_store = JobStore(
@@ -117,18 +119,28 @@ class Agent:
                 lambda: self._leaving,
             )
             undo.callback(self._job_store.close)
-            self.world = self.group_registry.make(range(world_size), "world", timeout)
+            try:
+                self.world = self.group_registry.make(range(world_size), "world", timeout)
+            except RankFailedError:
+                job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
+                raise
+            self.store_server = self._job_store.server
+            self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
+            self.engine.own_waits.append(self._job_store_waits)
+            self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
+            undo.callback(self._disconnects.close)
+            self._job_store.start()
+            if self._own_http is not None:
+                http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
             undo.pop_all()
-        self.store_server = self._job_store.server
-        self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-        self.engine.own_waits.append(self._job_store_waits)
-        self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
-        self._job_store.start()
-        if self._own_http is not None:
-            http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
+
+    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        why = "" if error is None else f": {type(error).__name__}: {error}"[:_MAX_REASON]
+        failed_ranks = [rank for rank in getattr(error, "ranks", ()) if rank != self._job.member.rank]
+        self._job.leave(f"it could not set up the world group{why}", failed_ranks=failed_ranks)
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,17 @@ from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
+
+_log = logging.getLogger("rankmesh")
+_warned = False
+
+
+def _warn_once(message: str, *arguments: object) -> None:
+    """Log why groups share no memory, once in this process: the next group finds the same."""
+    global _warned
+    if not _warned:
+        _warned = True
+        _log.warning(message, *arguments)
 
 
 class GroupExistsError(DistError):
@@ -60,6 +72,7 @@ class GroupRegistry:
             oversubscribed=job.oversubscribed,
             strict=settings.transport == "shm",
             delegated=delegated,
+            warn=_warn_once,
         )
         if self._segment_options.allowed:
             shared_memory.remove_orphans(settings.shm_dir)

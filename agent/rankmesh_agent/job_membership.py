@@ -19,6 +19,7 @@ from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
+from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
 
@@ -92,7 +93,7 @@ class JobMembership:
             launched = LaunchedAs(settings.local_rank, settings.local_size)
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.push(self._leave_after_error)
+            undo.push(self._leave_at_exit)
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = {member.rank: member for member in joined.members}
@@ -107,7 +108,8 @@ class JobMembership:
                 listener,
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
-                self._raise_if_left,
+                self.raise_if_left,
+                self._leave_after_error,
             )
             undo.pop_all()
         listener.close()
@@ -126,6 +128,11 @@ class JobMembership:
             if self._left:
                 return
             self.gateway.heartbeat(beat)
+
+    def raise_if_left(self) -> bool:
+        """Raise if a rank has left during the join; see GatewayClient."""
+        with self._gateway_lock:
+            return self.gateway.raise_if_left(self.name, self.epoch)
 
     def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
@@ -153,13 +160,20 @@ class JobMembership:
         self.engine.close()
         self.gateway.close()
 
-    def _raise_if_left(self) -> None:
-        with self._gateway_lock:
-            self.gateway.raise_if_left(self.name, self.epoch)
+    def _leave_at_exit(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._leave_after_error(error)
 
-    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        why = f": {type(error).__name__}: {error}"[:_MAX_REASON] if error is not None else ""
-        self._leave(f"it could not connect to its peers{why}", getattr(error, "ranks", ()))
+    def _leave_after_error(self, error: BaseException) -> Goodbye:
+        """Leave the job because of an error before all peers are connected; return the goodbye for the others."""
+        reason = f"it could not connect to its peers: {type(error).__name__}: {error}"[:_MAX_REASON]
+        failure = error if isinstance(error, RankFailedError) else None
+        failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
+        if not self._left:
+            self._left = True
+            with self._gateway_lock:
+                self._leave(reason, failed_ranks)
+        return Goodbye(reason, raised=True, failure=failure)
 
     def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
         member = self.member

@@ -71,6 +71,10 @@ class Outcome:
         return [f"{what}: {text}" for what, texts in found.items() for text in texts]
 
 
+class NotStarted(Exception):
+    """The ranks of a run are not there to be disturbed."""
+
+
 class Run:
     """A run of a specification, from its start to what is left of it.
 
@@ -107,6 +111,8 @@ class Run:
                 self._prepare()
                 self._start()
                 self._watch()
+            except NotStarted as error:
+                self.outcome.hangs.append(str(error))
             finally:
                 self._kill_all()
             self._judge()
@@ -206,7 +212,7 @@ class Run:
         end = time.monotonic() + _START_SECONDS
         while not condition():
             if time.monotonic() > end or any(process.poll() is not None for process in self._all()):
-                raise RuntimeError(f"the processes did not start:\n{self._log()}")
+                raise NotStarted("the processes did not start, or one ended early; its output is in the log")
             time.sleep(_POLL)
 
     def _all(self) -> list[Process]:

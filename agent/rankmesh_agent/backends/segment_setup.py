@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hierarchical.topology import Layout
@@ -30,6 +31,7 @@ class SegmentOptions(NamedTuple):
         oversubscribed: see Segment.
         strict: raise if not all members can share one segment.
         delegated: an attached process uses the segment in this one's place, if all members share one.
+        warn: logs why the members share no memory, with the arguments of Logger.warning.
     """
 
     allowed: bool
@@ -39,6 +41,7 @@ class SegmentOptions(NamedTuple):
     oversubscribed: bool
     strict: bool
     delegated: bool = False
+    warn: Callable[..., None] = _log.warning
 
 
 def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
@@ -60,7 +63,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         no host has two members.
 
     Raises:
-        DistNetworkError: ``strict``, and a member cannot map the segment or is on another host; names it.
+        DistNetworkError: ``strict``, and a member cannot map the segment or is on another host; names its group rank.
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
@@ -90,9 +93,11 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
     if options.strict:
-        raise DistNetworkError(f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}")
+        raise DistNetworkError(
+            f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}", ranks=[int(refuser)]
+        )
     if link.rank == 0 and not _refusal(layout, options):
-        _log.warning("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
+        options.warn("collectives go over TCP, not shared memory: %s (group rank %s)", reason, refuser)
     return None
 
 

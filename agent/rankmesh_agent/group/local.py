@@ -24,7 +24,7 @@ from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.progress.wait_graph import Wait
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
@@ -112,7 +112,11 @@ class LocalCommunicator(Communicator, FrameSink):
         self._segment_options = options
         if self.size == 1:
             return
-        backend = select_backend(self.link, hosts, options, lambda step: self.set_up(step, timeout))
+        try:
+            backend = select_backend(self.link, hosts, options, lambda step: self.set_up(step, timeout))
+        except DistNetworkError as error:
+            error.ranks = tuple(self.global_ranks[member] for member in error.ranks)
+            raise
         if backend is not None:
             self.use_backend(backend)
             if backend.segment is not None and not backend.delegated:
@@ -176,6 +180,7 @@ class LocalCommunicator(Communicator, FrameSink):
             return
         self._closed = True
         self.queue.close()
+        self.state.forget_wait()
         self.recorder.remove_group(self)
 
     def _waits(self) -> list[Wait]:

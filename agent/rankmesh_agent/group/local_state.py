@@ -68,6 +68,10 @@ class LocalGroupState(GroupState):
         self._asked = -1
         self._early = Deadline(0)
 
+    def forget_wait(self) -> None:
+        """Drop the reference to the latest wait, which keeps the group's shared memory mapped; no call is under way."""
+        self._waiting = 0, list
+
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
         engine = self.engine

@@ -7,6 +7,7 @@ that asks for another protocol needs neither.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -27,6 +28,8 @@ T = TypeVar("T")
 _RUN_SECONDS = 2.0
 """Limit for a coroutine that another thread runs in the server's event loop."""
 _EXHAUSTED_RETRY_SECONDS = 0.5
+_START_DESCRIPTORS = 6
+"""Descriptors that the event loop and imports open at once, or more."""
 
 
 def create_application(factory: Callable[[], T]) -> T:
@@ -192,6 +195,7 @@ class HttpServer:
             accepted = [] if acceptor is None else acceptor.run()
             while not self._stopping:
                 try:
+                    self._check_descriptors()
                     self._serve(make_app, accepted)
                     break
                 except OSError as error:
@@ -203,6 +207,12 @@ class HttpServer:
             self._listener.close()  # resets the connections that wait in its queue
             if acceptor is not None:
                 acceptor.close()
+
+    def _check_descriptors(self) -> None:
+        """Raise OSError unless the server's start has free descriptors: asyncio cannot undo one that has not."""
+        with contextlib.ExitStack() as opened:
+            for _ in range(_START_DESCRIPTORS):
+                opened.callback(os.close, os.dup(self._listener.fileno()))
 
     def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
         """Load the HTTP server, and serve until it ends."""

@@ -225,23 +225,28 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
 
-    def raise_if_left(self, job: str, epoch: int) -> None:
-        """Raise if a rank of an epoch that is complete has left it; a gateway that does not answer does not matter.
+    def raise_if_left(self, job: str, epoch: int) -> bool:
+        """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.
 
         Raises:
-            RankFailedError: names the rank, and its reason.
+            RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        with contextlib.suppress(NoResponseError, ValueError, KeyError, TypeError):
+        gone = []
+        try:
             answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
             for rank in answer.json() if answer.status == HTTPStatus.OK else ():
                 silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
                 if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
-                    member = Member(**rank["member"])
-                    raise RankFailedError(
-                        f"{member.described()} {rank['state']} while the ranks connected to each other: "
-                        f"{rank['reason'] or 'it was done'}",
-                        ranks=[member.rank],
-                    )
+                    failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
+                    gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
+        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+            return False
+        if gone:
+            _, member, state, reason = min(gone, key=lambda found: found[0])
+            raise RankFailedError(
+                f"{member.described()} {state} during the join: {reason or 'it was done'}", ranks=[member.rank]
+            )
+        return True
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""

@@ -10,6 +10,7 @@ of many ranks takes few iterations, however slow a single peer is.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import struct
 import time
@@ -18,8 +19,12 @@ from collections.abc import Callable, Sequence
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.transports.base import Connection
+from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
+from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 _IDENTITY = struct.Struct("!II32s32s")
@@ -30,6 +35,8 @@ _SLICE_SECONDS = 0.1
 """Maximum duration of one sleep: timeouts are checked between two sleeps."""
 _STALLED_SECONDS = 0.5
 """Seconds without a new connection after which it is checked whether a member has left."""
+_MAX_UNANSWERED = 3
+"""Checks in a row that the gateway does not answer after which it counts as gone, with the rank that hosts it."""
 _ATTEMPT_SECONDS = 10.0
 """Timeout of one address, if the peer has several."""
 
@@ -41,7 +48,8 @@ def connect_all(
     listener: TcpListener,
     transport_to: Callable[[Member], TcpTransport],
     deadline: Deadline,
-    raise_if_left: Callable[[], None] = lambda: None,
+    raise_if_left: Callable[[], bool] = lambda: True,
+    leave: Callable[[BaseException], Goodbye] | None = None,
 ) -> dict[int, Connection]:
     """Return a connection to every other member, by rank.
 
@@ -52,18 +60,22 @@ def connect_all(
         listener: the listener to which higher ranks connect.
         transport_to: returns the transport to a member.
         deadline: deadline of all connections.
-        raise_if_left: raises if a member has left; called every _STALLED_SECONDS while no connection is made.
+        raise_if_left: raises if a member has left, and returns whether the gateway answers; called every
+            _STALLED_SECONDS while no connection is made.
+        leave: called with the error that ends the attempt, before connections are closed; returns the goodbye for the
+            peers that are connected.
 
     Raises:
         DistNetworkError: a pair cannot be connected (the error names it, and the addresses tried), or settings that
             must be the same on all ranks differ.
         DescriptorLimitError: this process has no free descriptor.
+        NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
     """
     check_settings(members)
     lower = [member for member in members if member.rank < me.rank]
     outgoing = [_OutgoingConnection(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
     connector = _Connector(me, members, epoch, listener, outgoing)
-    made, stalled = 0, Deadline(_STALLED_SECONDS)
+    made, unanswered, stalled = 0, 0, Deadline(_STALLED_SECONDS)
     try:
         while len(connector.connections) < len(members) - 1:
             if deadline.expired():
@@ -72,10 +84,18 @@ def connect_all(
             if len(connector.connections) > made:
                 made, stalled = len(connector.connections), Deadline(_STALLED_SECONDS)
             elif stalled.expired():
-                raise_if_left()
+                unanswered = 0 if raise_if_left() else unanswered + 1
+                if unanswered >= _MAX_UNANSWERED:
+                    raise connector.stalled_error()
                 stalled = Deadline(_STALLED_SECONDS)
-    except BaseException:
-        connector.close()
+    except BaseException as error:
+        try:
+            if isinstance(error, AuthenticationError):
+                raise_if_left()  # a listener that ends in the middle of a handshake looks like one with another token
+            if leave is not None:
+                connector.say_goodbye(leave(error), epoch)
+        finally:
+            connector.close()
         raise
     return connector.connections
 
@@ -177,11 +197,24 @@ class _Connector:
             return None
         return int(rank)
 
+    def stalled_error(self) -> DistNetworkError:
+        """Return the error of a join whose gateway has gone meanwhile."""
+        missing = [each.peer for each in self._outgoing] + self._missing()
+        names = ", ".join(member.described() for member in missing)
+        return DistNetworkError(
+            f"rank {self._me.rank} is not connected to {names}, and the gateway does not answer any more: a rank has "
+            "failed, perhaps the one that hosts the gateway; its error says why",
+            ranks=[member.rank for member in missing],
+        )
+
+    def _missing(self) -> list[Member]:
+        return [member for rank, member in self._higher.items() if rank not in self.connections]
+
     def timeout_error(self, deadline: Deadline) -> DistNetworkError:
         """Return the error that names the missing ranks."""
         if self._outgoing:
             return self._outgoing[0].error()
-        missing = [member for rank, member in self._higher.items() if rank not in self.connections]
+        missing = self._missing()
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(
             f"rank {self._me.rank} at {', '.join(self._me.addresses)} was not reached by {names} within "
@@ -189,6 +222,14 @@ class _Connector:
             "for them?",
             ranks=[member.rank for member in missing],
         )
+
+    def say_goodbye(self, goodbye: Goodbye, epoch: int) -> None:
+        """Send a GOODBYE over the ready connections: their peers read it as soon as they use them."""
+        part, payload = goodbye.encode()
+        header = frames.encode(Opcode.GOODBYE, epoch=epoch, part=part, length=len(payload))
+        for connection in self.connections.values():
+            with contextlib.suppress(DistNetworkError):
+                connection.send([header, payload])
 
     def close(self) -> None:
         """Abandon the join: close all connections."""
@@ -228,6 +269,8 @@ class _OutgoingConnection:
         self._failures[address] = f"no answer within {min(seconds, self._deadline.remaining()):.1f} s"
         try:
             self.pending = self._transport.dial(address, self._identity)
+        except NoSharedMemoryError:
+            raise
         except DistNetworkError as error:
             raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
             self._failed(str(error))
@@ -239,7 +282,7 @@ class _OutgoingConnection:
         assert self.pending is not None
         try:
             connection = self.pending.advance()
-        except AuthenticationError:
+        except (AuthenticationError, NoSharedMemoryError):
             raise
         except DistNetworkError as error:
             raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")

@@ -40,14 +40,18 @@ class Poller:
         self.peers: dict[int, FramedConnection] = {}
         self.shared = [peer for peer in connections if peer.connection.medium != "tcp"]
         self.marked: set[FramedConnection] = set()
-        self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        try:
+            self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except BaseException:
+            self._epoll.close()
+            raise
         self.asleep = False
         self._lock = lock
         self._oversubscribed = oversubscribed
         self._any_sockets = len(self.shared) < len(connections)
         self._spins = _SPINS_WITH_POLL if self._any_sockets or oversubscribed else _SPINS
         self._masks: dict[int, int] = {}
-        self._epoll = select.epoll()
         self._epoll.register(self.wakeup_fd, select.EPOLLIN)
         for peer in connections:
             fd = peer.connection.fileno()

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from rankmesh_agent.store.change_log import ChangeLog
 from rankmesh_agent.store.journal import Journal
+from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.records import State
 from rankmesh_agent.store.replication import Pinger, Replica, Replicator
 from rankmesh_agent.store.table import Table
@@ -148,7 +149,10 @@ class Ownership:
                 return False
             if word:
                 return self._claim(journal, None, word)
-            return self._replica_usable() and self._can_promote() and self._claim(journal, self.replica.state)
+            if not self._replica_usable() or not self._can_promote():
+                return False
+            self.replica.finish()
+            return self._claim(journal, self.replica.state)
 
     def _can_promote(self) -> bool:
         """Return whether this rank's replica is the store, now or soon: all ranks before it are gone for sure."""
@@ -167,8 +171,7 @@ class Ownership:
         """Go on without these ranks, dead or not: the next rank takes over from an owner among them."""
         self._excluded |= {*ranks}
         if self.log is not None and self.log.replicator is not None:
-            with self._table.lock:
-                self.log.replicator.exclude(self._excluded)
+            self.log.replicator.exclude(self._excluded)
 
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""
@@ -243,7 +246,11 @@ class Ownership:
             return log
 
         first = self._rank == self._order[0] and not word  # the others have not started
-        self.log = self._table.adopt(state.values, state.queues, log)
+        try:
+            self.log = self._table.adopt(state.values, state.queues, log)
+        except StoreMovedError:  # the replica has taken over, as the ranks of this host were excluded
+            journal.leave()
+            return False
         self.mine = mine
         if not first:
             self._start_pinger()
@@ -254,9 +261,10 @@ class Ownership:
 
     def _step_down(self) -> None:
         """Give up the ownership: the replica has it, as this rank was excluded."""
-        self.mine = _NOT_OWNER
         if self._journal is not None:
             self._journal.leave()
+        if self.owned:
+            self.mine = _NOT_OWNER
 
     def _start_pinger(self) -> None:
         if self._elsewhere and self._journal is not None and self._pinger is None:

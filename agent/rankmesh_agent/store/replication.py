@@ -39,12 +39,15 @@ class Connection(Protocol):
     def call(self, command: Replicate, timeout: float) -> None:
         """Send a command, and return when it has been executed."""
 
+    def shutdown(self) -> None:
+        """End it, and a call that waits for it."""
+
     def close(self) -> None:
         """Close it."""
 
 
 class Replicator:
-    """The owner's side. Its methods need the table's lock.
+    """The owner's side. Its methods need the table's lock, but for ``exclude``.
 
     Args:
         ranks: ranks of other hosts, in the order in which they become the replica.
@@ -116,9 +119,10 @@ class Replicator:
             self.attach()
 
     def exclude(self, ranks: Collection[int]) -> None:
-        """Find another replica, if these ranks have it."""
-        if self._connection is not None and self._rank in ranks:
-            self._disconnect()
+        """Find another replica at the next change, if these ranks have it. Needs no lock: it ends a call under way."""
+        connection = self._connection
+        if connection is not None and self._rank in ranks:
+            connection.shutdown()
 
     def close(self) -> None:
         """Close the connection for good."""
@@ -144,10 +148,10 @@ class Replicator:
         return True
 
     def _drop(self, error: Exception) -> None:
-        """Go on without a replica that does not respond."""
+        """Go on without a replica that has ended, or does not respond."""
         self._unusable.add(self._rank)
-        if self._rank not in self._lost():
-            _log.warning("the replica of the job's store at rank %d is given up: %s", self._rank, error)
+        if isinstance(error, StreamTimeoutError):
+            _log.warning("rank %d is no replica of the job's store any more: %s", self._rank, error)
         self._disconnect()
 
     def _disconnect(self) -> None:
@@ -220,6 +224,10 @@ class Replica:
             self._ended = True
             recently = time.monotonic() - self._confirmed < _ALIVE_SECONDS
             self._complete = self._complete and by_peer and recently
+
+    def finish(self) -> None:
+        """Apply no more records: this rank takes over."""
+        self._ended = True
 
     @property
     def current(self) -> bool:

@@ -90,8 +90,16 @@ def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
     return ctypes.pointer(_Timespec(whole, int((seconds - whole) * 1e9)))
 
 
+_SUGGESTED_SIZE = "1g"
 UNREACHABLE = "it cannot open the descriptor of the process that created the memory"
 """Reason of a rank after which the creator links the file."""
+
+
+class NoSharedMemoryError(DistNetworkError):
+    """This process cannot create shared memory, which another attempt does not change."""
+
+    code = "no-shared-memory"
+    status = 507
 
 
 class UnreachableHandleError(Exception):
@@ -131,7 +139,7 @@ class Mapping:
         """Create a file of ``size`` zero bytes and map it; call ``release`` once all peers have opened it.
 
         Raises:
-            DistNetworkError: the tmpfs is full (the error names the remedy), or the directory is missing.
+            NoSharedMemoryError: the tmpfs is full (the error names the remedy), or the directory is missing.
         """
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", job)[:_JOB_CHARACTERS]
         name = f"rankmesh-{label}-{os.getpid()}.{secrets.token_hex(8)}"
@@ -139,7 +147,7 @@ class Mapping:
         try:
             descriptor, linked = _create_file(directory, path)
         except OSError as error:
-            raise DistNetworkError(
+            raise NoSharedMemoryError(
                 f"cannot make shared memory in {directory}: {reason(error)}; set RANKMESH_SHM_DIR to a writable "
                 "tmpfs, or RANKMESH_TRANSPORT=tcp"
             ) from error
@@ -155,12 +163,13 @@ class Mapping:
                 raise
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 room = os.statvfs(directory)
-                raise DistNetworkError(
+                raise NoSharedMemoryError(
                     f"{directory} has no room for {size >> 20} MiB of shared memory "
-                    f"({room.f_bavail * room.f_bsize >> 20} MiB are free); enlarge it (docker run --shm-size, shm_size "
-                    "in compose) or set RANKMESH_TRANSPORT=tcp"
+                    f"({room.f_bavail * room.f_bsize >> 20} MiB are free); enlarge it (mount -o "
+                    f"remount,size={_SUGGESTED_SIZE} {directory}, docker run --shm-size {_SUGGESTED_SIZE}, shm_size in "
+                    "compose), set RANKMESH_SHM_DIR to a larger tmpfs, or RANKMESH_TRANSPORT=tcp"
                 ) from error
-            raise DistNetworkError(f"cannot map shared memory in {directory}: {reason(error)}") from error
+            raise NoSharedMemoryError(f"cannot map shared memory in {directory}: {reason(error)}") from error
         mapping._linked = linked
         return mapping
 

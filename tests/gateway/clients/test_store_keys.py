@@ -73,4 +73,7 @@ async def test_a_job_that_is_over_has_none(stores, registry, ask, monkeypatch):
     await stores.refresh()
     registry.leave(ask.leave(0))
     await stores.refresh()
+    assert stores.known() == [JobStore("job", 3, ["a", "b", "c"])], "rank 1 has the store now, or its owner's address"
+    registry.leave(ask.leave(1))
+    await stores.refresh()
     assert stores.known() == []

@@ -211,11 +211,8 @@ class GroupCaller:
             return work
 
     def _start(self, make: Callable[[Options], Any], options: Options) -> Any:
-        """Start a call, after the frames that have arrived are processed.
-
-        The group may have ended by one; or a receiver may have refused an earlier message, which raises.
-        """
-        self.group.raise_refusal()
+        """Start a call, after the frames that have arrived are processed: the group may have ended by one."""
+        self.group.engine.progress()
         return make(options)
 
     async def _wait_in_thread(self, work: MessageWork, slot: threading.BoundedSemaphore) -> None:
