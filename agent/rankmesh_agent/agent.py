@@ -8,9 +8,10 @@ heartbeats.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
@@ -170,11 +171,15 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+        return self.group_registry.failures.reason_to_end(self.member.rank, self._recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
-        self.group_registry.failures.record(group.state, error)
+        self.group_registry.failures.record_end(group.state, error)
+
+    def failure_naming(self, ranks: Collection[int]) -> DistError | None:
+        """Return the first failure of the groups that this rank has not left that names one of these ranks."""
+        return self.group_registry.failures.naming(ranks)
 
     # Groups
 
@@ -302,7 +307,8 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
-                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                since = math.inf if failed else self._recorder.last_success()
+                first, failed_ranks = self.group_registry.failures.reason_to_end(self.member.rank, since)
                 said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
                 self.group_registry.leave()
                 self._job_store.leave()

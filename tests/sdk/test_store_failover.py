@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from support import hosting
 from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
@@ -22,6 +23,8 @@ def hosts_of(ranks: Ranks, hosts: str, **variables: str) -> Callable[[int], dict
 
     Ranks with different RANKMESH_SHM_DIR share no memory, as if they were on several hosts.
     """
+    if hosting.ATTACHED and len(set(hosts)) > 1:
+        pytest.skip("the agents of a cluster share one directory")
     for host in hosts:
         (ranks.folder / f"host-{host}").mkdir(exist_ok=True)
     return lambda rank: {"RANKMESH_SHM_DIR": str(ranks.folder / f"host-{hosts[rank]}"), **variables}

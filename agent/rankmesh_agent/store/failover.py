@@ -147,11 +147,11 @@ class BlockingJobStore(BlockingStore):
         if ownership.words[0] != mine:
             return self._follow(command, timeout)
         self._table.count_call(command.name)
-        ends = time.monotonic() + command.seconds if command.seconds else 0.0
-        failures = self.failures
+        ends, failures = 0.0, self.failures
         try:
             found = command.try_execute(self._table)
             if found is None:
+                ends = time.monotonic() + command.seconds
                 found = (wait_here(command, self._table, self._waits),)
         except StoreMovedError:  # it was not executed
             pass

@@ -38,6 +38,8 @@ _LEFT = 1 << 31
 _RANK = _LEFT - 1
 _LENGTH, _WORD = struct.Struct("@I"), struct.Struct("@Q")  # native: each is stored at once, never seen half written
 _LENGTH_BYTES = _LENGTH.size
+_write_length = _LENGTH.pack_into
+_ZEROS = tuple(bytes(count) for count in range(12))
 _CHUNK = 1 << 20
 _LOCKED_SECONDS = 0.001
 _MAX_UNMAPPED = 1 << 30
@@ -156,18 +158,15 @@ class Journal:
 
     def append(self, record: bytes) -> None:
         """Append a record."""
-        at = self._at
-        body = at + _LENGTH_BYTES
-        end = body + len(record)
-        after = end + 7 & -8
-        if after + _LENGTH_BYTES > self._room:
+        at, size = self._at, len(record)
+        after = at + size + 11 & -8
+        end = after + _LENGTH_BYTES
+        window = self._window
+        if end > self._room or window is None:
             self.append_parts([record])
             return
-        window = self._window
-        assert window is not None
-        window[body:end] = record
-        _LENGTH.pack_into(window, after, 0)
-        _LENGTH.pack_into(window, at, len(record))
+        window[at + _LENGTH_BYTES : end] = record + _ZEROS[after - at - size]  # up to the next length, which is 0
+        _write_length(window, at, size)
         self._at = after
 
     def append_parts(self, parts: Sequence[bytes]) -> None:

@@ -171,8 +171,7 @@ class Ownership:
         """Go on without these ranks, dead or not: the next rank takes over from an owner among them."""
         self._excluded |= {*ranks}
         if self.log is not None and self.log.replicator is not None:
-            with self._table.lock:
-                self.log.replicator.exclude(self._excluded)
+            self.log.replicator.exclude(self._excluded)
 
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""

@@ -29,7 +29,7 @@ MAX_SNAPSHOT_RECORD = 1 << 20
 
 _HEAD = struct.Struct("=BxHIQ")
 _PAIR = struct.Struct("=II")
-_ONE = struct.Struct("=BxHIQII")
+ONE = struct.Struct("=BxHIQII")
 
 Pairs = Iterable[tuple[str, bytes | None]]
 
@@ -70,7 +70,7 @@ def encode(op: int, pairs: Pairs, origin: Origin | None = None, reply: bytes = b
 def encode_one(op: int, key: str, value: bytes) -> bytes:
     """Return the record of one value without an origin: the same as ``encode``, in less time."""
     name = key.encode()
-    return _ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
+    return ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
 
 
 class State:

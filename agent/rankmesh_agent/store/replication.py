@@ -39,12 +39,15 @@ class Connection(Protocol):
     def call(self, command: Replicate, timeout: float) -> None:
         """Send a command, and return when it has been executed."""
 
+    def shutdown(self) -> None:
+        """End it, and a call that waits for it."""
+
     def close(self) -> None:
         """Close it."""
 
 
 class Replicator:
-    """The owner's side. Its methods need the table's lock.
+    """The owner's side. Its methods need the table's lock, but for ``exclude``.
 
     Args:
         ranks: ranks of other hosts, in the order in which they become the replica.
@@ -116,9 +119,10 @@ class Replicator:
             self.attach()
 
     def exclude(self, ranks: Collection[int]) -> None:
-        """Find another replica, if these ranks have it."""
-        if self._connection is not None and self._rank in ranks:
-            self._disconnect()
+        """Find another replica at the next change, if these ranks have it. Needs no lock: it ends a call under way."""
+        connection = self._connection
+        if connection is not None and self._rank in ranks:
+            connection.shutdown()
 
     def close(self) -> None:
         """Close the connection for good."""
