@@ -8,9 +8,10 @@ heartbeats.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
@@ -21,7 +22,7 @@ from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import limit_named, raise_limit
+from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_limit, reason
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
@@ -137,9 +138,13 @@ class Agent:
         self.engine.on_peer_failure = self._heartbeats.wake
 
     def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        why = "" if error is None else f": {type(error).__name__}: {error}"[:_MAX_REASON]
-        failed_ranks = [rank for rank in getattr(error, "ranks", ()) if rank != self._job.member.rank]
-        self._job.leave(f"it could not set up the world group{why}", failed_ranks=failed_ranks)
+        if error is None:
+            return
+        why = reason(error) if is_exhausted(error) else f"{type(error).__name__}: {error}"
+        text = f"it could not set up the world group: {why}"[:_MAX_REASON]
+        failure = error if isinstance(error, RankFailedError) else None
+        failed_ranks = [] if failure is None else [rank for rank in failure.ranks if rank != self._job.member.rank]
+        self._job.leave(text, Goodbye(text, raised=True, failure=failure), failed_ranks)
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
@@ -166,11 +171,15 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.failures.first_elsewhere(self.member.rank)[1]
+        return self.group_registry.failures.reason_to_end(self.member.rank, self._recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
-        self.group_registry.failures.record(group.state, error)
+        self.group_registry.failures.record_end(group.state, error)
+
+    def failure_naming(self, ranks: Collection[int]) -> DistError | None:
+        """Return the first failure of the groups that this rank has not left that names one of these ranks."""
+        return self.group_registry.failures.naming(ranks)
 
     # Groups
 
@@ -298,7 +307,8 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
-                first, failed_ranks = self.group_registry.failures.first_elsewhere(self.member.rank)
+                since = math.inf if failed else self._recorder.last_success()
+                first, failed_ranks = self.group_registry.failures.reason_to_end(self.member.rank, since)
                 said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
                 self.group_registry.leave()
                 self._job_store.leave()

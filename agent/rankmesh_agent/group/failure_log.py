@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from functools import partial
 
 from rankmesh_agent.group.state import GroupState
@@ -12,8 +14,9 @@ class FailureLog:
     """First failures of the groups that a rank has not left. For several threads."""
 
     def __init__(self) -> None:
-        self._failures: dict[GroupState, DistError] = {}
+        self._failures: dict[GroupState, tuple[DistError, float]] = {}
         self._replaced: list[GroupState] = []
+        self._end: tuple[GroupState, DistError] | None = None
 
     def add_group(self, state: GroupState) -> None:
         """Record the failure of a group from now on."""
@@ -21,7 +24,11 @@ class FailureLog:
 
     def record(self, state: GroupState, error: DistError) -> None:
         """Record the failure of a group; the first one of a group counts."""
-        self._failures.setdefault(state, error)
+        self._failures.setdefault(state, (error, time.monotonic()))
+
+    def record_end(self, state: GroupState, error: DistError) -> None:
+        """Record an error of a group that ends the rank's process, whatever failed before."""
+        self._end = state, error
 
     def remove_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves: the rank goes on without it."""
@@ -38,11 +45,25 @@ class FailureLog:
 
     def first(self) -> DistError | None:
         """Return the first failure, None while all groups work."""
-        return next(iter(self._failures.copy().values()), None)
+        return next((error for error, _ in self._failures.copy().values()), None)
 
-    def first_elsewhere(self, rank: int) -> tuple[DistError | None, list[int]]:
-        """Return the first failure and the ranks of the job that it names, without ``rank``."""
-        state, error = next(iter(self._failures.copy().items()), (None, None))
-        if state is None or error is None:
-            return None, []
+    def naming(self, ranks: Collection[int]) -> DistError | None:
+        """Return the first failure that names one of these ranks, None if there is none."""
+        failures = self._failures.copy().values()
+        return next((error for error, _ in failures if set(error.ranks).intersection(ranks)), None)
+
+    def reason_to_end(self, rank: int, since: float) -> tuple[DistError | None, list[int]]:
+        """Return the failure because of which the rank's process ends, and the ranks of the job that it names.
+
+        Args:
+            rank: this rank, which is left out.
+            since: the rank has gone on after failures before that time.
+        """
+        if self._end is not None:
+            state, error = self._end
+        else:
+            found = [(state, error) for state, (error, at) in self._failures.copy().items() if at >= since]
+            if not found:
+                return None, []
+            state, error = found[0]
         return error, [each for each in state.job_ranks(error) if each != rank]

@@ -97,6 +97,14 @@ class FlightRecorder:
         except IndexError:
             return ""
 
+    def last_success(self) -> float:
+        """Return when the latest call or message began, if it succeeded; otherwise 0."""
+        try:
+            record = self._records[-1]
+        except IndexError:
+            return 0.0
+        return 0.0 if record[5] else record[3]
+
     def drain(self) -> list[Record]:
         """Return the records of the calls that have ended, and remove them."""
         found: list[Record] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings
@@ -99,7 +99,11 @@ class RemoteAgent:
     @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
-        return self._failures.first_elsewhere(self.member.rank)[1]
+        return self._failures.reason_to_end(self.member.rank, 0.0)[1]
+
+    def failure_naming(self, ranks: Collection[int]) -> DistError | None:
+        """See Agent."""
+        return self._failures.naming(ranks)
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""

@@ -100,9 +100,8 @@ class Session:
         """
         comm = old._communicator
         named = tuple(comm.global_ranks[rank] for rank in excluded)
-        handled = sys.exception()
         reason = f"it called shrink_group({list(excluded)}) on group {comm.name!r}"
-        how = Goodbye(reason, failure=self._failure_elsewhere(comm, excluded, handled), ranks=named)
+        how = Goodbye(reason, failure=self._failure_of(comm, excluded, named), ranks=named)
         # Before the new group is made: its members may wait for this rank in any of these.
         for group in [self.group, *self.groups] if old is self.group else [old]:
             self.drop_group(group, how)
@@ -113,15 +112,24 @@ class Session:
             self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
 
-    def _failure_elsewhere(
-        self, comm: Communicator, excluded: Sequence[int], handled: BaseException | None
-    ) -> DistError | None:
-        """Return the first failure that names other ranks; or the error that is being handled, if it does."""
-        me = {self.group.rank()}
-        for error in (self.agent.first_failure, comm.failure, handled, comm.peer_lost_error(excluded, "shrink_group")):
-            if isinstance(error, DistBackendError) and set(error.ranks) - me:
-                return error
-        return None
+    def _failure_of(self, comm: Communicator, excluded: Sequence[int], named: Sequence[int]) -> DistError | None:
+        """Return the failure that names a rank to be excluded, None if there is none.
+
+        Args:
+            comm: the group.
+            excluded: group ranks.
+            named: their numbers in errors.
+        """
+        found = (
+            comm.failure,
+            sys.exception(),
+            self.agent.failure_naming(named),
+            comm.peer_lost_error(excluded, "shrink_group"),
+        )
+        return next(
+            (error for error in found if isinstance(error, DistBackendError) and set(error.ranks).intersection(named)),
+            None,
+        )
 
     def _use_backend(self, comm: Communicator, backend: str, pg_options: Any) -> None:
         """Install MPI, or a registered backend, in a new group; the group ends if that fails."""
