@@ -401,7 +401,13 @@ class Run:
         if error is None or self.spec["medium"] != "shm":
             self._judge_completion(rank)
         else:
-            self._judge_words(rank, error, ("room", str(self._shm), "RANKMESH_TRANSPORT"))
+            words = ("room", str(self._shm), "RANKMESH_TRANSPORT")
+            errors = {each: self._event(each, "error") for each in self._ranks}
+            met = {each for each, found in errors.items() if found and all(word in found["text"] for word in words)}
+            if rank in met or not error["ranks"] or not met.issuperset(error["ranks"]):
+                self._judge_words(rank, error, words)
+            else:  # as after any other failure: it names the ranks whose own error has the reason
+                self._judge_words(rank, error, ())
 
     def _judge_words(self, rank: int, error: dict[str, Any], words: Sequence[str]) -> None:
         """Judge the error of a rank that has met a limit: it has to say which, and the remedy."""
