@@ -22,7 +22,7 @@ from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import limit_named, raise_limit
+from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_limit, reason
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
@@ -138,9 +138,13 @@ class Agent:
         self.engine.on_peer_failure = self._heartbeats.wake
 
     def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        why = "" if error is None else f": {type(error).__name__}: {error}"[:_MAX_REASON]
-        failed_ranks = [rank for rank in getattr(error, "ranks", ()) if rank != self._job.member.rank]
-        self._job.leave(f"it could not set up the world group{why}", failed_ranks=failed_ranks)
+        if error is None:
+            return
+        why = reason(error) if is_exhausted(error) else f"{type(error).__name__}: {error}"
+        text = f"it could not set up the world group: {why}"[:_MAX_REASON]
+        failure = error if isinstance(error, RankFailedError) else None
+        failed_ranks = [] if failure is None else [rank for rank in failure.ranks if rank != self._job.member.rank]
+        self._job.leave(text, Goodbye(text, raised=True, failure=failure), failed_ranks)
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""

@@ -70,7 +70,7 @@ class LocalGroupState(GroupState):
 
     def forget_wait(self) -> None:
         """Drop the reference to the latest wait, which keeps the group's shared memory mapped; no call is under way."""
-        self._waiting = 0, list
+        self._waiting = -1, list
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
