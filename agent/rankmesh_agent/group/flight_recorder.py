@@ -91,19 +91,18 @@ class FlightRecorder:
         self._ended: dict[str, OpStats] = {}
 
     def last_error(self) -> str:
-        """Return the text of the error of the latest call or message, '' if it succeeded or none is kept."""
-        try:
-            return self._records[-1][5]
-        except IndexError:
-            return ""
+        """Return the text of the error of the call or message that ended last, '' if it succeeded or none is kept."""
+        record = self._last()
+        return "" if record is None else record[5]
 
     def last_success(self) -> float:
-        """Return when the latest call or message began, if it succeeded; otherwise 0."""
-        try:
-            record = self._records[-1]
-        except IndexError:
-            return 0.0
-        return 0.0 if record[5] else record[3]
+        """Return when the call or message that ended last began, if it succeeded; otherwise 0."""
+        record = self._last()
+        return 0.0 if record is None or record[5] else record[3]
+
+    def _last(self) -> Record | None:
+        # Calls of an attached process are recorded when it reports them.
+        return max(self._records.copy(), key=lambda record: record[4] or 0.0, default=None)
 
     def drain(self) -> list[Record]:
         """Return the records of the calls that have ended, and remove them."""

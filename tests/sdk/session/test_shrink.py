@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from support.hosting import embedded_only
 from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
@@ -266,6 +267,7 @@ def test_who_waits_for_a_rank_that_has_destroyed_the_group_is_informed(me: Me) -
     dist.destroy_process_group()
 
 
+@embedded_only("an agent does not change the time limit of a group that has ended")
 @on_ranks(3)
 def test_a_shrink_that_fails_can_be_repeated(me: Me) -> None:
     me.init(timeout=LONG)
