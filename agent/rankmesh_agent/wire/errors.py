@@ -32,7 +32,7 @@
             ├── QueueEmptyError            the queue is empty
             ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
-                └── StoreUnresponsiveError the store's owner did not respond in time (also a DistNetworkError)
+                └── StoreUnresponsiveError the owner did not respond (also a TimeoutError and DistNetworkError)
 
 The names DistError, DistBackendError, DistNetworkError, DistStoreError and QueueEmptyError are torch.distributed's.
 Each class defines its ``code`` (in frames and problem+json bodies) and its HTTP ``status``; the instances carry data
