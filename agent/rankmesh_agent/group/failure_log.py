@@ -7,7 +7,7 @@ from collections.abc import Collection
 from functools import partial
 
 from rankmesh_agent.group.state import GroupState
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
 
 
 class FailureLog:
@@ -53,7 +53,9 @@ class FailureLog:
         return next((error for error, _ in failures if set(error.ranks).intersection(ranks)), None)
 
     def reason_to_end(self, rank: int, since: float) -> tuple[DistError | None, list[int]]:
-        """Return the failure because of which the rank's process ends, and the ranks of the job that it names.
+        """Return the failure because of which the rank's process ends, and the ranks of the job that it blames.
+
+        A mismatch names the ranks that made another call than most, but which of the calls is wrong is not known.
 
         Args:
             rank: this rank, which is left out.
@@ -66,4 +68,5 @@ class FailureLog:
             if not found:
                 return None, []
             state, error = found[0]
-        return error, [each for each in state.job_ranks(error) if each != rank]
+        blamed = [] if isinstance(error, CollectiveMismatchError) else state.job_ranks(error)
+        return error, [each for each in blamed if each != rank]

@@ -79,7 +79,11 @@ class Ownership:
             if self._journal is None:
                 self.mine = self.words[0]  # the store ends with this process
             else:
-                self._claim(self._journal, State())
+                try:
+                    self._claim(self._journal, State())
+                except BaseException:  # no free descriptor for its first window
+                    self._journal.close()
+                    raise
 
     def start(self) -> None:
         """Open the journal of this host, and find a replica; once all ranks have made this object."""

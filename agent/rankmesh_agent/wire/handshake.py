@@ -7,6 +7,9 @@
     client → server   PROOF   HMAC(token, "client", both nonces)                 32 bytes
     server → client   PROOF   HMAC(token, "server", both nonces)                 32 bytes
 
+A server that does not accept the client's proof answers with 32 zero bytes and closes the connection; one that closes
+it without them has failed, or has no descriptors left.
+
 Each side proves that it knows the token without sending it. Fresh nonces make the replay of a recorded handshake
 useless, and the role in the proof prevents reflection. The client sends its proof first, so a port scan reveals
 nothing. All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
@@ -27,6 +30,7 @@ MAGIC = b"RKMH-HI"
 _HELLO = struct.Struct("!7sB32s")
 HELLO_BYTES = _HELLO.size
 PROOF_BYTES = 32
+_REFUSAL = bytes(PROOF_BYTES)
 
 T = TypeVar("T")
 Script = Generator[tuple[bytes, int], bytes, T]
@@ -103,16 +107,15 @@ def client_proof(
 
     Args:
         challenge: the challenge after the HELLOs.
-        refusal: raised if the server has another token; it then closes the connection without an answer.
+        refusal: raised if the server has another token.
         attachment: sent after the proof.
         reply_bytes: number of bytes that follow the server's proof.
     """
     try:
-        reply = yield challenge.proof() + attachment, PROOF_BYTES + reply_bytes
-        challenge.receive_proof(reply[:PROOF_BYTES])
-    except (ConnectionError, AuthenticationError):
+        challenge.receive_proof((yield challenge.proof() + attachment, PROOF_BYTES))
+    except AuthenticationError:
         raise refusal from None
-    return reply[PROOF_BYTES:]
+    return (yield b"", reply_bytes) if reply_bytes else b""
 
 
 def verify_client(token: str, attachment_bytes: int = 0) -> Script[tuple[Challenge, bytes]]:
@@ -120,7 +123,11 @@ def verify_client(token: str, attachment_bytes: int = 0) -> Script[tuple[Challen
     challenge = Challenge(token, client=False)
     challenge.receive_hello((yield b"", HELLO_BYTES))
     message = yield challenge.hello(), PROOF_BYTES + attachment_bytes
-    challenge.receive_proof(message[:PROOF_BYTES])
+    try:
+        challenge.receive_proof(message[:PROOF_BYTES])
+    except AuthenticationError:
+        yield _REFUSAL, 0
+        raise
     return challenge, message[PROOF_BYTES:]
 
 

@@ -23,7 +23,7 @@ from rankmesh._session.process_end import ProcessEnd
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, DistError
+from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 
 if TYPE_CHECKING:
@@ -183,9 +183,8 @@ class Session:
                     steps.callback(group._gpu.end, in_order=not end.reason)
 
     def _report_failure(self) -> None:
-        """Report to the launcher which other ranks' failures have ended this one; of a mismatch all are the cause."""
-        failed_ranks = self.agent.failed_ranks
-        if self.failure_file and failed_ranks and not isinstance(self.agent.first_failure, CollectiveMismatchError):
+        """Report to the launcher which other ranks' failures have ended this one."""
+        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
             FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
 
     def close_in_child(self) -> None:

@@ -57,14 +57,25 @@ def test_messages_that_arrive_byte_by_byte(ends):
 
 
 @pytest.mark.parametrize("received", [0, HELLO_BYTES])
-def test_the_end_of_the_connection(ends, received):
-    """Before the server's HELLO it is a lost connection; after it, a refusal."""
+def test_the_end_of_the_connection_is_no_refusal(ends, received):
+    """A server that fails, or has no descriptors left, closes it at any moment."""
     client, server = ends
     server.send(Challenge("secret", client=False).hello()[:received])
     server.shutdown(socket.SHUT_WR)
-    with pytest.raises(AuthenticationError if received else ConnectionResetError) as caught:
+    with pytest.raises(ConnectionResetError):
         Handshake(client, client_script("secret", REFUSAL)).run(10.0)
-    assert caught.value is REFUSAL or not received
+
+
+def test_a_refusal(ends):
+    """The server says so before it closes the connection."""
+    client, server = ends
+    with ThreadPoolExecutor() as threads:
+        refusing = threads.submit(Handshake(server, server_script("secret")).run, 10.0)
+        with pytest.raises(AuthenticationError) as caught:
+            Handshake(client, client_script("another", REFUSAL)).run(10.0)
+        assert caught.value is REFUSAL
+        with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
+            refusing.result()
 
 
 def test_a_time_limit_of_the_whole_handshake(ends):

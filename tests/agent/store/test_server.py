@@ -287,6 +287,7 @@ class TestUnauthenticatedClients:
             one.sock.sendall(begin)
             one.read(HELLO_BYTES)
             one.sock.sendall(rest)
+            assert one.read(PROOF_BYTES) == bytes(PROOF_BYTES), "a refusal"
             assert one.is_closed()
 
     def test_silence(self, raw, monkeypatch):
