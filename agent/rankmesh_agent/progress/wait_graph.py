@@ -101,15 +101,19 @@ class WaitGraph(FrameSink):
 
     def inquire(self, ranks: Iterable[int]) -> None:
         """Ask ranks for their waits, and those that they wait for; report the waits of this process."""
-        self._inquired = time.monotonic()
+        self._inquired = now = time.monotonic()
         self._ask(ranks)
+        for at, waits in self._answers.values():  # reported before this rank has asked
+            if now - at <= _VALID_SECONDS:
+                self._ask(rank for wait in waits for rank, _ in wait.ranks)
         self._report()
 
     def culprits(self, ranks: Collection[int], group: int, seq: int) -> Culprits:
         """Return the ranks that hold up a call, or a message.
 
         These are the ranks whose hosts cannot be reached; or else those that do not answer; or else those that are not
-        in the call; or else those waited for.
+        in the call; or else those that other ranks wait for and that have had no time to answer; or else those waited
+        for.
 
         Args:
             ranks: the ranks that the call waits for.
@@ -117,15 +121,18 @@ class WaitGraph(FrameSink):
             seq: number of the collective, -1 for a message.
         """
         now = time.monotonic()
-        silent, absent, present = [], [], set()
+        silent: list[int] = []
+        absent: list[int] = []
+        unknown: list[int] = []
+        present = set()
         elsewhere: dict[int, Wait] = {}
         todo, seen = list(ranks), {self._rank, *ranks}
         while todo:
             rank = todo.pop(0)
             at, waits = self._answers.get(rank, (-_VALID_SECONDS, []))
             if now - at > _VALID_SECONDS:
-                if _ANSWER_SECONDS <= now - self._asked.get(rank, -_VALID_SECONDS) <= _VALID_SECONDS:
-                    silent.append(rank)
+                asked = _ANSWER_SECONDS <= now - self._asked.get(rank, -_VALID_SECONDS) <= _VALID_SECONDS
+                (silent if asked else unknown).append(rank)
                 continue
             here = waits if seq < 0 else [wait for wait in waits if (wait.group, wait.seq) == (group, seq)]
             if here:
@@ -138,7 +145,7 @@ class WaitGraph(FrameSink):
                 todo += [each for each, _ in wait.ranks if each not in seen]
                 seen.update(each for each, _ in wait.ranks)
         unreachable = [rank for rank in silent if self._silent_seconds(rank) > _ANSWER_SECONDS / 2]
-        return Culprits(unreachable or silent or absent or list(ranks), present, elsewhere)
+        return Culprits(unreachable or silent or absent or unknown or list(ranks), present, elsewhere)
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Answer a question, or record an answer and ask the ranks that it names."""

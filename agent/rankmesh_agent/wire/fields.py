@@ -26,6 +26,13 @@ class _Number:
         return {"type": "function-before", "function": check, "schema": handler(source)}
 
 
+class _Strict:
+    """Validator that accepts values of the very type only, such as no number for a truth value."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], _Schema]) -> _Schema:
+        return handler(source) | {"strict": True}
+
+
 class SchemaKeywords:
     """JSON Schema keywords of a field whose check is elsewhere and raises its own error.
 
@@ -53,6 +60,8 @@ Integer = Annotated[int, NUMBER]
 """A whole number."""
 Number = Annotated[float, NUMBER]
 """Any number."""
+Boolean = Annotated[bool, _Strict()]
+"""A truth value."""
 Base64 = Annotated[
     str,
     SchemaKeywords(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.fields import Epoch, Integer, Name, Number, Rank, Text, Texts, WorldSize
+from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Name, Number, Rank, Text, Texts, WorldSize
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
@@ -129,7 +129,7 @@ class Heartbeat:
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[LostRank] = field(default_factory=list)
-    watches_peers: bool = False
+    watches_peers: Boolean = False
 
 
 @dataclass

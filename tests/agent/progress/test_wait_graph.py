@@ -1,0 +1,110 @@
+"""The wait-for graph of four ranks, whose frames are handed over by the test."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+import pytest
+
+from rankmesh_agent.progress import wait_graph
+from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.frames import HEADER_BYTES, Header
+
+GROUP, SEQ = 7, 3
+
+
+class Ranks:
+    """Four ranks in one call: each waits for those of ``waits_for``; a rank that is not there makes no call."""
+
+    def __init__(self, waits_for: dict[int, list[int]]) -> None:
+        self.waits_for = waits_for
+        self.queue: deque[tuple[int, int, Header, bytes]] = deque()
+        self.graphs = {
+            rank: WaitGraph(rank, 1, self.own(rank), self.sender(rank), lambda peer: 0.0) for rank in range(4)
+        }
+
+    def own(self, rank: int):
+        ranks = [(peer, peer) for peer in self.waits_for.get(rank, [])]
+        return lambda: [Wait(GROUP, SEQ, "a call", ranks, (0, 1, 2, 3))] if rank in self.waits_for else []
+
+    def sender(self, rank: int):
+        def send(peer: int, buffers: list) -> None:
+            whole = b"".join(map(bytes, buffers))
+            self.queue.append((rank, peer, frames.decode(whole, 0, frames.SMALL), whole[HEADER_BYTES:]))
+
+        return send
+
+    def deliver(self) -> None:
+        while self.queue:
+            rank, peer, header, payload = self.queue.popleft()
+            if peer in self.waits_for:  # another one does not move bytes
+                self.graphs[peer].on_frame(rank, header, payload)
+
+    def blamed(self, rank: int) -> list[int]:
+        return self.graphs[rank].culprits(self.waits_for[rank], GROUP, SEQ).ranks
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(wait_graph, "time", clock)
+    return clock
+
+
+CHAIN = {0: [2], 1: [0], 3: [2]}
+
+
+@pytest.mark.parametrize("first", CHAIN)
+def test_the_end_of_the_chain_is_blamed(clock, first):
+    ranks = Ranks(CHAIN)
+    ranks.graphs[first].inquire(CHAIN[first])
+    ranks.deliver()
+    clock.now += wait_graph.ASK_SECONDS
+    assert ranks.blamed(first) == [2]
+
+
+def test_answers_that_come_before_the_question(clock):
+    """Rank 1 asks last: all that rank 0 and rank 3 have to report, it knows by then."""
+    ranks = Ranks(CHAIN)
+    for rank in (0, 3):
+        ranks.graphs[rank].inquire(CHAIN[rank])
+    ranks.deliver()
+    ranks.graphs[1].inquire(CHAIN[1])
+    assert {peer for rank, peer, _, _ in ranks.queue if rank == 1} >= {0, 2}
+    ranks.queue.clear()  # no other answer comes
+    clock.now += wait_graph.ASK_SECONDS
+    assert ranks.blamed(1) == [2]
+
+
+def test_a_rank_that_has_had_no_time_to_answer(clock):
+    ranks = Ranks(CHAIN)
+    ranks.graphs[1].inquire(CHAIN[1])
+    clock.now += wait_graph.ASK_SECONDS - 0.1
+    ranks.deliver()
+    clock.now += 0.1
+    assert ranks.blamed(1) == [2]
+
+
+def test_a_rank_that_is_elsewhere(clock):
+    ranks = Ranks(CHAIN)
+    ranks.graphs[2]._own = list
+    ranks.waits_for[2] = []
+    ranks.graphs[1].inquire(CHAIN[1])
+    ranks.deliver()
+    clock.now += wait_graph.ASK_SECONDS
+    assert ranks.blamed(1) == [2]
+
+
+def test_an_answer_that_cannot_be_read(clock):
+    ranks = Ranks({1: [0]})
+    header = frames.decode(frames.encode(frames.Opcode.ENTER, group=wait_graph.GROUP, epoch=1, part=1), 0, frames.SMALL)
+    ranks.graphs[1].on_frame(0, header, json.dumps({"no": "list"}).encode())
+    assert ranks.blamed(1) == [0]
