@@ -48,7 +48,7 @@ def test_the_owner_holds_the_interpreters_lock(me, contact):
     else:
         store.set_timeout(timedelta(seconds=2))
         me.wait_for("held")
-        for call, limit in (((store.set, "k", "1"), "2 s"), ((store.get, "missing"), "2 s and 1.5 s more")):
+        for call, limit in (((store.set, "other", "1"), "2 s"), ((store.get, "missing"), "2 s and 1.5 s more")):
             caught = me.attempt(*call)
             assert {"StoreTimeoutError", "DistNetworkError", "TimeoutError"} <= set(caught["is"]), caught
             owner = require_session().agent.members()[0]
