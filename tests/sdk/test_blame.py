@@ -47,7 +47,9 @@ def test_a_stopped_rank_is_blamed_and_no_other(ranks: Ranks, over, medium: str, 
         assert rank.reported["ranks"] == [2], ranks.transcript()
         assert "CollectiveTimeoutError" in rank.reported["is"] or "gave up: " in rank.reported["text"]
         assert "waited 2.5 s for rank 2 (" in rank.reported["text"]
-        assert "arrived: 0, 1, 3" in rank.reported["text"], rank.reported
+        arrived = rank.reported["text"].partition("arrived: ")[2].partition(";")[0].split(", ")
+        assert len(arrived) > 1, "but one may still be in the call before"
+        assert {*arrived} <= {"0", "1", "3"}
 
 
 def wait_in_a_chain(me: Me) -> None:
