@@ -92,19 +92,21 @@ class EventDrivenServer(uvicorn.Server):
         """Serve until ``end`` is called."""
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_log_exception)
+        self._loop.set_exception_handler(self._log_exception)
         while not await self.on_tick(0):  # 0: update the date at every tick
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
 
+    def _log_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an exception in a callback; without free descriptors, one line a minute in place of a traceback a second.
 
-def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception in a callback; without free descriptors, one line a minute in place of a traceback a second."""
-    error = context.get("exception")
-    if error is not None and is_exhausted(error):
-        warn_exhausted("a client of the HTTP port waits", error)
-    else:
-        loop.default_exception_handler(context)
+        A second after it had no free descriptor, asyncio listens again: also to a socket that was closed meanwhile.
+        """
+        error = context.get("exception")
+        if error is not None and is_exhausted(error):
+            warn_exhausted("a client of the HTTP port waits", error)
+        elif not (self.should_exit and isinstance(error, ValueError) and "file descriptor" in str(error)):
+            loop.default_exception_handler(context)
 
 
 class LazyApplication:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import resource
 import socket
 import threading
 import urllib.error
@@ -97,6 +99,35 @@ def test_a_forked_child_holds_no_connection():
         os.close(waiting)
         os.close(told)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_it_ends_soon_after_it_had_no_free_descriptor(monkeypatch, caplog):
+    """Asyncio waits a second then, and listens again to a port that is closed by then."""
+    exhausted, asked = threading.Event(), threading.Event()
+    monkeypatch.setattr(uvicorn_server, "warn_exhausted", lambda *_: exhausted.set())
+
+    async def slow(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.set()
+            await asyncio.sleep(1.5)
+        await hello(scope, receive, send)
+
+    monkeypatch.setattr(Served, "make", lambda _: slow)
+    served = Served(on_demand=False)
+    with ThreadPoolExecutor(1) as clients, socket.socket() as late:
+        answer = clients.submit(served.ask)
+        assert asked.wait(20)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
+        try:
+            late.connect(served.listener.getsockname())
+            assert exhausted.wait(20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        served.server.close()
+        assert answer.result(20) == b"hello"
+    assert not is_served("served")
+    assert "Exception" not in caplog.text
 
 
 def test_on_demand_and_not_before():
