@@ -32,18 +32,15 @@ def launch(function: Function, size: int) -> None:
         SystemExit: with code 1 when one of them failed.
     """
     context = multiprocessing.get_context("spawn")
-    port = free_port()
-    processes = [context.Process(target=init_process, args=(rank, size, port, function)) for rank in range(size)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    with socket.socket() as reserved:
+        # Until rank 0 listens there, nobody else is given the port: it is bound. Rank 0 may bind it, too.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        processes = [context.Process(target=init_process, args=(rank, size, port, function)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
     if any(process.exitcode for process in processes):
         sys.exit(1)
-
-
-def free_port() -> int:
-    """Return a free port, so that programs started at the same time do not share one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
