@@ -22,7 +22,7 @@ from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_limit, reason
+from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
@@ -38,8 +38,6 @@ from rankmesh_agent.wire.version import __version__
 
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
-
-_MAX_REASON = 900
 
 
 class Agent:
@@ -107,7 +105,7 @@ class Agent:
             )
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
-            undo.push(self._leave_after_error)
+            undo.push(self._leave_without_world)
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
             self._job_store = JobStore(
@@ -137,14 +135,9 @@ class Agent:
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
 
-    def _leave_after_error(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            return
-        why = reason(error) if is_exhausted(error) else f"{type(error).__name__}: {error}"
-        text = f"it could not set up the world group: {why}"[:_MAX_REASON]
-        failure = error if isinstance(error, RankFailedError) else None
-        failed_ranks = [] if failure is None else [rank for rank in failure.ranks if rank != self._job.member.rank]
-        self._job.leave(text, Goodbye(text, raised=True, failure=failure), failed_ranks)
+    def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._job.leave_after_error("it could not set up the world group", error)
 
     def members(self) -> list[Member]:
         """Return the job's members, by rank."""
@@ -309,10 +302,12 @@ class Agent:
                 self._heartbeats.stop_soon()
                 since = math.inf if failed else self._recorder.last_success()
                 first, failed_ranks = self.group_registry.failures.reason_to_end(self.member.rank, since)
-                said = after_error(exit_text, self._recorder.last_error()) if first is None else exit_text
+                if first is None:
+                    exit_text = after_error(exit_text, self._recorder.last_error())
                 self.group_registry.leave()
                 self._job_store.leave()
-                self._job.leave(reason, _goodbye(reason or said, failed, raised, first, failed_ranks), failed_ranks)
+                goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
+                self._job.leave(reason, goodbye, failed_ranks)
 
     async def aclose(self) -> None:
         """Close the resources that belong to the running event loop, which ends."""

@@ -8,12 +8,14 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.join_reports import LaunchedAs
+from rankmesh_agent.membership.join_reports import LocalRankInfo
+from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
@@ -26,6 +28,8 @@ from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, M
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting all pairs after all ranks have joined."""
 _MAX_REASON = 900
+"""Characters of the reason of a leave."""
+_NOT_CONNECTED = "it could not connect to its peers"
 
 
 class JobMembership:
@@ -72,6 +76,7 @@ class JobMembership:
         self.world_size = world_size
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
+        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # connect_all does, until the engine can
         transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
@@ -90,10 +95,10 @@ class JobMembership:
             )
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
-            launched = LaunchedAs(settings.local_rank, settings.local_size)
+            launched = LocalRankInfo(settings.local_rank, settings.local_size)
             joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.push(self._leave_at_exit)
+            undo.push(self._leave_unconnected)
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = {member.rank: member for member in joined.members}
@@ -109,7 +114,7 @@ class JobMembership:
                 lambda peer: transports.transport(self.member, peer),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
                 self.raise_if_left,
-                self._leave_after_error,
+                partial(self.leave_after_error, _NOT_CONNECTED),
             )
             undo.pop_all()
         listener.close()
@@ -120,6 +125,7 @@ class JobMembership:
             eager_limit=settings.eager_bytes,
             oversubscribed=self.oversubscribed,
         )
+        self._say_goodbye = self.engine.say_goodbye
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:
         """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
@@ -134,22 +140,23 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
-    def leave(self, reason: str, goodbye: Goodbye | None = None, failed_ranks: Sequence[int] = ()) -> None:
+    def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
 
         Takes a few milliseconds, with peers or a gateway that do not answer some seconds.
 
         Args:
             reason: for the gateway: the failure that made this rank leave, otherwise empty.
-            goodbye: for the peers; one with the same reason if left out.
+            goodbye: for the peers.
             failed_ranks: other ranks whose failure is the cause.
         """
         if self._left:
             return
         self._left = True  # first: a heartbeat that came later would report peers that close their end now as lost
-        self.engine.say_goodbye(goodbye or Goodbye(reason))
+        self._say_goodbye(goodbye)
+        member = self.member
         with self._gateway_lock:
-            self._leave(reason, failed_ranks)
+            self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))
 
     def close_in_child(self) -> None:
         """Close the connection to the gateway in a forked child, without a message."""
@@ -160,21 +167,20 @@ class JobMembership:
         self.engine.close()
         self.gateway.close()
 
-    def _leave_at_exit(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._leave_after_error(error)
+    def leave_after_error(self, step: str, error: BaseException) -> Goodbye:
+        """Leave the job because of an error before the world group is made; return the goodbye.
 
-    def _leave_after_error(self, error: BaseException) -> Goodbye:
-        """Leave the job because of an error before all peers are connected; return the goodbye for the others."""
-        reason = f"it could not connect to its peers: {type(error).__name__}: {error}"[:_MAX_REASON]
+        Args:
+            step: text of what this rank could not do.
+            error: the error.
+        """
+        why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
         failure = error if isinstance(error, RankFailedError) else None
+        goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
         failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
-        if not self._left:
-            self._left = True
-            with self._gateway_lock:
-                self._leave(reason, failed_ranks)
-        return Goodbye(reason, raised=True, failure=failure)
+        self.leave(goodbye.reason, goodbye, failed_ranks)
+        return goodbye
 
-    def _leave(self, reason: str, failed_ranks: Sequence[int] = ()) -> None:
-        member = self.member
-        self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))
+    def _leave_unconnected(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.leave_after_error(_NOT_CONNECTED, error)

@@ -9,6 +9,9 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire.errors import DistError, StoreTimeoutError
 
+_NAMED = 4
+"""Maximum number of ranks in a message."""
+
 
 class StoreWaitMonitor:
     """Ends the waits of this rank that are under way when it learns of a failure.
@@ -72,7 +75,3 @@ class StoreWaitMonitor:
             ),
             for_good=True,
         )
-
-
-_NAMED = 4
-"""Maximum number of ranks in a message."""

@@ -23,8 +23,8 @@ SUM, AVG, MIN, MAX, BAND, BOR, PREMUL_SUM = (
 )  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-Attempt = dict[str, Any]
-Attempts = dict[str, list[Attempt]]
+RetryState = dict[str, Any]
+Attempts = dict[str, list[RetryState]]
 """What came of the calls of a rank, by name."""
 
 
@@ -435,7 +435,7 @@ def try_mismatched(api: Any, rank: int, names: Iterable[str] = MISMATCHED, *, qu
     return {name: [attempt(api, rank, how(MISMATCHED[name])) for how in hows] for name in names}
 
 
-def attempt(api: Any, rank: int, call: Call, *, makes_it: bool = True) -> Attempt:
+def attempt(api: Any, rank: int, call: Call, *, makes_it: bool = True) -> RetryState:
     """Make a wrong call; return its error, and whether arrays and group are as they were."""
     caller, found = Caller(rank), {}
     if makes_it:

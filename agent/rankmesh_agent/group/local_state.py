@@ -154,7 +154,7 @@ class LocalGroupState(GroupState):
         """Return the error of a deadline that passed: it lists the ranks that hold it up, and those that arrived."""
         waits = self.engine.waits
         with self.engine.lock:
-            blamed, present, elsewhere = waits.culprits(waiting_for, self._group, -1 if seq is None else seq)
+            blamed, present, elsewhere = waits.stragglers(waiting_for, self._group, -1 if seq is None else seq)
         names = ", ".join(self._describe(rank) for rank in blamed)
         missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
         arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in missing)

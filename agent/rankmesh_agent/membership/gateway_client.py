@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReports, LaunchedAs
+from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
@@ -73,7 +73,7 @@ class GatewayClient:
         self._http = HttpClient(token)
 
     def join(
-        self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LaunchedAs = NOT_LAUNCHED
+        self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LocalRankInfo = NOT_LAUNCHED
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -91,7 +91,7 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            reports = JoinReports(job, world_size, deadline, launched)
+            reports = JoinReporter(job, world_size, deadline, launched)
             return self._join_until(job, world_size, member, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
@@ -106,7 +106,7 @@ class GatewayClient:
         member: Member,
         deadline: Deadline,
         seen: dict[int | str, Member],
-        reports: JoinReports,
+        reports: JoinReporter,
     ) -> JoinReply:
         failure = "its address is not known yet"
         url: str | None = None

@@ -21,7 +21,7 @@ _MAX_HOSTS = 8
 
 
 @dataclass(frozen=True)
-class LaunchedAs:
+class LocalRankInfo:
     """This process's place among those that a launcher started on the same node.
 
     Attributes:
@@ -33,10 +33,10 @@ class LaunchedAs:
     local_size: int | None = None
 
 
-NOT_LAUNCHED = LaunchedAs()
+NOT_LAUNCHED = LocalRankInfo()
 
 
-class JoinReports:
+class JoinReporter:
     """Logs what a join waits for, at one rank of a host.
 
     Args:
@@ -46,7 +46,7 @@ class JoinReports:
         launched: the process's place on its node.
     """
 
-    def __init__(self, job: str, world_size: int, deadline: Deadline, launched: LaunchedAs) -> None:
+    def __init__(self, job: str, world_size: int, deadline: Deadline, launched: LocalRankInfo) -> None:
         self._job = job
         self._world_size = world_size
         self._deadline = deadline

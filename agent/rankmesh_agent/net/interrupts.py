@@ -2,7 +2,7 @@
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread: possibly after a process has started but
 before it is recorded, in an after-fork hook, where the exception is printed and lost, or, at a second Ctrl-C, in the
-message that tells the peers about the first.
+GOODBYE that the first one causes.
 """
 
 from __future__ import annotations

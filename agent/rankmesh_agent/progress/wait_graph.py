@@ -53,7 +53,7 @@ class Wait(NamedTuple):
     members: tuple[int, ...] = ()
 
 
-class Culprits(NamedTuple):
+class Stragglers(NamedTuple):
     """Ranks that hold up a call.
 
     Attributes:
@@ -108,7 +108,7 @@ class WaitGraph(FrameSink):
                 self._ask(rank for wait in waits for rank, _ in wait.ranks)
         self._report()
 
-    def culprits(self, ranks: Collection[int], group: int, seq: int) -> Culprits:
+    def stragglers(self, ranks: Collection[int], group: int, seq: int) -> Stragglers:
         """Return the ranks that hold up a call, or a message.
 
         These are the ranks whose hosts cannot be reached; or else those that do not answer; or else those that are not
@@ -145,7 +145,7 @@ class WaitGraph(FrameSink):
                 todo += [each for each, _ in wait.ranks if each not in seen]
                 seen.update(each for each, _ in wait.ranks)
         unreachable = [rank for rank in silent if self._silent_seconds(rank) > _ANSWER_SECONDS / 2]
-        return Culprits(unreachable or silent or absent or unknown or list(ranks), present, elsewhere)
+        return Stragglers(unreachable or silent or absent or unknown or list(ranks), present, elsewhere)
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Answer a question, or record an answer and ask the ranks that it names."""

@@ -20,7 +20,7 @@ from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.waits import failed_wait_error
+from rankmesh_agent.store.key_waits import failed_wait_error
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response

@@ -11,7 +11,7 @@ from typing import Any
 from rankmesh_agent.store import codec, records
 from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS
 from rankmesh_agent.store.journal import Journal
-from rankmesh_agent.store.records import Origin, Pairs, Replies
+from rankmesh_agent.store.records import Pairs, Replies, RequestId
 from rankmesh_agent.store.replication import Replicator
 from rankmesh_agent.store.table import Changes, Table
 
@@ -22,13 +22,11 @@ _MAX_REPLY_BYTES = 64 << 20
 _MAX_JOINED = 1 << 14
 """Largest record whose parts are joined before they are written."""
 
-_SET, _pack_one = records.SET, records.ONE.pack
-
 
 class _Request(threading.local):
     """The request that this thread executes."""
 
-    origin: Origin | None = None
+    request_id: RequestId | None = None
 
 
 class ChangeLog:
@@ -43,7 +41,7 @@ class ChangeLog:
 
     Attributes:
         replicator: see above.
-        request: of the calling thread. A server sets its ``origin`` to have the reply recorded.
+        request: of the calling thread. A server sets its ``request_id`` to have the reply recorded.
     """
 
     def __init__(
@@ -74,33 +72,32 @@ class ChangeLog:
 
     def changed(self, changes: Changes, result: Any) -> None:
         """Record new values, and the result of the command that sets them."""
-        origin = self.request.origin
-        if origin is None and len(changes) == 1 and self.replicator is None:
+        request_id = self.request.request_id
+        if request_id is None and len(changes) == 1 and self.replicator is None:
             ((key, value),) = changes.items()
             if value is not None and len(value) <= _MAX_JOINED:
                 if self._written > self._limit:
                     self.write_snapshot()
-                name = key.encode()  # as encode_one: a call less in the most frequent case
-                record = _pack_one(_SET, 0, 0, 0, len(name), len(value) + 1) + name + value
+                record = records.encode_one(records.SET, key, value)
                 self._written += len(record)
                 self._append(record)
                 return
-        self._record(records.SET, changes.items(), origin, result)
+        self._record(records.SET, changes.items(), request_id, result)
 
     def pushed(self, key: str, value: bytes, *, first: bool) -> None:
         """Record a value that goes to the end of a queue, or back to its head as if it had never been taken."""
         if first:
-            self._record(records.PUSH_FIRST, [(key, value)], self.request.origin, forget=True)
+            self._record(records.PUSH_FIRST, [(key, value)], self.request.request_id, forget=True)
         else:
-            self._record(records.PUSH, [(key, value)], self.request.origin)
+            self._record(records.PUSH, [(key, value)], self.request.request_id)
 
-    def popped(self, key: str, value: bytes, origin: Origin | None) -> None:
+    def popped(self, key: str, value: bytes, request_id: RequestId | None) -> None:
         """Record that a request takes the first value of a queue."""
-        self._record(records.POP, [(key, None)], origin, value)
+        self._record(records.POP, [(key, None)], request_id, value)
 
-    def origin(self) -> Origin | None:
+    def request_id(self) -> RequestId | None:
         """Return the request that this thread executes."""
-        return self.request.origin
+        return self.request.request_id
 
     def write_snapshot(self) -> None:
         """Begin anew with records of the present state."""
@@ -115,17 +112,17 @@ class ChangeLog:
             self._table.log = None
 
     def _record(
-        self, op: int, pairs: Pairs, origin: Origin | None, result: Any = None, *, forget: bool = False
+        self, op: int, pairs: Pairs, request_id: RequestId | None, result: Any = None, *, forget: bool = False
     ) -> None:
         if self._written > self._limit:
             self.write_snapshot()
         reply = b""
-        if origin is not None:
-            self._replies.pop(origin.identity, None)
+        if request_id is not None:
+            self._replies.pop(request_id.identity, None)
             if not forget:
                 reply = codec.encode_result(0, result)
-                self._replies[origin.identity] = origin.number, reply
-        parts = records.encode(op, pairs, origin, reply)
+                self._replies[request_id.identity] = request_id.number, reply
+        parts = records.encode(op, pairs, request_id, reply)
         self._write(parts)
         if self.replicator is not None:
             self.replicator.send(parts)

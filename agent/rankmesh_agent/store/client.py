@@ -23,8 +23,8 @@ from rankmesh_agent.store.base import (
     unresponsive_error,
 )
 from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.key_waits import failed_wait_error
 from rankmesh_agent.store.moved import StoreMovedError
-from rankmesh_agent.store.waits import failed_wait_error
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
@@ -50,7 +50,7 @@ class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
 
 
-class NamedRank(NamedTuple):
+class RankLabel(NamedTuple):
     """A rank in error messages.
 
     Attributes:
@@ -62,8 +62,8 @@ class NamedRank(NamedTuple):
     ranks: Sequence[int]
 
 
-class Attempt:
-    """What is known about earlier attempts to execute a command at other owners.
+class RetryState:
+    """State of a command that has been sent to earlier owners, and may be retried at the next one.
 
     Args:
         failures: the failures before the call, of all clients of the store, see BlockingStore.
@@ -84,7 +84,7 @@ class Attempt:
         return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
 
 
-class _Connection(FramedStream):
+class ClientConnection(FramedStream):
     """A connection to the owner, which carries one request at a time.
 
     Args:
@@ -94,7 +94,7 @@ class _Connection(FramedStream):
     name = b""
     """The connection's name at both ends, after the handshake."""
     waits = False
-    """Whether its command waits for keys, or waited."""
+    """True if the latest command waits for keys."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -168,11 +168,11 @@ class StoreClient(BlockingStore):
         owner: returns the rank that owns them; None if they are not a job's.
     """
 
-    def __init__(self, url: str, token: str = "", owner: Callable[[], NamedRank] | None = None) -> None:
+    def __init__(self, url: str, token: str = "", owner: Callable[[], RankLabel] | None = None) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._owner = owner
-        self._pool: ConnectionPool[_Connection] = ConnectionPool(self._closed_error)
+        self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
         self._unix_socket = ""
         self._http: BlockingStore | None = None
 
@@ -196,7 +196,7 @@ class StoreClient(BlockingStore):
                     ) from error
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
-    def connect(self, timeout: float) -> _Connection:
+    def connect(self, timeout: float) -> ClientConnection:
         """Return a connection for the caller's own use, which closes it.
 
         Raises:
@@ -217,7 +217,7 @@ class StoreClient(BlockingStore):
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float | None = None, attempt: Attempt | None = None) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None, attempt: RetryState | None = None) -> T:
         """Execute a command: see the base class.
 
         Args:
@@ -266,7 +266,7 @@ class StoreClient(BlockingStore):
 
     def _try_once(
         self,
-        connection: _Connection,
+        connection: ClientConnection,
         command: Command[T],
         timeout: float,
         failures: tuple[DistError, ...],
@@ -297,7 +297,7 @@ class StoreClient(BlockingStore):
             if connection.waits:
                 connection.shutdown()
 
-    def _call(self, connection: _Connection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+    def _call(self, connection: ClientConnection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
         try:
             result = connection.call(command, timeout, retried)
         except DistStoreError:
@@ -309,7 +309,7 @@ class StoreClient(BlockingStore):
         self._pool.release(connection)
         return result
 
-    def _open(self, ends: float) -> _Connection:
+    def _open(self, ends: float) -> ClientConnection:
         """Return a new connection, made before ``ends``, by time.monotonic.
 
         Raises:
@@ -332,11 +332,11 @@ class StoreClient(BlockingStore):
         # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
         return self._open_connection(host, port, split.netloc, _until(ends))
 
-    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> _Connection:
+    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
             f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
         )
-        connection = _Connection(self._connect_unix() or self._connect(host, port, netloc, deadline))
+        connection = ClientConnection(self._connect_unix() or self._connect(host, port, netloc, deadline))
         try:
             connection.name = connection.authenticate(self._token, deadline.remaining(), refusal)
         except BaseException:

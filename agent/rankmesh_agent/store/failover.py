@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
-from rankmesh_agent.store.client import Attempt, NamedRank, StoreClient
+from rankmesh_agent.store.client import RankLabel, RetryState, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
+from rankmesh_agent.store.key_waits import KeyWaits, failed_wait_error
 from rankmesh_agent.store.memory import MemoryStore, wait_here
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.store.waits import Waits, failed_wait_error
 from rankmesh_agent.wire.errors import (
     DistError,
     DistNetworkError,
@@ -44,8 +44,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 T = TypeVar("T")
 
 
-class Owners:
-    """What the clients of one rank know about the owner.
+class OwnerCache:
+    """Latest known owner of the store, and the members, for the clients of one rank.
 
     Args:
         ownership: this rank's part in the ownership.
@@ -64,26 +64,26 @@ class Owners:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
         self._world = world
 
-    def named(self, rank: int) -> NamedRank:
+    def named(self, rank: int) -> RankLabel:
         """Return a rank for error messages."""
         if rank in self._world:
             number = self._world.index(rank)
-            return NamedRank(replace(self.members[rank], rank=number).described(), (number,))
-        return NamedRank(f"{self.members[rank].described()} of the first world", ())
+            return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
+        return RankLabel(f"{self.members[rank].described()} of the first world", ())
 
 
-class Pursuit:
-    """The search of one call for the owner, after a first failure.
+class Failover:
+    """Search of one call for the present owner, after an attempt has failed.
 
     Args:
-        owners: what is known.
+        owners: the owner cache.
         asked: the rank that was asked.
 
     Attributes:
         rank: the rank to ask next.
     """
 
-    def __init__(self, owners: Owners, asked: int) -> None:
+    def __init__(self, owners: OwnerCache, asked: int) -> None:
         self.rank = asked
         self._owners = owners
         self._excluded: set[int] = set()
@@ -128,17 +128,17 @@ class BlockingJobStore(BlockingStore):
     """The job's store for callers without an event loop.
 
     Args:
-        owners: what is known about the owner.
+        owners: the owner cache.
         table: the keys and values, while this rank is the owner.
         token: the job's token.
     """
 
-    def __init__(self, owners: Owners, table: Table, token: str) -> None:
+    def __init__(self, owners: OwnerCache, table: Table, token: str) -> None:
         self._owners = owners
         self._ownership = owners.ownership
         self._table = table
         self._token = token
-        self._waits = Waits()
+        self._waits = KeyWaits()
         self._clients: dict[int, StoreClient] = {}
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -205,8 +205,8 @@ class BlockingJobStore(BlockingStore):
         failures = self.failures if failures is None else failures
         waits = command.seconds > 0.0
         rank = self._owners.current
-        attempt = Attempt(failures)
-        pursuit: Pursuit | None = None
+        attempt = RetryState(failures)
+        failover: Failover | None = None
         ends = time.monotonic() + command.seconds
         timeout = self.limit(command) if timeout is None else timeout
         while True:
@@ -220,16 +220,16 @@ class BlockingJobStore(BlockingStore):
             except DistNetworkError as error:
                 if not attempt.may_follow(error):
                     raise
-                pursuit = pursuit or Pursuit(self._owners, rank)
+                failover = failover or Failover(self._owners, rank)
                 try:
-                    pause = pursuit.failed(error)
+                    pause = failover.failed(error)
                 except DistNetworkError as lost:
                     failure = self.failure_since(failures) if waits else None
                     if failure is None:
                         raise
                     raise failed_wait_error(failure, lost) from lost
             time.sleep(pause)
-            rank = pursuit.rank
+            rank = failover.rank
             # A wait that a failure has ended is over, unless its keys have been set.
             command = _remaining(command, 0.0 if waits and self.failure_since(failures) else ends)
 
@@ -246,13 +246,13 @@ class AsyncJobStore(AsyncStore):
     """The job's store for callers with an event loop.
 
     Args:
-        owners: what is known about the owner.
+        owners: the owner cache.
         memory: the keys and values, while this rank is the owner.
         token: the job's token.
         forwards: whether it sends commands to the owner; otherwise it raises StoreMovedError where this rank is not.
     """
 
-    def __init__(self, owners: Owners, memory: MemoryStore, token: str, *, forwards: bool = True) -> None:
+    def __init__(self, owners: OwnerCache, memory: MemoryStore, token: str, *, forwards: bool = True) -> None:
         self._owners = owners
         self._memory = memory
         self._token = token
@@ -272,7 +272,7 @@ class AsyncJobStore(AsyncStore):
         ends = time.monotonic() + command.seconds
         rank = self._owners.current
         failures = self._failures
-        pursuit: Pursuit | None = None
+        failover: Failover | None = None
         while True:
             try:
                 if ownership.owned if self._forwards else ownership.acquire():
@@ -293,10 +293,10 @@ class AsyncJobStore(AsyncStore):
                     raise
                 if command.seconds and len(self._failures) > len(failures):
                     raise failed_wait_error(self._failures[len(failures)], error) from error
-                pursuit = pursuit or Pursuit(self._owners, rank)
-                pause = pursuit.failed(error)
+                failover = failover or Failover(self._owners, rank)
+                pause = failover.failed(error)
             await asyncio.sleep(pause)
-            rank = pursuit.rank
+            rank = failover.rank
             command = _remaining(command, ends)
 
     def cancel_waits(self) -> None:

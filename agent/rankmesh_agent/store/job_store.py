@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
-from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owners
+from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, OwnerCache
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import LostRanks, Ownership
 from rankmesh_agent.store.server import StoreServer
@@ -50,7 +50,7 @@ class JobStore:
             self._memory = MemoryStore()
             self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
-            self._owners = Owners(self._ownership, members, has_left)
+            self._owners = OwnerCache(self._ownership, members, has_left)
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
         else:
             self.store = self._memory = MemoryStore()

@@ -14,10 +14,10 @@ from rankmesh_agent.store.change_log import ChangeLog
 from rankmesh_agent.store.command import Command, Immediate, Waiting
 from rankmesh_agent.store.commands import QueuePop
 from rankmesh_agent.store.idempotency import ReplyCache
+from rankmesh_agent.store.key_waits import KeyWaits
 from rankmesh_agent.store.ownership import Ownership
-from rankmesh_agent.store.records import Origin
+from rankmesh_agent.store.records import RequestId
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.store.waits import Waits
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, IdempotencyKeyReusedError
 
@@ -37,7 +37,7 @@ class MemoryStore(AsyncStore):
     def __init__(self) -> None:
         self.table = Table()
         self.ownership: Ownership | None = None
-        self._waits = Waits()
+        self._waits = KeyWaits()
         self._replies: ReplyCache[str, tuple[int, Future[Any]]] = ReplyCache()  # hash of the command, and its result
 
     async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
@@ -46,15 +46,15 @@ class MemoryStore(AsyncStore):
         log = None if self.ownership is None else self.ownership.log
         earlier = self._replies.get(idempotency_key)
         if log is not None:
-            origin = _origin(command, idempotency_key)
+            request_id = _origin(command, idempotency_key)
             if earlier is None:
-                earlier = _earlier(command, origin, log)
-            log.request.origin = origin
+                earlier = _earlier(command, request_id, log)
+            log.request.request_id = request_id
         try:
             future = self._start_once(command, idempotency_key, earlier)
         finally:
             if log is not None:
-                log.request.origin = None
+                log.request.request_id = None
         return await self._result(command, future, idempotency_key)
 
     def _start_once(
@@ -124,7 +124,7 @@ class BlockingMemoryStore(BlockingStore):
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self._waits = Waits()
+        self._waits = KeyWaits()
 
     def waits_under_way(self) -> bool:
         return bool(self._waits)
@@ -147,7 +147,7 @@ class BlockingMemoryStore(BlockingStore):
         """Do nothing: a table holds only memory."""
 
 
-def wait_here(command: Command[T], table: Table, waits: Waits) -> T:
+def wait_here(command: Command[T], table: Table, waits: KeyWaits) -> T:
     """Wait for a command that has to wait, and return its result. Ctrl-C ends the wait, and so does a failure."""
     assert isinstance(command, Waiting)
     future: Future[T] = command.start(table)
@@ -166,20 +166,20 @@ def wait_here(command: Command[T], table: Table, waits: Waits) -> T:
     return future.result()
 
 
-def _origin(command: Command[Any], idempotency_key: str) -> Origin:
+def _origin(command: Command[Any], idempotency_key: str) -> RequestId:
     """Return the identity of a request for the log of changes; the next owner, another process, derives the same."""
     plain = command.with_timeout(0.0) if isinstance(command, Waiting) else command
     digest = hashlib.blake2b(codec.encode_command(plain, 0), digest_size=8).digest()
-    return Origin(_KEY_PREFIX + idempotency_key.encode(), int.from_bytes(digest, "big"))
+    return RequestId(_KEY_PREFIX + idempotency_key.encode(), int.from_bytes(digest, "big"))
 
 
-def _earlier(command: Command[Any], origin: Origin, log: ChangeLog) -> tuple[int, Future[Any]] | None:
+def _earlier(command: Command[Any], request_id: RequestId, log: ChangeLog) -> tuple[int, Future[Any]] | None:
     """Return the reply to the same request at an earlier owner; None if it changed nothing there."""
-    found = log.inherited_reply(origin.identity)
+    found = log.inherited_reply(request_id.identity)
     if found is None:
         return None
     number, frame = found
-    if number != origin.number:
+    if number != request_id.number:
         return hash(command) + 1, _completed(None)  # another command's
     return hash(command), _completed(codec.decode_result(command, store_frames.decode_response(frame), frame))
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from rankmesh_agent.store.change_log import ChangeLog
 from rankmesh_agent.store.journal import Journal
 from rankmesh_agent.store.moved import StoreMovedError
-from rankmesh_agent.store.records import State
-from rankmesh_agent.store.replication import Pinger, Replica, Replicator
+from rankmesh_agent.store.records import StoreState
+from rankmesh_agent.store.replication import KeepaliveThread, Replica, Replicator
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.schemas import Member
 
@@ -64,7 +64,7 @@ class Ownership:
         self._lost = lost
         self._lock = threading.Lock()
         self._journal: Journal | None = None
-        self._pinger: Pinger | None = None
+        self._keepalive: KeepaliveThread | None = None
         self._left = False
         self.words = _NO_WORDS
         self.mine = _NOT_OWNER
@@ -80,7 +80,7 @@ class Ownership:
                 self.mine = self.words[0]  # the store ends with this process
             else:
                 try:
-                    self._claim(self._journal, State())
+                    self._claim(self._journal, StoreState())
                 except BaseException:  # no free descriptor for its first window
                     self._journal.close()
                     raise
@@ -93,9 +93,9 @@ class Ownership:
             if self._journal is not None:
                 self.words = self._journal.words
         if self.owned:
-            self._start_pinger()
+            self._start_keepalive()
 
-    # State
+    # StoreState
 
     @property
     def holders(self) -> Sequence[int]:
@@ -105,12 +105,12 @@ class Ownership:
 
     @property
     def owned(self) -> bool:
-        """Whether this rank is the owner."""
+        """True if this rank is the owner."""
         return self.words[0] == self.mine
 
     @property
     def can_own(self) -> bool:
-        """Whether this rank may be the owner, now or later."""
+        """True if this rank is the owner, or can become it."""
         return (self._journal is not None or self.owned) and not self._left
 
     def owner(self, excluded: Collection[int] = ()) -> int | None:
@@ -206,8 +206,8 @@ class Ownership:
 
     def close(self) -> None:
         """Close the journal; after ``leave``."""
-        if self._pinger is not None:
-            self._pinger.stop()
+        if self._keepalive is not None:
+            self._keepalive.stop()
         with self._lock:
             self.words = _NO_WORDS
             self._table.adopt({}, {})
@@ -224,7 +224,7 @@ class Ownership:
         if self._journal is not None:
             self._journal.close()
 
-    def _claim(self, journal: Journal, state: State | None, word: int = 0) -> bool:
+    def _claim(self, journal: Journal, state: StoreState | None, word: int = 0) -> bool:
         """Become the owner, if ``word`` is still the owner word.
 
         Args:
@@ -238,7 +238,7 @@ class Ownership:
             return False
         mine, records = claimed
         if state is None:
-            state = State()
+            state = StoreState()
             for record in records:
                 state.apply(record)
         replies = state.replies
@@ -257,7 +257,7 @@ class Ownership:
             return False
         self.mine = mine
         if not first:
-            self._start_pinger()
+            self._start_keepalive()
         return True
 
     def _replicator(self, snapshot: Callable[[], Iterator[list[bytes]]]) -> Replicator:
@@ -270,7 +270,7 @@ class Ownership:
         if self.owned:
             self.mine = _NOT_OWNER
 
-    def _start_pinger(self) -> None:
-        if self._elsewhere and self._journal is not None and self._pinger is None:
-            self._pinger = Pinger(self.ping)
-            self._pinger.start()
+    def _start_keepalive(self) -> None:
+        if self._elsewhere and self._journal is not None and self._keepalive is None:
+            self._keepalive = KeepaliveThread(self.ping)
+            self._keepalive.start()

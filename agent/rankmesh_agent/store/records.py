@@ -29,12 +29,12 @@ MAX_SNAPSHOT_RECORD = 1 << 20
 
 _HEAD = struct.Struct("=BxHIQ")
 _PAIR = struct.Struct("=II")
-ONE = struct.Struct("=BxHIQII")
+_ONE = struct.Struct("=BxHIQII")
 
 Pairs = Iterable[tuple[str, bytes | None]]
 
 
-class Origin(NamedTuple):
+class RequestId(NamedTuple):
     """The request that makes a change.
 
     Attributes:
@@ -50,16 +50,16 @@ Replies = dict[bytes, tuple[int, bytes]]
 """Number and response frame of the latest request of each identity."""
 
 
-def encode(op: int, pairs: Pairs, origin: Origin | None = None, reply: bytes = b"") -> list[bytes]:
+def encode(op: int, pairs: Pairs, request_id: RequestId | None = None, reply: bytes = b"") -> list[bytes]:
     """Return the parts of a record.
 
     Args:
         op: the kind of the change.
         pairs: keys and values.
-        origin: the request that makes the change, if it could come again.
+        request_id: the request that makes the change, if it could come again.
         reply: its reply; if empty, its earlier reply is forgotten.
     """
-    identity, number = origin or (b"", 0)
+    identity, number = request_id or (b"", 0)
     parts = [_HEAD.pack(op, len(identity), len(reply), number), identity, reply]
     for key, value in pairs:
         name = key.encode()
@@ -68,13 +68,13 @@ def encode(op: int, pairs: Pairs, origin: Origin | None = None, reply: bytes = b
 
 
 def encode_one(op: int, key: str, value: bytes) -> bytes:
-    """Return the record of one value without an origin: the same as ``encode``, in less time."""
+    """Return the record of one value without an request_id: the same as ``encode``, in less time."""
     name = key.encode()
-    return ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
+    return _ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
 
 
-class State:
-    """What a sequence of records leads to.
+class StoreState:
+    """Values, queues and replies of a store, rebuilt from a sequence of records.
 
     Attributes:
         values: the values by key.
@@ -129,7 +129,7 @@ def snapshot(
         for value in queue:
             yield encode(PUSH, [(key, value)])
     for identity, (number, reply) in replies.items():
-        yield encode(REPLY, (), Origin(identity, number), reply)
+        yield encode(REPLY, (), RequestId(identity, number), reply)
 
 
 def _pairs(record: bytes, at: int) -> Iterator[tuple[str, bytes | None]]:

@@ -13,12 +13,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client import ClientConnection, StoreClient
 from rankmesh_agent.store.moved import StoreMovedError
-from rankmesh_agent.store.records import State
+from rankmesh_agent.store.records import StoreState
 from rankmesh_agent.store.replicate import BEGIN, COMPLETE, Replicate
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
@@ -31,19 +30,6 @@ fewer than SILENT_SECONDS, so the owner cannot have gone on without it."""
 _PING_SECONDS = 1.0
 
 _log = logging.getLogger("rankmesh.store")
-
-
-class Connection(Protocol):
-    """A connection to the replica, as StoreClient makes it."""
-
-    def call(self, command: Replicate, timeout: float) -> None:
-        """Send a command, and return when it has been executed."""
-
-    def shutdown(self) -> None:
-        """End it, and a call that waits for it."""
-
-    def close(self) -> None:
-        """Close it."""
 
 
 class Replicator:
@@ -77,7 +63,7 @@ class Replicator:
         self._rank = -1
         self._closed = False
         self._client: StoreClient | None = None
-        self._connection: Connection | None = None
+        self._connection: ClientConnection | None = None
 
     def send(self, parts: list[bytes]) -> None:
         """Send a record of a change that is about to be made; return when the replica has it, if there is one.
@@ -162,7 +148,7 @@ class Replicator:
             self._connection = None
 
 
-class Pinger(threading.Thread):
+class KeepaliveThread(threading.Thread):
     """Thread of an owner that shows its replica that it lives.
 
     Args:
@@ -195,7 +181,7 @@ class Replica:
     """
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = StoreState()
         self._source = b""
         self._complete = self._ended = False
         self._responded = self._confirmed = -math.inf
@@ -208,7 +194,7 @@ class Replica:
             command: has the records.
         """
         if command.flags & BEGIN:
-            self.state, self._source = State(), connection
+            self.state, self._source = StoreState(), connection
             self._complete = self._ended = False
         if connection != self._source or self._ended:
             return False
@@ -231,10 +217,10 @@ class Replica:
 
     @property
     def current(self) -> bool:
-        """Whether the replica has all that the owner has acknowledged, as far as it knows."""
+        """True if the replica has, as far as it knows, all that the owner has acknowledged."""
         return self._complete
 
     @property
     def usable(self) -> bool:
-        """Whether the owner is gone, and the replica has all that it acknowledged."""
+        """True if the owner is gone, and the replica has all that it acknowledged."""
         return self._complete and self._ended

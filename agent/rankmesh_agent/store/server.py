@@ -34,7 +34,7 @@ from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.ownership import Ownership
-from rankmesh_agent.store.records import Origin
+from rankmesh_agent.store.records import RequestId
 from rankmesh_agent.store.replicate import Replicate
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
@@ -250,19 +250,19 @@ class StoreServer:
 
     def _undo(self, connection: Connection, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
-        origin = Origin(connection.name, request.seq)
-        self._execute_as(origin, lambda: request.command.undo(self._table, request.future.result()))
+        request_id = RequestId(connection.name, request.seq)
+        self._execute_as(request_id, lambda: request.command.undo(self._table, request.future.result()))
 
-    def _execute_as(self, origin: Origin, execute: Callable[[], T]) -> T:
+    def _execute_as(self, request_id: RequestId, execute: Callable[[], T]) -> T:
         """Return what ``execute`` returns; the changes that it makes are recorded as those of a request."""
         log = None if self._ownership is None else self._ownership.log
         if log is None:
             return execute()
-        log.request.origin = origin
+        log.request.request_id = request_id
         try:
             return execute()
         finally:
-            log.request.origin = None
+            log.request.request_id = None
 
     def _on_ready(self, connection: Connection) -> None:
         """Send or receive on a connection that is ready for it."""
@@ -348,10 +348,10 @@ class StoreServer:
         if ownership is not None and not ownership.acquire():
             connection.send(store_frames.encode_moved(seq, ownership.referral()))
             return
-        origin = Origin(connection.name, seq)
+        request_id = RequestId(connection.name, seq)
         if flags & store_frames.RETRY:
-            origin = _retried(parts.pop(0) if parts else b"")
-            frame = self._cached_response(origin)
+            request_id = _retried(parts.pop(0) if parts else b"")
+            frame = self._cached_response(request_id)
             if frame is not None:
                 frame = store_frames.with_seq(frame, seq)
                 connection.last = (seq, frame)
@@ -363,12 +363,12 @@ class StoreServer:
             if ownership is None or not command.writes:
                 found = command.try_execute(self._table)
             else:
-                found = self._execute_as(origin, partial(command.try_execute, self._table))
+                found = self._execute_as(request_id, partial(command.try_execute, self._table))
             if found is None:
                 assert isinstance(command, Waiting)
                 if seconds <= 0:
                     raise command.timeout_error(self._table)
-                future = self._execute_as(origin, partial(command.start, self._table))
+                future = self._execute_as(request_id, partial(command.start, self._table))
                 request = PendingRequest(next(self._sequence), seq, command, future)
                 connection.pending = request
                 self._set_timer(seconds, connection, request.number)
@@ -397,9 +397,8 @@ class StoreServer:
         """Respond to a request that has waited, in the thread that completed it."""
         if connection.pending is not request:  # it timed out already, or its client has closed the connection
             return
-        if (
-            future.cancelled()
-        ):  # the table is closed, or another rank's: the clients must not repeat their requests here
+        # The table is closed, or another rank's: the clients must not repeat their requests here.
+        if future.cancelled():
             if self._ownership is None or not self._ownership.can_own:
                 self._stop()
             else:
@@ -427,9 +426,9 @@ class StoreServer:
         if not sent:
             self._undo(connection, request)
 
-    def _cached_response(self, origin: Origin) -> bytes | None:
+    def _cached_response(self, request_id: RequestId) -> bytes | None:
         """Return the response to a request that was executed already; None if it was not, and never will be."""
-        name, seq = origin
+        name, seq = request_id
         broken = self._by_name.get(name)
         if broken is not None:
             request = broken.take_pending()
@@ -490,14 +489,14 @@ class StoreServer:
             self._close_connection(connection)
 
 
-def _retried(identity: bytes) -> Origin:
+def _retried(identity: bytes) -> RequestId:
     """Return the request that a retry repeats.
 
     Raises:
         ProtocolError: ``identity`` does not identify a request.
     """
     try:
-        return Origin(*store_frames.RETRIED_REQUEST.unpack(identity))
+        return RequestId(*store_frames.RETRIED_REQUEST.unpack(identity))
     except struct.error:
         raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
 

@@ -18,7 +18,7 @@ Changes = Mapping[str, bytes | None]
 T = TypeVar("T")
 
 
-class Log(Protocol):
+class TableLog(Protocol):
     """Record of a table's changes. Each method is called with the table's lock held, before the change is made."""
 
     def changed(self, changes: Changes, result: Any) -> None:
@@ -27,14 +27,14 @@ class Log(Protocol):
     def pushed(self, key: str, value: bytes, *, first: bool) -> None:
         """Record that a value is appended to a queue, or put back at its head."""
 
-    def popped(self, key: str, value: bytes, origin: Any) -> None:
-        """Record that the first value of a queue is removed, by the request of ``origin``."""
+    def popped(self, key: str, value: bytes, request_id: Any) -> None:
+        """Record that the first value of a queue is removed, by the request of ``request_id``."""
 
-    def origin(self) -> Any:
+    def request_id(self) -> Any:
         """Return the request that this thread executes."""
 
 
-L = TypeVar("L", bound=Log)
+L = TypeVar("L", bound=TableLog)
 
 
 class Table:
@@ -47,7 +47,7 @@ class Table:
     """
 
     def __init__(self) -> None:
-        self.log: Log | None = None
+        self.log: TableLog | None = None
         # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.
         self._lock = threading.RLock()
         self._values: dict[str, bytes] = {}
@@ -169,7 +169,7 @@ class Table:
                 if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
                     if (log := self.log) is not None:
                         log.pushed(key, value, first=first)
-                        log.popped(key, value, pop.origin)
+                        log.popped(key, value, pop.request_id)
                     break
             else:
                 if self.log is not None:
@@ -186,7 +186,7 @@ class Table:
             if queue is None:
                 return None
             if self.log is not None:
-                self.log.popped(key, queue[0], self.log.origin())
+                self.log.popped(key, queue[0], self.log.request_id())
             value = queue.popleft()
             if not queue:
                 del self._queues[key]
@@ -200,7 +200,7 @@ class Table:
         future = _Pop()
         with self._lock:
             if self.log is not None:
-                future.origin = self.log.origin()
+                future.request_id = self.log.request_id()
             value = self.pop_one(key)
             if value is not None:
                 future.set_result(value)
@@ -301,7 +301,7 @@ class Table:
 class _Pop(Future[bytes]):
     """A wait for a value of a queue."""
 
-    origin: Any = None
+    request_id: Any = None
     """The request that waits, as the log has it."""
 
 

@@ -59,7 +59,7 @@ function failedGroups({ groups, ranks }) {
 }
 
 function heldUp({ inflight }) {
-  const wrong = inflight.filter(({ age, missing, held_up: told }) => told ?? (age >= HELD_UP_S && missing.length > 0));
+  const wrong = inflight.filter(({ age, missing, held_up }) => held_up ?? (age >= HELD_UP_S && missing.length > 0));
   return wrong.map(({ job, epoch, group, name, op, seq, missing }) => ({
     key: JSON.stringify(["op", job, epoch, group, seq]),
     state: "suspect",

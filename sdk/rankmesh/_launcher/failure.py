@@ -26,7 +26,7 @@ def root_cause(first: int, named: Mapping[int, Sequence[int]], failed: Sequence[
     return chain[-1]
 
 
-class Failure:
+class JobFailure:
     """The failure of a job, as one node knows it.
 
     Args:

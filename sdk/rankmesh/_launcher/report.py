@@ -6,11 +6,11 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 
-from rankmesh._launcher.failure import Failure
+from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.rank import ExitStatus, Rank
 
 
-def failure_report(failure: Failure, ranks: Sequence[Rank]) -> Iterator[bytes]:
+def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes]:
     """Yield the lines of a failure report: the cause, the last output of its rank, the exit status of the others.
 
     If the cause is on another node, or had to be ended, the last output is of the rank that ended first.
@@ -41,7 +41,7 @@ def failure_report(failure: Failure, ranks: Sequence[Rank]) -> Iterator[bytes]:
             yield _line(f"rank {rank.number}: {f'{why} ({how})' if why else how}")
 
 
-def _elsewhere(failure: Failure, ranks: Sequence[Rank]) -> str:
+def _elsewhere(failure: JobFailure, ranks: Sequence[Rank]) -> str:
     """Return the line on a cause that is on another node, or that had not ended by itself."""
     for rank in ranks:
         if rank.number == failure.cause:

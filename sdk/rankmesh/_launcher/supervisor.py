@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankmesh._launcher.failure import Failure
+from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
 from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
@@ -79,12 +79,12 @@ class Supervisor:
             return failure.exit_code
         return 128 + self.signal if self.signal else 0
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> JobFailure | None:
         """Return the failure of the job as far as it is known, None without one."""
         if self.first_failure is None:
             return None
         named = {report.rank: report.failed_ranks for report in self._failures.reports()}
-        return Failure(self.first_failure, self._ranks, named, self.elsewhere())
+        return JobFailure(self.first_failure, self._ranks, named, self.elsewhere())
 
     def run(self) -> None:
         """Run until all ranks have ended and are released."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReports, LaunchedAs
+from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports import shared_memory
@@ -118,8 +118,8 @@ def _report_until(
     ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
 ) -> None:
     job, size = settings.job, rendezvous.world_size
-    launched = LaunchedAs(settings.local_rank, settings.local_size)
-    reports = JoinReports(job, size, deadline, launched)
+    launched = LocalRankInfo(settings.local_rank, settings.local_size)
+    reports = JoinReporter(job, size, deadline, launched)
     client = HttpClient(settings.token)
     try:
         while not ended.wait(reports.seconds_to_next()):

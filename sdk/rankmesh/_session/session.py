@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rankmesh._launcher.failure_file import FailureReport
-from rankmesh._session import process_end
+from rankmesh._session import process_exit
 from rankmesh._session.backend import Backend, BackendOptions, Engines
 from rankmesh._session.debug import DebugLevel, get_debug_level
-from rankmesh._session.process_end import ProcessEnd
+from rankmesh._session.process_exit import ProcessExit
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.fork import reset_lock
@@ -168,7 +168,7 @@ class Session:
 
         return AgentStore(self.agent, timedelta_of(self.group._communicator.timeout))
 
-    def close(self, end: ProcessEnd) -> None:
+    def close(self, end: ProcessExit) -> None:
         """Leave the job; the other ranks' errors report how this process ends."""
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             steps.callback(self.rendezvous.close)
@@ -223,7 +223,7 @@ def join(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             waited = f"interrupted after {time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
-            process_end.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
+            process_exit.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
         rendezvous.close()
         raise
     try:
@@ -235,7 +235,7 @@ def join(
     session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
-        process_end.watch_exit()
+        process_exit.watch_exit()
     _sessions.append(session)
     return session
 
@@ -263,8 +263,8 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-            process_end.unwatch_exit()
-    session.close(process_end.at_destroy(sys.exception()))
+            process_exit.unwatch_exit()
+    session.close(process_exit.at_destroy(sys.exception()))
 
 
 def require_session() -> Session:
@@ -299,7 +299,7 @@ def leave_at_exit() -> None:
 
     Does nothing the second time.
     """
-    end = process_end.at_exit()
+    end = process_exit.at_exit()
     with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
         for session in _take_all():
             steps.callback(session.close, end)
@@ -309,7 +309,7 @@ def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
     atexit.unregister(leave_at_exit)
     reset_lock(lock)
-    process_end.unwatch_exit()
+    process_exit.unwatch_exit()
     for session in _take_all():
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rankmesh_agent.membership import join_reports
-from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReports, LaunchedAs
+from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import UNASSIGNED, Member
 
@@ -25,9 +25,9 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "rankmesh")
 
-    def run(world_size: int, members: list[Member], me: int = 0, launched: LaunchedAs = NOT_LAUNCHED) -> list[str]:
+    def run(world_size: int, members: list[Member], me: int = 0, launched: LocalRankInfo = NOT_LAUNCHED) -> list[str]:
         caplog.clear()
-        JoinReports("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], members)
+        JoinReporter("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], members)
         return [re.sub(r"^waiting for (.*); 0 s of 300 s .*", r"\1", text) for text in caplog.messages]
 
     return run
@@ -35,7 +35,7 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
-    reports = JoinReports("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports = JoinReporter("job", 2, Deadline(300), NOT_LAUNCHED)
     reports.ranks_missing(URL, member(0), [member(0)])
     assert caplog.messages == [
         (
@@ -47,7 +47,7 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
 
 def test_nodes_of_a_launcher(logged):
     first = [member(rank) for rank in range(4)]
-    launched = LaunchedAs(0, 4)
+    launched = LocalRankInfo(0, 4)
     assert logged(8, first, launched=launched) == [
         "1 of 2 nodes: node 0 (a, ranks 0-3) is here, ranks 4-7 are missing (node 1)"
     ]
@@ -75,19 +75,19 @@ def test_one_rank_of_a_host_reports_and_not_every_host(logged):
 
 
 @pytest.mark.parametrize(
-    ("launched", "reports"), [(LaunchedAs(0, 4), True), (NOT_LAUNCHED, True), (LaunchedAs(1, 4), False)]
+    ("launched", "reports"), [(LocalRankInfo(0, 4), True), (NOT_LAUNCHED, True), (LocalRankInfo(1, 4), False)]
 )
 def test_a_gateway_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: LaunchedAs, reports: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: LocalRankInfo, reports: bool
 ):
     monkeypatch.setattr(join_reports, "GATEWAY_SECONDS", 0.0)
-    JoinReports("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
+    JoinReporter("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
     text = f"rank 4 (a, pid 104) still waits for the gateway at {URL}: connection refused; 0 s of 300 s have passed"
     assert caplog.messages == [text] * reports
 
 
 def test_the_interval(caplog: pytest.LogCaptureFixture):
-    reports = JoinReports("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports = JoinReporter("job", 2, Deadline(300), NOT_LAUNCHED)
     assert 0 < reports.seconds_to_next() <= join_reports.REPORT_SECONDS
     reports.ranks_missing(URL, member(0), [member(0)])
     reports.gateway_missing(URL, member(0), "connection refused")

@@ -43,7 +43,7 @@ class Ranks:
                 self.graphs[peer].on_frame(rank, header, payload)
 
     def blamed(self, rank: int) -> list[int]:
-        return self.graphs[rank].culprits(self.waits_for[rank], GROUP, SEQ).ranks
+        return self.graphs[rank].stragglers(self.waits_for[rank], GROUP, SEQ).ranks
 
 
 @pytest.fixture

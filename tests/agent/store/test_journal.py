@@ -13,7 +13,7 @@ from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.journal import KEPT_BYTES, Journal
 from rankmesh_agent.store.ownership import Ownership
-from rankmesh_agent.store.records import Origin, State, encode, encode_one, snapshot
+from rankmesh_agent.store.records import RequestId, StoreState, encode, encode_one, snapshot
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.schemas import Member
@@ -37,12 +37,12 @@ class Ranks:
         for each in self.ownerships:
             each.start()
 
-    def execute(self, rank: int, command: Command[Any], origin: Origin | None = None) -> Any:
+    def execute(self, rank: int, command: Command[Any], request_id: RequestId | None = None) -> Any:
         log = self.ownerships[rank].log
         assert log is not None
-        log.request.origin = origin
+        log.request.request_id = request_id
         (result,) = command.try_execute(self.tables[rank]) or (None,)
-        log.request.origin = None
+        log.request.request_id = None
         return result
 
     def blocks(self) -> int:
@@ -159,9 +159,9 @@ def test_the_memory_is_bounded_and_the_state_outlives_snapshots(ranks: Ranks) ->
 
 
 def test_the_next_owner_knows_the_replies(ranks: Ranks) -> None:
-    ranks.execute(0, commands.Add("sum", 5), Origin(b"connection", 7))
+    ranks.execute(0, commands.Add("sum", 5), RequestId(b"connection", 7))
     ranks.execute(0, commands.QueuePush("queue", b"taken"))
-    ranks.execute(0, commands.QueuePop("queue"), Origin(b"other", 1))
+    ranks.execute(0, commands.QueuePop("queue"), RequestId(b"other", 1))
     for _ in range(3):  # replies are in snapshots, too
         ranks.execute(0, commands.Set("fills the journal", bytes(KEPT_BYTES)))
     ranks.lost.add(0)
@@ -179,14 +179,14 @@ def test_the_next_owner_knows_the_replies(ranks: Ranks) -> None:
 
 def test_a_value_that_returns_to_its_queue_was_never_taken(ranks: Ranks) -> None:
     ranks.execute(0, commands.QueuePush("queue", b"1"))
-    origin = Origin(b"connection", 3)
+    request_id = RequestId(b"connection", 3)
     pop = commands.QueuePop("queue")
-    value = ranks.execute(0, pop, origin)
+    value = ranks.execute(0, pop, request_id)
     log = ranks.ownerships[0].log
     assert log is not None
-    log.request.origin = origin
+    log.request.request_id = request_id
     pop.undo(ranks.tables[0], value)
-    log.request.origin = None
+    log.request.request_id = None
     ranks.lost.add(0)
     assert ranks.ownerships[1].acquire()
     assert ranks.tables[1].length("queue") == 1
@@ -198,9 +198,9 @@ def test_a_value_that_returns_to_its_queue_was_never_taken(ranks: Ranks) -> None
 def test_a_waiting_pop_is_recorded_as_its_own_request(ranks: Ranks) -> None:
     log = ranks.ownerships[0].log
     assert log is not None
-    log.request.origin = Origin(b"waiter", 2)
+    log.request.request_id = RequestId(b"waiter", 2)
     future = commands.QueuePop("queue", 60).start(ranks.tables[0])
-    ranks.execute(0, commands.QueuePush("queue", b"1"), Origin(b"pusher", 4))
+    ranks.execute(0, commands.QueuePush("queue", b"1"), RequestId(b"pusher", 4))
     assert future.result(0) == b"1"
     ranks.lost.add(0)
     assert ranks.ownerships[1].acquire()
@@ -211,16 +211,16 @@ def test_a_waiting_pop_is_recorded_as_its_own_request(ranks: Ranks) -> None:
 
 
 def test_records_and_snapshots_lead_to_the_same_state() -> None:
-    state = State()
+    state = StoreState()
     for parts in (
-        encode(1, [("a", b"1"), ("grüße", b""), ("c", b"3")], Origin(b"x", 1), b"reply"),
+        encode(1, [("a", b"1"), ("grüße", b""), ("c", b"3")], RequestId(b"x", 1), b"reply"),
         encode(1, [("c", None)]),
         encode(2, [("q", b"1")]),
         encode(3, [("q", b"0")]),
-        encode(4, [("q", None)], Origin(b"y", 2), b"other"),
+        encode(4, [("q", None)], RequestId(b"y", 2), b"other"),
     ):
         state.apply(b"".join(parts))
-    again = State()
+    again = StoreState()
     for parts in snapshot(state.values, state.queues, state.replies):
         again.apply(b"".join(parts))
     assert vars(state) == vars(again)

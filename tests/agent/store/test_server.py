@@ -31,7 +31,7 @@ from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTim
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import codec, idempotency, server
-from rankmesh_agent.store.client import StoreClient, _Connection
+from rankmesh_agent.store.client import ClientConnection, StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.http_client import BlockingHttpStore
@@ -137,7 +137,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def waits(owned) -> Callable[..., None]:
-    """Waits until so many calls wait for a key or a queue."""
+    """KeyWaits until so many calls wait for a key or a queue."""
 
     def wait(key: str = "k", count: int = 1) -> None:
         table = owned.table
@@ -215,7 +215,7 @@ class TestAConnection:
                 theirs.sendall(data[begin : begin + size])
                 time.sleep(pause)
 
-        with theirs, contextlib.closing(_Connection(ours)) as line:
+        with theirs, contextlib.closing(ClientConnection(ours)) as line:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
             answering = threads.submit(answer)
             if isinstance(result, bytes):
@@ -521,7 +521,7 @@ class TestBrokenConnections:
                 raise StreamClosedError
             return b"v"
 
-        monkeypatch.setattr(_Connection, "call", ask)
+        monkeypatch.setattr(ClientConnection, "call", ask)
         assert store.execute(Get("k", 30.0)) == b"v"
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95

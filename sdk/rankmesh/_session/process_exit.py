@@ -21,7 +21,7 @@ _Code = str | int | None
 _WITHOUT = "without destroy_process_group"
 
 
-class ProcessEnd(NamedTuple):
+class ProcessExit(NamedTuple):
     """How a process ends.
 
     Attributes:
@@ -37,7 +37,7 @@ class ProcessEnd(NamedTuple):
     exit_text: str = ""
 
 
-class _ExitWatch:
+class _ExitHook:
     """Takes the place of ``sys.exit``, and records the status and the place of the latest call in the main thread.
 
     Args:
@@ -65,14 +65,14 @@ class _ExitWatch:
         return exit_status(self._status)
 
 
-_watch: _ExitWatch | None = None
+_watch: _ExitHook | None = None
 
 
 def watch_exit() -> None:
     """Watch the calls of ``sys.exit`` from now on. Does nothing the second time."""
     global _watch
     if _watch is None:
-        _watch = _ExitWatch(sys.exit)
+        _watch = _ExitHook(sys.exit)
         sys.exit = _watch
 
 
@@ -116,31 +116,31 @@ class _ExceptHook:
             print(line, file=sys.stderr)
 
 
-def at_exit() -> ProcessEnd:
+def at_exit() -> ProcessExit:
     """Return how the process ends; for exit handlers."""
     error = getattr(sys, "last_value", None)  # Python keeps an uncaught exception there
     if error is not None and not hasattr(sys, "ps1"):  # an interactive session goes on after an exception
         return _ended_with(error)
     status = None if _watch is None else _watch.status()
     if status:
-        return ProcessEnd(f"it exited with status {status} {_WITHOUT}")
+        return ProcessExit(f"it exited with status {status} {_WITHOUT}")
     known = "" if status is None else f" with status {status}"
-    return ProcessEnd(exit_text=f"it exited{known} {_WITHOUT}")
+    return ProcessExit(exit_text=f"it exited{known} {_WITHOUT}")
 
 
-def at_destroy(error: BaseException | None) -> ProcessEnd:
+def at_destroy(error: BaseException | None) -> ProcessExit:
     """Return how the process leaves by destroy_process_group.
 
     Args:
         error: the exception that is being handled, or propagates through a ``finally``; None if there is none.
     """
     if error is None:
-        return ProcessEnd()
-    return ProcessEnd(error=_dist_error(error), exit_text=f"it called destroy_process_group after {_text(error)}")
+        return ProcessExit()
+    return ProcessExit(error=_dist_error(error), exit_text=f"it called destroy_process_group after {_text(error)}")
 
 
-def _ended_with(error: BaseException) -> ProcessEnd:
-    return ProcessEnd(f"it ended with {_text(error)}", True, _dist_error(error))
+def _ended_with(error: BaseException) -> ProcessExit:
+    return ProcessExit(f"it ended with {_text(error)}", True, _dist_error(error))
 
 
 def _text(error: BaseException) -> str:

@@ -28,7 +28,7 @@ def failed_wait_error(failure: DistError, missing: DistError) -> RankFailedError
     )
 
 
-class Wait:
+class KeyWait:
     """One wait for keys.
 
     Attributes:
@@ -46,21 +46,21 @@ class Wait:
         return failed_wait_error(self.failure, missing)
 
 
-class Waits:
+class KeyWaits:
     """The waits under way of one store. For several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._futures: dict[Future[Any], Wait] = {}
+        self._futures: dict[Future[Any], KeyWait] = {}
         self._final: DistError | None = None
 
     def __bool__(self) -> bool:
         return bool(self._futures)
 
     @contextlib.contextmanager
-    def of(self, future: Future[Any]) -> Iterator[Wait]:
+    def of(self, future: Future[Any]) -> Iterator[KeyWait]:
         """Let a failure cancel the future of a wait."""
-        wait = Wait()
+        wait = KeyWait()
         with self._lock:
             self._futures[future] = wait
             wait.failure = self._final
