@@ -95,7 +95,7 @@ class Ownership:
         if self.owned:
             self._start_keepalive()
 
-    # StoreState
+    # State
 
     @property
     def holders(self) -> Sequence[int]:
