@@ -181,6 +181,7 @@ class Ownership:
         """Show the replica that the owner lives, or find another one."""
         log = self.log
         if log is not None and log.replicator is not None and self.owned:
+            log.replicator.probe()
             with self._table.lock:
                 if self.owned:
                     log.replicator.ping()

@@ -243,10 +243,10 @@ class StoreServer:
         if request is not None and not request.future.cancel():
             self._undo(connection, request)
 
-    def _on_peer_closed(self, connection: Connection) -> None:
+    def _on_peer_closed(self, connection: Connection, *, reset: bool = False) -> None:
         """The peer's process has closed the connection, or has ended."""
         if self._ownership is not None:
-            self._ownership.replica.on_closed(connection.name, by_peer=True)
+            self._ownership.replica.on_closed(connection.name, by_peer=True, reset=reset)
 
     def _undo(self, connection: Connection, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
@@ -276,7 +276,7 @@ class StoreServer:
         except BlockingIOError:
             pass
         except ConnectionResetError:
-            self._on_peer_closed(connection)
+            self._on_peer_closed(connection, reset=True)
             self._close_connection(connection)
         except (OSError, DistNetworkError):
             # A port scan, an old version, a wrong token, a client that died: the peer gets no reason.
