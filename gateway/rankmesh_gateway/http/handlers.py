@@ -24,6 +24,8 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Leave,
     Problem,
+    RankGroupInfo,
+    RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.state.registry import Registry
@@ -94,6 +96,16 @@ async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> Lea
     return future.result()
 
 
+async def groups(registry: Registry, _: None, __: Receive) -> list[RankGroupInfo]:
+    """Return the groups of all jobs."""
+    return registry.groups(None)
+
+
+async def ranks(registry: Registry, _: None, __: Receive) -> list[RankInfo]:
+    """Return the ranks of all jobs."""
+    return registry.ranks(None)
+
+
 async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
     """Return the gateway's id, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
@@ -107,9 +119,12 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
+    ("GET", "/v1/ranks"): (None, ranks),
+    ("GET", "/v1/groups"): (None, groups),
     ("GET", "/health"): (None, health),
 }
-"""By method and path, the type of the body and the handler of all that ranks and agents send while a job runs."""
+"""By method and path, the type of the body and the handler of all that ranks and agents send while a job runs, and of
+what ``rankmesh diagnose`` requests of a stuck job; without a query."""
 
 
 def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
