@@ -9,6 +9,7 @@ import typer
 
 from rankmesh._cli import store
 from rankmesh._cli.bench import bench
+from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
 from rankmesh._cli.groups import groups
@@ -73,6 +74,7 @@ def agent(context: typer.Context) -> None:
 
 app.command()(status)
 app.command()(groups)
+app.command()(diagnose)
 app.command()(stacks)
 app.command()(doctor)
 app.command()(bench)

@@ -18,7 +18,7 @@ class Place(NamedTuple):
 
     Attributes:
         file, line, function, code: the line.
-        library: the innermost call of a library that the line makes, empty if there is none.
+        library: the function of a library that the line calls, empty if there is none.
         in_rankmesh: whether the line calls RankMesh.
     """
 
@@ -54,7 +54,7 @@ def place_of(threads: Sequence[Thread], *, waits: bool) -> Place | None:
         assert index is not None
         frame, inner = thread["frames"][index], thread["frames"][index + 1 :]
         own = any(each["origin"] == "rankmesh" for each in inner)
-        library = f"{short(inner[-1])} {inner[-1]['function']}" if inner and not own else ""
+        library = str(inner[0]["function"]) if inner and not own else ""
         places.append(Place(frame["file"], frame["line"], frame["function"], frame["code"], library, own))
     calling = [place for place in places if place.in_rankmesh]
     return next(iter(calling if waits and calling else places), None)

@@ -6,12 +6,11 @@ import json
 import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, CommandError
+from rankmesh._cli.reports import RankReport, Snapshot
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.upgrade import connect_upgraded
@@ -22,36 +21,6 @@ from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
 
 _CONCURRENCY = 128
 _CHUNK_BYTES = 1 << 18
-
-Snapshot = dict[str, Any]
-"""The JSON of wire.snapshot.RankSnapshot."""
-
-
-@dataclass
-class RankReport:
-    """A rank, as the gateway, its agent and this host's kernel report it.
-
-    Attributes:
-        job, epoch, rank, host, pid, url: the rank.
-        state, reason, heartbeat_age: see RankInfo.
-        snapshot: of the agent, None if it does not answer.
-        error: the reason why it does not.
-        process: state letter of the process, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no
-            such process; empty if it is on another host, or the agent answers.
-    """
-
-    job: str
-    epoch: int
-    rank: int
-    host: str
-    pid: int
-    url: str
-    state: str
-    reason: str = ""
-    heartbeat_age: float = 0.0
-    snapshot: Snapshot | None = None
-    error: str = ""
-    process: str = ""
 
 
 def fetch_reports(

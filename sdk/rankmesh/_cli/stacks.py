@@ -13,7 +13,8 @@ from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, command, print_e
 from rankmesh._cli.frames import Frame, Thread, folded, short, user_threads
 from rankmesh._cli.humanize import printable, ranks
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
-from rankmesh._cli.snapshots import RankReport, fetch_reports
+from rankmesh._cli.reports import RankReport
+from rankmesh._cli.snapshots import fetch_reports
 
 PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
 PATIENCE = 1.0
