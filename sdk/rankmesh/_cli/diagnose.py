@@ -11,7 +11,6 @@ from rankmesh._cli.exit_codes import NEGATIVE, OK, command, write
 from rankmesh._cli.humanize import printable
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.reports import RankReport
-from rankmesh._cli.snapshots import fetch_reports
 from rankmesh._cli.stacks import PATIENCE, PatienceOption
 from rankmesh._cli.verdict import Finding, findings
 
@@ -29,6 +28,8 @@ def diagnose(
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
     failed; 3: no gateway answers.
     """
+    from rankmesh._cli.snapshots import fetch_reports
+
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
         reports = fetch_reports(service, job, patience, settings().shm_dir)
         silent = any(report.snapshot is None for report in reports)

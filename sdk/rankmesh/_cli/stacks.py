@@ -14,7 +14,6 @@ from rankmesh._cli.frames import Frame, Thread, folded, short, user_threads
 from rankmesh._cli.humanize import printable, ranks
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.reports import RankReport
-from rankmesh._cli.snapshots import fetch_reports
 
 PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
 PATIENCE = 1.0
@@ -34,6 +33,8 @@ def stacks(
 
     Exit code 0: all of them answer; 1: there is no such rank; 3: no gateway, or one of the ranks, answers.
     """
+    from rankmesh._cli.snapshots import fetch_reports
+
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
         reports = fetch_reports(service, job, patience, settings().shm_dir, set(rank or ()))
     missing = sorted(set(rank or ()) - {report.rank for report in reports})

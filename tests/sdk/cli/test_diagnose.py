@@ -139,7 +139,7 @@ KINDS = [
         if rank == 1:
             dist.recv(large, 0, tag=5)
         """,
-        "dist.recv(large, 0, tag=5)",
+        "dist.send(large, 1, tag=4)",
     ),
     Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [2, 3], [0, 1], line="dist.recv(data, 3)"),
 ]
@@ -219,7 +219,7 @@ def test_it_says_what_the_page_says(ranks: Ranks, stuck: Stuck):
         source = job.script.read_text().splitlines()
     assert found["ranks"] == stuck.ranks
     if stuck.line:
-        place = found["places"][str(stuck.ranks[-1])]
+        place = found["places"][str(stuck.ranks[0])]
         assert stuck.line in source[int(place.rpartition(":")[2]) - 1]
     for rank in stuck.waiting:
         assert found["places"][str(rank)] == f"{job.script}:{len(source)}"
