@@ -47,7 +47,7 @@ class GatewayApplication:
             await self._lifespan(receive, send)
             return
         method, path = scope.get("method", ""), scope["path"]
-        if (method, path) not in handlers.FREQUENT or scope.get("query_string"):
+        if (method, path) not in handlers.FREQUENT:
             await self._forward(scope, receive, send)
             return
         kind, handler = handlers.FREQUENT[method, path]

@@ -24,10 +24,9 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Leave,
     Problem,
-    RankGroupInfo,
-    RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.schemas import RegistrySnapshot
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
@@ -96,14 +95,9 @@ async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> Lea
     return future.result()
 
 
-async def groups(registry: Registry, _: None, __: Receive) -> list[RankGroupInfo]:
-    """Return the groups of all jobs."""
-    return registry.groups(None)
-
-
-async def ranks(registry: Registry, _: None, __: Receive) -> list[RankInfo]:
-    """Return the ranks of all jobs."""
-    return registry.ranks(None)
+async def snapshot(registry: Registry, _: None, __: Receive) -> RegistrySnapshot:
+    """Return the ranks and groups of all jobs."""
+    return RegistrySnapshot(registry.ranks(), registry.groups())
 
 
 async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
@@ -119,12 +113,11 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
-    ("GET", "/v1/ranks"): (None, ranks),
-    ("GET", "/v1/groups"): (None, groups),
+    ("GET", "/v1/snapshot"): (None, snapshot),
     ("GET", "/health"): (None, health),
 }
 """By method and path, the type of the body and the handler of all that ranks and agents send while a job runs, and of
-what ``rankmesh diagnose`` requests of a stuck job; without a query."""
+what ``rankmesh diagnose`` requests when it is stuck."""
 
 
 def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:

@@ -31,9 +31,8 @@ def diagnose(
     from rankmesh._cli.snapshots import fetch_reports
 
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
-        reports = fetch_reports(service, job, patience, settings().shm_dir)
-        silent = any(report.snapshot is None for report in reports)
-        found = findings(reports, service.get("/v1/groups") if silent else ())
+        reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
+        found = findings(reports, groups)
         if json:
             json_output.write(_document(reports, found, service.url))
         else:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, CommandError
@@ -21,12 +22,16 @@ from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
 
 _CONCURRENCY = 128
 _CHUNK_BYTES = 1 << 18
+_STOPPED_SECONDS = 0.2
+"""Seconds in which the agent of a stopped process must answer: it cannot."""
 
 
 def fetch_reports(
     gateway: ServiceClient, job: str, patience: float, shm_dir: str, ranks: Collection[int] = ()
-) -> list[RankReport]:
-    """Return the ranks of the newest epoch of each job, with their snapshots; those that have left are not among them.
+) -> tuple[list[RankReport], list[dict[str, Any]]]:
+    """Return the ranks of the newest epoch of each job, with their snapshots, and all groups as the gateway lists them.
+
+    Ranks that have left are not among them.
 
     Args:
         gateway: client of the gateway.
@@ -42,7 +47,9 @@ def fetch_reports(
     local: dict[int, bool] = {}
     reports = []
     try:
-        listed = [each for each in gateway.get("/v1/ranks") if job in ("", each["job"])]
+        found = gateway.get("/v1/snapshot")
+        listed = [each for each in found["ranks"] if job in ("", each["job"])]
+        groups = list(found["groups"])
         newest: dict[str, int] = {}
         for each in listed:
             newest[each["job"]] = max(each["epoch"], newest.get(each["job"], 0))
@@ -68,8 +75,10 @@ def fetch_reports(
     def fetch(report: RankReport) -> None:
         if report.state == "joining":
             return
+        stopped = local[id(report)] and process_state(report.pid) in ("T", "t")
+        limit = min(patience, _STOPPED_SECONDS) if stopped else patience
         try:
-            report.snapshot = fetch_snapshot(report.url, gateway.token, patience)
+            report.snapshot = fetch_snapshot(report.url, gateway.token, limit)
             if report.snapshot is None:
                 report.error = "its agent has no rank any more"
         except (OSError, ValueError, DistError) as error:
@@ -82,7 +91,7 @@ def fetch_reports(
             list(pool.map(fetch, reports))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    return reports
+    return reports, groups
 
 
 def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
