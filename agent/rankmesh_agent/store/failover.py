@@ -51,6 +51,9 @@ class OwnerCache:
         ownership: this rank's part in the ownership.
         members: all ranks, by rank.
         has_left: returns whether this rank has left the job.
+
+    Attributes:
+        world: the ranks in the world now, by number.
     """
 
     def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
@@ -58,16 +61,16 @@ class OwnerCache:
         self.members = members
         self.has_left = has_left
         self.current = min(members)
-        self._world: Sequence[int] = sorted(members)
+        self.world: Sequence[int] = sorted(members)
 
     def renumber(self, world: Sequence[int]) -> None:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
-        self._world = world
+        self.world = world
 
     def named(self, rank: int) -> RankLabel:
         """Return a rank for error messages."""
-        if rank in self._world:
-            number = self._world.index(rank)
+        if rank in self.world:
+            number = self.world.index(rank)
             return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
         return RankLabel(f"{self.members[rank].described()} of the first world", ())
 
@@ -109,7 +112,7 @@ class Failover:
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
-            lost = [owners.named(rank) for rank in sorted(owners.ownership.holders)]
+            lost = [owners.named(rank) for rank in owners.ownership.holders(owners.world)]
             names = ", ".join(each.text for each in lost)
             raise DistNetworkError(
                 f"the job's store is lost with {names}: no rank that is left has a copy",

@@ -21,6 +21,7 @@ from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store.records import SET, encode_one
 from rankmesh_agent.store.replicate import ABANDON, BEGIN, COMPLETE, Replicate
 from rankmesh_agent.store.replication import Replica
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.store_frames import UPGRADE
 
@@ -149,6 +150,30 @@ def test_an_owner_waits_longer_for_a_replica_that_it_cannot_tell(mesh, monkeypat
     monkeypatch.setattr(replication, "_wait_for_end", lambda connection, seconds: waited.append(seconds))
     ranks.store.execute(Set("second", b"2"))
     assert 590 < waited[0] < 600
+
+
+@pytest.fixture
+def lost(mesh) -> Mesh:
+    """Ranks 1 and 2 of three, the first of which has been shrunk away; rank 1 has the store, and has no replica."""
+    ranks = mesh("abc")
+    ranks.store.execute(Set("key", b"value"))
+    ranks.silence(2)
+    for rank in (1, 2):
+        ranks.ranks[rank].exclude([0])
+    with contextlib.closing(ranks.ranks[1].blocking()) as store:
+        assert store.execute(Get("key")) == b"value"
+    for rank in (1, 2):
+        ranks.ranks[rank].renumber([1, 2])
+    return ranks
+
+
+def test_a_lost_store_names_the_ranks_of_the_world_as_it_is_now(lost):
+    lost.servers[1].close()
+    lost.lost.add(1)
+    with contextlib.closing(lost.ranks[2].blocking()) as store, pytest.raises(DistNetworkError) as caught:
+        store.execute(Get("key"))
+    assert "the job's store is lost with rank 0 (here, pid " in str(caught.value)
+    assert caught.value.ranks == (0,)
 
 
 # The replica's side
