@@ -95,7 +95,7 @@ class Ownership:
         if self.owned:
             self._start_keepalive()
 
-    # StoreState
+    # State
 
     def holders(self, world: Collection[int]) -> Sequence[int]:
         """Return the ranks with which the store is lost, if it is: those of its first host, unless only others can be.

@@ -288,7 +288,9 @@ class StoreServer:
     def _receive(self, connection: Connection) -> None:
         """Receive, and take the next step once all of its bytes have come."""
         received = connection.received
-        data: bytes | bytearray = connection.sock.recv(_READ_MORE if received else _READ)
+        # The exact size, as malloc maps a larger buffer anew each time; and a byte more, for a request that follows.
+        size = min(connection.wanted - len(received) + 1, _READ_MORE) if received else _READ
+        data: bytes | bytearray = connection.sock.recv(size)
         if not data:
             self._on_peer_closed(connection)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
@@ -345,7 +347,7 @@ class StoreServer:
                 return
             connection.send(codec.encode_result(seq, None))
             return
-        if ownership is not None and not ownership.acquire():
+        if ownership is not None and not (ownership.owned or ownership.acquire()):
             connection.send(store_frames.encode_moved(seq, ownership.referral()))
             return
         request_id = RequestId(connection.name, seq)
