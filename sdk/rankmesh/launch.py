@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -30,7 +30,6 @@ from rankmesh._launcher.pdeathsig import pdeathsig
 from rankmesh._launcher.plan import Plan, plan
 from rankmesh._launcher.rank import Rank
 from rankmesh._launcher.report import failure_report, stop_report
-from rankmesh._launcher.restarts import RestartAgreement
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
@@ -39,6 +38,9 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+
+if TYPE_CHECKING:
+    from rankmesh._launcher.restarts import RestartAgreement
 
 _GOODBYE_SECONDS = 4.0
 """Time limit for the launchers of other nodes to learn that the job is over."""
@@ -106,6 +108,8 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         agreement = None
         if job.options.max_restarts and not job.owns_job:
+            from rankmesh._launcher.restarts import RestartAgreement
+
             agreement = RestartAgreement(job)
             cleanup.callback(agreement.close)
             cleanup.callback(_end_agreement, agreement, gateway, inbox)

@@ -7,14 +7,17 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
 from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
-from rankmesh._launcher.restarts import RestartAgreement
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
+
+if TYPE_CHECKING:
+    from rankmesh._launcher.restarts import RestartAgreement
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
@@ -125,14 +128,13 @@ class Supervisor:
             match source:
                 case Stream() if not source.closed:
                     source.read_some()
-                case RestartAgreement():
-                    source.acknowledge()
-                    self._on_agreement(source)
                 case TerminalWriter():
                     source.write_some()
                 case SignalPipe():
                     for number in source.read():
                         self._on_signal(number)
+                case _ if self._agreement is not None and source is self._agreement:
+                    self._on_agreement(self._agreement)
         self._handle_deadlines(time.monotonic())
 
     def _watch_pipes(self) -> None:
@@ -185,6 +187,7 @@ class Supervisor:
 
     def _on_agreement(self, agreement: RestartAgreement) -> None:
         """End the ranks if the job is restarted because of a failure on another node."""
+        agreement.acknowledge()
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
         if agreement.is_outdated and self._running() and not begun:
             self._terminate_at = time.monotonic() + self._failure_grace
