@@ -51,6 +51,10 @@ class OwnerCache:
         ownership: this rank's part in the ownership.
         members: all ranks, by rank.
         has_left: returns whether this rank has left the job.
+
+    Attributes:
+        current: the latest known owner.
+        limits: returns the ranks that have had no free descriptor since a time, with their reports.
     """
 
     def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
@@ -58,6 +62,7 @@ class OwnerCache:
         self.members = members
         self.has_left = has_left
         self.current = min(members)
+        self.limits: Callable[[float], Mapping[int, str]] = lambda since: {}
         self._world: Sequence[int] = sorted(members)
 
     def renumber(self, world: Sequence[int]) -> None:
@@ -70,6 +75,18 @@ class OwnerCache:
             number = self._world.index(rank)
             return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
         return RankLabel(f"{self.members[rank].described()} of the first world", ())
+
+    def wait_error(self, command: Command[T], error: DistStoreError) -> DistStoreError:
+        """Return the error of a command that waited in vain; the cause may be a rank that has no free descriptor."""
+        limits = self.limits(time.monotonic() - command.seconds) if command.seconds else {}
+        if not limits:
+            return error
+        found = [(self.named(rank), text) for rank, text in limits.items()]
+        reports = "; ".join(f"{label.text} reports: {text}" for label, text in found)
+        return StoreTimeoutError(
+            f"waited {command.seconds:g} s, but {error.message}; {reports}",
+            ranks=[number for label, _ in found for number in label.ranks],
+        )
 
 
 class Failover:
@@ -155,9 +172,9 @@ class BlockingJobStore(BlockingStore):
                 found = (wait_here(command, self._table, self._waits),)
         except StoreMovedError:  # it was not executed
             pass
-        except DistStoreError:
+        except DistStoreError as error:
             if ownership.words[0] == mine:
-                raise
+                raise self._owners.wait_error(command, error) from None
         else:
             if ownership.words[0] == mine:
                 return found[0]
@@ -203,7 +220,7 @@ class BlockingJobStore(BlockingStore):
             failures: those before the call; now, if None.
         """
         failures = self.failures if failures is None else failures
-        waits = command.seconds > 0.0
+        waits, whole = command.seconds > 0.0, command
         rank = self._owners.current
         attempt = RetryState(failures)
         failover: Failover | None = None
@@ -215,7 +232,7 @@ class BlockingJobStore(BlockingStore):
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
                 failure = self.failure_since(failures) if waits and not command.seconds else None
                 if failure is None:
-                    raise
+                    raise self._owners.wait_error(whole, error) from None
                 raise failed_wait_error(failure, error) from None
             except DistNetworkError as error:
                 if not attempt.may_follow(error):
