@@ -165,7 +165,7 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.failures.reason_to_end(self.member.rank, self._recorder.last_success())[1]
+        return self.group_registry.reason_to_end(self.member.rank, self._recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
@@ -302,7 +302,7 @@ class Agent:
                 self._leaving = True
                 self._heartbeats.stop_soon()
                 since = math.inf if failed else self._recorder.last_success()
-                first, failed_ranks = self.group_registry.failures.reason_to_end(self.member.rank, since)
+                first, failed_ranks = self.group_registry.reason_to_end(self.member.rank, since)
                 if first is None:
                     exit_text = after_error(exit_text, self._recorder.last_error())
                 self.group_registry.leave()

@@ -56,6 +56,8 @@ class GroupMessages:
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
         self.waiting: dict[tuple[int, int], PendingMessage] = {}
+        self.timeout: CollectiveTimeoutError | None = None
+        """The latest message that timed out, unless its time was too short to wait for another rank in earnest."""
         self._sweep_at = _SWEEP_SIZE
 
     def transfer(
@@ -241,6 +243,8 @@ class PendingMessage:
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 self.abandon(error)
                 self._messages.end(self, error)
+                if isinstance(error, CollectiveTimeoutError) and self.deadline.seconds >= MIN_SECONDS:
+                    self._messages.timeout = CollectiveTimeoutError(error.message, **error.details())
             raise
         if done:
             self._messages.end(self, self.transfer.error)

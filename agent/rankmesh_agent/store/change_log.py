@@ -15,8 +15,10 @@ from rankmesh_agent.store.records import Pairs, Replies, RequestId
 from rankmesh_agent.store.replication import Replicator
 from rankmesh_agent.store.table import Changes, Table
 
-_MIN_GARBAGE = 6 << 20
-"""Bytes of records after which the journal begins anew with a snapshot, if the last one was smaller."""
+_MIN_GARBAGE, _WARM_GARBAGE = 1 << 20, 6 << 20
+"""Bytes of records after which the journal begins anew with a snapshot, as a minimum; and as a maximum, unless the last
+snapshot has half as many: memory that the owner has just used is the fastest to write.
+"""
 _MAX_REPLY_BYTES = 64 << 20
 """Maximum size of the replies in a snapshot."""
 _MAX_JOINED = 1 << 14
@@ -73,12 +75,13 @@ class ChangeLog:
     def changed(self, changes: Changes, result: Any) -> None:
         """Record new values, and the result of the command that sets them."""
         request_id = self.request.request_id
-        if request_id is None and len(changes) == 1 and self.replicator is None:
+        if len(changes) == 1 and self.replicator is None:
             ((key, value),) = changes.items()
             if value is not None and len(value) <= _MAX_JOINED:
                 if self._written > self._limit:
                     self.write_snapshot()
-                record = records.encode_one(records.SET, key, value)
+                reply = b"" if request_id is None else self._keep_reply(request_id, result)
+                record = records.encode_one(records.SET, key, value, request_id, reply)
                 self._written += len(record)
                 self._append(record)
                 return
@@ -106,7 +109,8 @@ class ChangeLog:
         for parts in self._snapshot():
             self._write(parts)
         end = self._journal.end
-        self._written, self._limit = 0, max(_MIN_GARBAGE, 2 * (end - begin))
+        size = end - begin
+        self._written, self._limit = 0, max(min(max(_MIN_GARBAGE, 4 * size), _WARM_GARBAGE), 2 * size)
         if not self._journal.start(begin):
             self._limit = math.inf
             self._table.log = None
@@ -117,15 +121,22 @@ class ChangeLog:
         if self._written > self._limit:
             self.write_snapshot()
         reply = b""
-        if request_id is not None:
+        if request_id is not None and forget:
             self._replies.pop(request_id.identity, None)
-            if not forget:
-                reply = codec.encode_result(0, result)
-                self._replies[request_id.identity] = request_id.number, reply
+        elif request_id is not None:
+            reply = self._keep_reply(request_id, result)
         parts = records.encode(op, pairs, request_id, reply)
         self._write(parts)
         if self.replicator is not None:
             self.replicator.send(parts)
+
+    def _keep_reply(self, request_id: RequestId, result: Any) -> bytes:
+        """Keep and return the response frame of a request, as the latest of its identity."""
+        identity, number = request_id
+        reply = codec.encode_result(0, result)
+        self._replies.pop(identity, None)
+        self._replies[identity] = number, reply
+        return reply
 
     def _snapshot(self) -> Iterator[list[bytes]]:
         return records.snapshot(*self._table.contents(), self._replies)

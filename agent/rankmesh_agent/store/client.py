@@ -95,6 +95,8 @@ class ClientConnection(FramedStream):
     """The connection's name at both ends, after the handshake."""
     waits = False
     """True if the latest command waits for keys."""
+    sent_in_part = False
+    """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -126,7 +128,9 @@ class ClientConnection(FramedStream):
                 sent = 0
             if sent != len(frame):
                 deadline = Deadline(timeout + command.seconds)
+                self.sent_in_part = True
                 self._send_all([memoryview(frame)[sent:]], deadline)
+                self.sent_in_part = False
             try:
                 data = self.spin.poll() or self.sock.recv(_READ)
             except BlockingIOError:

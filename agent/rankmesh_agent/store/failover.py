@@ -54,6 +54,7 @@ class OwnerCache:
 
     Attributes:
         current: the latest known owner.
+        world: the ranks in the world now, by number.
         limits: returns the ranks that have had no free descriptor since a time, with their reports.
     """
 
@@ -62,17 +63,17 @@ class OwnerCache:
         self.members = members
         self.has_left = has_left
         self.current = min(members)
+        self.world: Sequence[int] = sorted(members)
         self.limits: Callable[[float], Mapping[int, str]] = lambda since: {}
-        self._world: Sequence[int] = sorted(members)
 
     def renumber(self, world: Sequence[int]) -> None:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
-        self._world = world
+        self.world = world
 
     def named(self, rank: int) -> RankLabel:
         """Return a rank for error messages."""
-        if rank in self._world:
-            number = self._world.index(rank)
+        if rank in self.world:
+            number = self.world.index(rank)
             return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
         return RankLabel(f"{self.members[rank].described()} of the first world", ())
 
@@ -126,7 +127,7 @@ class Failover:
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
-            lost = [owners.named(rank) for rank in sorted(owners.ownership.holders)]
+            lost = [owners.named(rank) for rank in owners.ownership.holders(owners.world)]
             names = ", ".join(each.text for each in lost)
             raise DistNetworkError(
                 f"the job's store is lost with {names}: no rank that is left has a copy",

@@ -67,10 +67,14 @@ def encode(op: int, pairs: Pairs, request_id: RequestId | None = None, reply: by
     return parts
 
 
-def encode_one(op: int, key: str, value: bytes) -> bytes:
-    """Return the record of one value without an request_id: the same as ``encode``, in less time."""
+def encode_one(op: int, key: str, value: bytes, request_id: RequestId | None = None, reply: bytes = b"") -> bytes:
+    """Return the record of one value: the same as ``encode``, in less time."""
     name = key.encode()
-    return _ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
+    if request_id is None:
+        return _ONE.pack(op, 0, 0, 0, len(name), len(value) + 1) + name + value
+    identity, number = request_id
+    head, pair = _HEAD.pack(op, len(identity), len(reply), number), _PAIR.pack(len(name), len(value) + 1)
+    return head + identity + reply + pair + name + value
 
 
 class StoreState:

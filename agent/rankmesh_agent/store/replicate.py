@@ -8,8 +8,9 @@ from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistStoreError
 
-BEGIN, COMPLETE = 0x01, 0x02
-"""Flags: the first records of a snapshot, which replaces all earlier ones; the last ones of it."""
+BEGIN, COMPLETE, ABANDON = 0x01, 0x02, 0x04
+"""Flags: the first records of a snapshot, which replaces all earlier ones; the last ones of it; the owner goes on
+without the replica, and waits for no response."""
 
 
 @dataclass(frozen=True)

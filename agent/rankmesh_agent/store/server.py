@@ -243,10 +243,10 @@ class StoreServer:
         if request is not None and not request.future.cancel():
             self._undo(connection, request)
 
-    def _on_peer_closed(self, connection: Connection) -> None:
+    def _on_peer_closed(self, connection: Connection, *, reset: bool = False) -> None:
         """The peer's process has closed the connection, or has ended."""
         if self._ownership is not None:
-            self._ownership.replica.on_closed(connection.name, by_peer=True)
+            self._ownership.replica.on_closed(connection.name, by_peer=True, reset=reset)
 
     def _undo(self, connection: Connection, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
@@ -276,7 +276,7 @@ class StoreServer:
         except BlockingIOError:
             pass
         except ConnectionResetError:
-            self._on_peer_closed(connection)
+            self._on_peer_closed(connection, reset=True)
             self._close_connection(connection)
         except (OSError, DistNetworkError):
             # A port scan, an old version, a wrong token, a client that died: the peer gets no reason.
@@ -288,7 +288,9 @@ class StoreServer:
     def _receive(self, connection: Connection) -> None:
         """Receive, and take the next step once all of its bytes have come."""
         received = connection.received
-        data: bytes | bytearray = connection.sock.recv(_READ_MORE if received else _READ)
+        # The exact size, as malloc maps a larger buffer anew each time; and a byte more, for a request that follows.
+        size = min(connection.wanted - len(received) + 1, _READ_MORE) if received else _READ
+        data: bytes | bytearray = connection.sock.recv(size)
         if not data:
             self._on_peer_closed(connection)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
@@ -345,7 +347,7 @@ class StoreServer:
                 return
             connection.send(codec.encode_result(seq, None))
             return
-        if ownership is not None and not ownership.acquire():
+        if ownership is not None and not (ownership.owned or ownership.acquire()):
             connection.send(store_frames.encode_moved(seq, ownership.referral()))
             return
         request_id = RequestId(connection.name, seq)
