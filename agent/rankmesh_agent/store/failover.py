@@ -31,6 +31,7 @@ from rankmesh_agent.wire.errors import (
     KeyNotFoundError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.schemas import Member
 
@@ -221,26 +222,33 @@ class BlockingJobStore(BlockingStore):
             failures: those before the call; now, if None.
         """
         failures = self.failures if failures is None else failures
-        waits, whole = command.seconds > 0.0, command
+        waits = command.seconds > 0.0
         rank = self._owners.current
         attempt = RetryState(failures)
         failover: Failover | None = None
         ends = time.monotonic() + command.seconds
-        timeout = self.limit(command) if timeout is None else timeout
+        timeout = left = self.limit(command) if timeout is None else timeout
+        wanted, over = command, ends + timeout
         while True:
             try:
-                return self._client(rank).execute(command, timeout, attempt)
+                return self._client(rank).execute(command, left, attempt)
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
                 failure = self.failure_since(failures) if waits and not command.seconds else None
-                if failure is None:
-                    raise self._owners.wait_error(whole, error) from None
-                raise failed_wait_error(failure, error) from None
+                if failure is not None:
+                    raise failed_wait_error(failure, error) from None
+                if not isinstance(error, StoreUnresponsiveError):
+                    raise self._owners.wait_error(wanted, error) from None
+                if failover is not None:
+                    raise self._client(rank).unresponsive_error(wanted, timeout) from error
+                raise
             except DistNetworkError as error:
                 if not attempt.may_follow(error):
                     raise
                 failover = failover or Failover(self._owners, rank)
                 try:
                     pause = failover.failed(error)
+                    if time.monotonic() >= over:
+                        raise self._client(rank).unresponsive_error(wanted, timeout) from error
                 except DistNetworkError as lost:
                     failure = self.failure_since(failures) if waits else None
                     if failure is None:
@@ -250,6 +258,7 @@ class BlockingJobStore(BlockingStore):
             rank = failover.rank
             # A wait that a failure has ended is over, unless its keys have been set.
             command = _remaining(command, 0.0 if waits and self.failure_since(failures) else ends)
+            left = max(0.0, min(timeout, over - time.monotonic()))
 
     def _client(self, rank: int) -> StoreClient:
         client = self._clients.get(rank)
