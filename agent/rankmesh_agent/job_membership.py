@@ -96,7 +96,7 @@ class JobMembership:
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
             launched = LocalRankInfo(settings.local_rank, settings.local_size)
-            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
+            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched, settings.attempt)
             self.name, self.epoch = joined.job, joined.epoch
             unused = undo.enter_context(contextlib.ExitStack())
             undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
