@@ -5,7 +5,8 @@ environment contains it in both forms.
 
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
 line of output with its rank, and terminates all ranks after a failure, with a report of its cause: the rank that the
-others' errors name, which need not be the first to exit, and its last output.
+others' errors name, which need not be the first to exit, and its last output. With ``--max-restarts`` all ranks then
+start again, in a new epoch of the job.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -34,6 +36,18 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+
+
+class _End(NamedTuple):
+    """The end of an attempt.
+
+    Attributes:
+        status: the launcher's exit code if this was the last attempt.
+        failed: whether a rank has failed, and no signal from the user has ended the attempt.
+    """
+
+    status: int
+    failed: bool
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:
@@ -59,11 +73,11 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     except (ValueError, DistNetworkError) as error:
         return _refuse(error)
     if listener is None:
-        return _launch(job, None, restore_limit)
+        return _launch(job, None, restore_limit, settings.shm_dir)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
     gateway = LauncherGateway(job, listener)
     try:
-        return _launch(job, gateway, restore_limit)
+        return _launch(job, gateway, restore_limit, settings.shm_dir)
     finally:
         gateway.stop()
         remove_orphans(settings.shm_dir)
@@ -77,19 +91,39 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     return bind(host, job.port, purpose="the launcher hosts the gateway")
 
 
-def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None]) -> int:
-    """Start the ranks, then the gateway; supervise the ranks; report their failures."""
+def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], shm_dir: str) -> int:
+    """Start the ranks and supervise them; after a failure start all of them again, as often as the options allow."""
     writers = standard_writers()
+    with SignalPipe() as inbox:
+        while True:
+            end = _attempt(job, gateway, restore_limit, writers, inbox)
+            if not end.failed or job.attempt == job.options.max_restarts:
+                return end.status
+            job = dataclasses.replace(job, attempt=job.attempt + 1)
+            if gateway is not None:
+                gateway.restart(job.attempt)
+            remove_orphans(shm_dir)
+
+
+def _attempt(
+    job: Plan,
+    gateway: LauncherGateway | None,
+    restore_limit: Callable[[], None],
+    writers: tuple[TerminalWriter, TerminalWriter],
+    inbox: SignalPipe,
+) -> _End:
+    """Start the ranks, the first time also the gateway; supervise the ranks; report their failures."""
     messages = writers[1]
-    with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
+    with contextlib.ExitStack() as cleanup:
         try:
             failures = FailureFile()
             cleanup.callback(failures.close)
             ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
-            return _refuse(f"cannot start {job.options.program[0]}: {reason(error) if is_exhausted(error) else error}")
-        messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
-        if gateway is not None:
+            why = reason(error) if is_exhausted(error) else error
+            return _End(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False)
+        messages.write_lines(_greeting(job))
+        if gateway is not None and not job.attempt:
             # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
             gateway.start()
         supervisor = Supervisor(
@@ -107,7 +141,7 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
         failure = supervisor.failure()
         messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
-        return supervisor.status
+        return _End(supervisor.status, failed=failure is not None and supervisor.signal is None)
 
 
 def _start_ranks(
@@ -138,10 +172,14 @@ def _start_ranks(
     return ranks
 
 
-def _greeting(job: Plan) -> bytes:
+def _greeting(job: Plan) -> list[bytes]:
+    if job.attempt:
+        who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
+        return [f"[rankmesh] restart {job.attempt} of {job.options.max_restarts}: {who} again".encode()]
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.options.node_rank} of {job.options.nnodes}"
-    return f"[rankmesh] {who}{where}, gateway {job.url} (curl {job.url}/health)".encode()
+    greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health)"
+    return [f"[rankmesh] {line}".encode() for line in (greeting, *job.options.remarks)]
 
 
 def _refuse(reason: object) -> int:

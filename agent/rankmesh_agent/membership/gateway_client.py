@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -73,7 +73,13 @@ class GatewayClient:
         self._http = HttpClient(token)
 
     def join(
-        self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LocalRankInfo = NOT_LAUNCHED
+        self,
+        job: str,
+        world_size: int,
+        member: Member,
+        deadline: Deadline,
+        launched: LocalRankInfo = NOT_LAUNCHED,
+        attempt: int = 0,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -83,6 +89,7 @@ class GatewayClient:
             member: the joining rank; if its rank is UNASSIGNED, the gateway assigns one to its instance.
             deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
             launched: this process's place on its node.
+            attempt: restarts of the job by its launcher before this process was started.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -92,7 +99,8 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, world_size, deadline, launched)
-            return self._join_until(job, world_size, member, deadline, seen, reports)
+            request = JoinRequest(job, world_size, member, 0.0, attempt)
+            return self._join_until(request, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -100,14 +108,9 @@ class GatewayClient:
             raise
 
     def _join_until(
-        self,
-        job: str,
-        world_size: int,
-        member: Member,
-        deadline: Deadline,
-        seen: dict[int | str, Member],
-        reports: JoinReporter,
+        self, request: JoinRequest, deadline: Deadline, seen: dict[int | str, Member], reports: JoinReporter
     ) -> JoinReply:
+        member = request.member
         failure = "its address is not known yet"
         url: str | None = None
         began = time.monotonic()
@@ -122,7 +125,7 @@ class GatewayClient:
                 wait = max(_MIN_POLL_SECONDS, most) if seen else 0.0
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
                 try:
-                    reply = self._join_once(url, JoinRequest(job, world_size, member, wait), limit)
+                    reply = self._join_once(url, replace(request, wait=wait), limit)
                 except (NoResponseError, _UnavailableError) as error:
                     failure = str(error) or type(error).__name__
                 else:
@@ -138,7 +141,7 @@ class GatewayClient:
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
-            raise _ranks_missing(job, world_size, member, seen, deadline)
+            raise _ranks_missing(request.job, request.world_size, member, seen, deadline)
         raise GatewayUnreachableError(
             f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "

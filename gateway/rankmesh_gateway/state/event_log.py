@@ -23,6 +23,7 @@ EventKind = Literal[
     "group-made",
     "group-failed",
     "group-ended",
+    "job-restarted",
     "agent-registered",
     "agent-leased",
     "agent-freed",

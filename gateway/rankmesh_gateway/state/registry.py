@@ -118,18 +118,33 @@ class Registry:
             self._check_open(request)
             job = self._job(request.job)
             self._request_counts["joins"] += 1
-            epoch = job.join(request, self._polled_now())
+            now = self._polled_now()
+            ended = job.restart(request.attempt, now)
+            epoch = job.join(request, now)
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
             reply = epoch.reply()
             ready: list[Future[JoinReply]] = []
             if reply.complete:
                 ready, epoch.waiters = list(epoch.waiters), {}
+        _cancel(ended)
         for waiting in ready:
             if waiting.set_running_or_notify_cancel():
                 waiting.set_result(reply)
         future.add_done_callback(lambda ended: self._drop_waiter(epoch, ended))
         return future
+
+    def restart(self, job: str, attempt: int) -> None:
+        """End the epochs of a job's earlier attempts: its launcher starts all ranks again.
+
+        Args:
+            job: the job's name.
+            attempt: how often its launcher has restarted it.
+        """
+        with self._lock:
+            found = self._jobs[job] = self._job(job)
+            ended = found.restart(attempt, self._now())
+        _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:
         """Return the reply to a join without joining: the members, and the ranks that are missing.
@@ -257,6 +272,14 @@ class Registry:
         with self._lock:
             now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
+
+    def attempt_ranks(self, job: str, attempt: int) -> list[RankInfo]:
+        """Return the ranks of a job's attempt; of an earlier one as they were when it ended."""
+        with self._lock:
+            found, now = self._jobs.get(job), self._polled_now()
+            if found is None:
+                return []
+            return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
