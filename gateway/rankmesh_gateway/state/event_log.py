@@ -112,6 +112,14 @@ class EventLog:
             self._counted[kind] += 1
         self._wake_all()
 
+    def restore(self, events: Sequence[Event]) -> None:
+        """Put the events of an earlier log, the oldest first, before all of this one."""
+        with self._lock:
+            kept = [event for event in events if event.id <= self._first]
+            self._kept.extendleft(reversed(kept[-KEPT_EVENTS:]))
+            if self._kept:
+                self._first = min(self._first, self._kept[0].id - 1)
+
     def counts(self) -> Counter[EventKind]:
         """Return the number of events so far, by kind."""
         with self._lock:

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherTable
+from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
@@ -234,6 +235,29 @@ class Registry:
         """Record and log which ranks and agents have fallen silent."""
         with self._lock:
             self._polled_now()
+
+    def saved(self, names: Collection[str] | None = None) -> tuple[set[str], dict[str, list[SavedEpoch]]]:
+        """Return the names of all jobs, and the complete epochs of some as they are saved, by job.
+
+        Args:
+            names: the jobs; all if None.
+        """
+        with self._lock:
+            offset = time.time() - self._clock()
+            chosen = [job for job in self._jobs.values() if names is None or job.name in names]
+            epochs = {
+                job.name: [save(epoch, lambda at: at + offset) for epoch in job.epochs.values()] for job in chosen
+            }
+            return {*self._jobs}, epochs
+
+    def restore(self, epochs: Iterable[SavedEpoch]) -> None:
+        """Add the epochs that an earlier registry saved. Their ranks have to report again in time."""
+        with self._lock:
+            now = self._clock()
+            offset = now - time.time()
+            for each in epochs:
+                job = self._jobs.setdefault(each.job, Job(each.job, self._writer))
+                job.epochs[each.number] = restore(each, lambda at: at + offset, now)
 
     def close(self) -> None:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
