@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
@@ -113,6 +113,7 @@ class GatewayClient:
         member = request.member
         failure = "its address is not known yet"
         url: str | None = None
+        present: Collection[str] = ()
         began = time.monotonic()
         while not deadline.expired():
             raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
@@ -133,6 +134,7 @@ class GatewayClient:
                         self._last_response = time.monotonic()
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
+                    present = {each.instance for each in reply.members}
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
                     reports.ranks_missing(url, member, reply.members)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
@@ -141,7 +143,7 @@ class GatewayClient:
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
-            raise _ranks_missing(request.job, request.world_size, member, seen, deadline)
+            raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline)
         raise GatewayUnreachableError(
             f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
@@ -292,11 +294,19 @@ def _describe(member: Member) -> str:
 
 
 def _ranks_missing(
-    job: str, world_size: int, member: Member, seen: dict[int | str, Member], deadline: Deadline
+    job: str,
+    world_size: int,
+    member: Member,
+    seen: dict[int | str, Member],
+    present: Collection[str],
+    deadline: Deadline,
 ) -> JoinTimeoutError:
     joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
     awaited = f"ranks {', '.join(map(str, missing))}"
+    if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
+        missing = sorted(other.rank for other in seen.values() if other.instance not in present)
+        awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
     if any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
         missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
     return JoinTimeoutError(
