@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import is_dataclass
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -34,6 +34,8 @@ def _value(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and type(value) is dict:
         hints = _hints(kind)
         return kind(**{name: _value(hints.get(name), each) for name, each in value.items()})
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:

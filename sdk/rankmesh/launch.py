@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -32,10 +33,18 @@ from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+
+if TYPE_CHECKING:
+    from rankmesh._launcher.restarts import RestartAgreement
+
+_GOODBYE_SECONDS = 4.0
+"""Time limit for the launchers of other nodes to learn that the job is over."""
+_POLL_SECONDS = 0.05
 
 
 class _End(NamedTuple):
@@ -43,11 +52,13 @@ class _End(NamedTuple):
 
     Attributes:
         status: the launcher's exit code if this was the last attempt.
-        failed: whether a rank has failed, and no signal from the user has ended the attempt.
+        failed: whether a rank of this node has failed.
+        stopped: whether no restart can follow: after a signal from the user, or if the ranks cannot be started.
     """
 
     status: int
     failed: bool
+    stopped: bool
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:
@@ -94,23 +105,38 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
 def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], shm_dir: str) -> int:
     """Start the ranks and supervise them; after a failure start all of them again, as often as the options allow."""
     writers = standard_writers()
-    with SignalPipe() as inbox:
+    with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
+        agreement = None
+        if job.options.max_restarts and not job.owns_job:
+            from rankmesh._launcher.restarts import RestartAgreement
+
+            agreement = RestartAgreement(job)
+            cleanup.callback(agreement.close)
+            cleanup.callback(_end_agreement, agreement, gateway, inbox)
+            if gateway is None:  # a node that comes back, or comes late, begins where the others are
+                agreement.ask()
+                job = dataclasses.replace(job, attempt=agreement.latest)
+        announced = _greeting(job)
         while True:
-            end = _attempt(job, gateway, restore_limit, writers, inbox)
-            if not end.failed or job.attempt == job.options.max_restarts:
+            end = _attempt(job, gateway, agreement, restore_limit, writers, inbox, announced)
+            attempt = _next_attempt(job, end, agreement)
+            if attempt is None:
                 return end.status
-            job = dataclasses.replace(job, attempt=job.attempt + 1)
+            job = dataclasses.replace(job, attempt=attempt)
+            announced = [_restarted(job)]
             if gateway is not None:
-                gateway.restart(job.attempt)
+                gateway.restart(attempt)
             remove_orphans(shm_dir)
 
 
 def _attempt(
     job: Plan,
     gateway: LauncherGateway | None,
+    agreement: RestartAgreement | None,
     restore_limit: Callable[[], None],
     writers: tuple[TerminalWriter, TerminalWriter],
     inbox: SignalPipe,
+    announced: list[bytes],
 ) -> _End:
     """Start the ranks, the first time also the gateway; supervise the ranks; report their failures."""
     messages = writers[1]
@@ -121,11 +147,13 @@ def _attempt(
             ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
             why = reason(error) if is_exhausted(error) else error
-            return _End(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False)
-        messages.write_lines(_greeting(job))
-        if gateway is not None and not job.attempt:
-            # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
+            return _End(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False, stopped=True)
+        messages.write_lines(announced)
+        # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
+        if gateway is not None:
             gateway.start()
+        if agreement is not None:
+            agreement.begin(job.attempt)
         supervisor = Supervisor(
             ranks,
             writers,
@@ -133,6 +161,7 @@ def _attempt(
             failure_grace=job.options.failure_grace,
             stop_grace=job.options.stop_grace,
             failures=failures,
+            agreement=agreement,
         )
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
@@ -141,7 +170,31 @@ def _attempt(
         failure = supervisor.failure()
         messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
-        return _End(supervisor.status, failed=failure is not None and supervisor.signal is None)
+        return _End(supervisor.status, failed=failure is not None, stopped=supervisor.signal is not None)
+
+
+def _next_attempt(job: Plan, end: _End, agreement: RestartAgreement | None) -> int | None:
+    """Return the number of the restart that follows an attempt, None if there is none."""
+    if end.stopped:
+        return None
+    if agreement is not None:
+        agreement.settle()
+        if agreement.over:
+            return None
+        if agreement.is_outdated:
+            return agreement.latest
+    return job.attempt + 1 if end.failed and job.attempt < job.options.max_restarts else None
+
+
+def _end_agreement(agreement: RestartAgreement, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
+    """Report that this launcher ends; the one with the gateway waits until the others know that the job is over."""
+    if not agreement.over:
+        agreement.report("stopped")
+        agreement.settle()
+    deadline = Deadline(_GOODBYE_SECONDS)
+    while gateway is not None and not gateway.all_know_end() and not deadline.expired():
+        if select.select([inbox.fd], [], [], _POLL_SECONDS)[0]:
+            return
 
 
 def _start_ranks(
@@ -172,10 +225,12 @@ def _start_ranks(
     return ranks
 
 
+def _restarted(job: Plan) -> bytes:
+    who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
+    return f"[rankmesh] restart {job.attempt} of {job.options.max_restarts}: {who} again".encode()
+
+
 def _greeting(job: Plan) -> list[bytes]:
-    if job.attempt:
-        who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
-        return [f"[rankmesh] restart {job.attempt} of {job.options.max_restarts}: {who} again".encode()]
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.options.node_rank} of {job.options.nnodes}"
     greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health)"

@@ -108,9 +108,6 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
         port = DEFAULT_PORT if given.nnodes > 1 else 0
-    remarks, max_restarts = given.remarks, given.max_restarts
-    if given.nnodes != 1 and max_restarts:
-        remarks, max_restarts = (*remarks, "--max-restarts: a job on several nodes is not started again"), 0
     words = given.program[1:] if given.program[0] == "--" else given.program
     return Options(
         program=_program(parser, words[0], module=given.module, no_python=given.no_python),
@@ -125,10 +122,10 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         local_addr=given.local_addr,
         job=given.rdzv_id,
         role=given.role,
-        max_restarts=max_restarts,
+        max_restarts=given.max_restarts,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
-        remarks=remarks,
+        remarks=given.remarks,
     )
 
 
@@ -180,7 +177,7 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         type=_whole,
         default=0,
         metavar="N",
-        help="how often all ranks of the job start again after one has failed (default: 0)",
+        help="how often all ranks of the job start again after one has failed (default: 0); the same on all nodes",
     )
     add(
         "failure-grace",

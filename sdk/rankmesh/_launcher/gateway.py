@@ -30,7 +30,9 @@ class LauncherGateway:
         self._http = HttpServer(listener, "rankmesh-gateway")
 
     def start(self) -> None:
-        """Start serving."""
+        """Start serving. Does nothing the second time."""
+        if self._registry is not None:
+            return
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
@@ -58,6 +60,10 @@ class LauncherGateway:
         """Return the ranks of the attempt as the registry knows them, on this node and others."""
         infos = [] if self._registry is None else self._registry.attempt_ranks(self._job.job, self._attempt)
         return {info.member.rank: info for info in infos}
+
+    def all_know_end(self) -> bool:
+        """Return whether the launchers of all nodes have received that the job is over."""
+        return self._registry is None or self._registry.launchers.all_know_end(self._job.job)
 
     def stop(self) -> None:
         """Close all waiting requests and event streams, then stop serving."""

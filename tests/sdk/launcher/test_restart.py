@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import wait_until
+from support.processes import free_port, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -78,6 +78,11 @@ class Launchers:
 
     def run(self, script: str, *arguments: str) -> tuple[int, str, list[str]]:
         return self.finish(self.start(script, *arguments))
+
+    def start_nodes(self, script: str, *arguments: str) -> list[subprocess.Popen[str]]:
+        """Start a launcher for each of two nodes with two ranks."""
+        self.nodes = ("--nnodes=2", "--nproc-per-node=2", f"--master-port={free_port()}", *arguments)
+        return [self.start(script, f"--node-rank={node}", *self.nodes) for node in range(2)]
 
     def pids(self, name: str, attempt: int, count: int) -> list[int]:
         """Return the process ids that the ranks of an attempt write, once they are there."""
@@ -256,3 +261,129 @@ def test_the_gateway_shows_the_new_epoch_alone(launchers: Launchers) -> None:
     assert found is not None
     (job,) = json.loads(found[1])
     assert (job["epoch"], job["state"], job["ranks"]) == (2, "running", {"alive": 2})
+
+
+# Two nodes
+
+RESTARTED = "[rankmesh] restart {} of {}: all 4 ranks start again"
+
+
+def test_two_nodes_either_of_which_fails(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if (attempt, rank) in ((0, 3), (1, 0)):
+            sys.exit(f"rank {rank} fails")
+        all_reduce()
+        """,
+        "--max-restarts=3",
+    )
+    for node in nodes:
+        code, stdout, lines = launchers.finish(node)
+        assert code == 0
+        assert [line for line in lines if "start again" in line] == [RESTARTED.format(number, 3) for number in (1, 2)]
+        sums = [line.partition("] ")[2] for line in stdout.splitlines() if "sum" in line]
+        assert [sums.count(f"sum {attempt}") for attempt in range(3)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers, failing: int) -> None:
+    nodes = launchers.start_nodes(
+        f"""
+        dist.init_process_group()
+        all_reduce()
+        if attempt == 0:
+            write("ready")
+            all_wrote("ready")
+            sys.exit("no data") if rank == {failing} else time.sleep(1000)
+        all_reduce()
+        """,
+        *("--max-restarts=1", "--failure-grace=0.5"),
+    )
+    found = [launchers.finish(node) for node in nodes]
+    assert [code for code, _, _ in found] == [0, 0]
+    assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
+    _, _, lines = found[1 - failing // 2]
+    assert "[rankmesh] a rank failed on another node; those of this node get 0.5 s to end" in lines
+    assert not any("failed first" in line for line in lines), lines
+    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 4))
+
+
+def test_a_node_whose_ranks_have_ended_takes_part_in_a_restart(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        write("ready")
+        all_wrote("ready")
+        dist.init_process_group()
+        all_reduce()
+        dist.destroy_process_group()
+        if attempt == 0 and rank == 0:
+            done = [int(open(f"ready.0.{other}").read()) for other in (2, 3)]
+            wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in done), "node 1 to end")
+            sys.exit("no space left on device")
+        """,
+        "--max-restarts=1",
+    )
+    for node in nodes:
+        code, stdout, lines = launchers.finish(node)
+        assert code == 0
+        assert RESTARTED.format(1, 1) in lines
+        assert [stdout.count(f"sum {attempt}") for attempt in range(2)] == [2, 2]
+
+
+def test_the_restarts_of_two_nodes_are_used_up(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if rank == 1:
+            sys.exit(3 + attempt)
+        all_reduce()
+        """,
+        "--max-restarts=1",
+    )
+    found = [launchers.finish(node) for node in nodes]
+    assert [code for code, _, _ in found] == [4, 1]
+    assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers, stopped: int) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        write("ready")
+        all_reduce()
+        time.sleep(1000) if rank % 2 else dist.barrier()
+        """,
+        *("--max-restarts=3", "--failure-grace=0.5"),
+    )
+    launchers.pids("ready", 0, 4)
+    nodes[stopped].send_signal(signal.SIGINT)
+    found = [launchers.finish(node) for node in nodes]
+    assert found[stopped][0] == 128 + signal.SIGINT
+    assert found[1 - stopped][0] == 1
+    assert not any("start again" in line for _, _, lines in found for line in lines)
+
+
+def test_a_node_that_is_lost_and_comes_back(launchers: Launchers) -> None:
+    script = """
+        dist.init_process_group()
+        all_reduce()
+        write("ready")
+        if attempt == 0:
+            time.sleep(1000) if rank % 2 else dist.barrier()
+        dist.barrier()
+    """
+    nodes = launchers.start_nodes(script, *("--max-restarts=2", "--failure-grace=0.2"))
+    launchers.pids("ready", 0, 4)
+    nodes[1].kill()
+    nodes[1].communicate()
+    back = launchers.start(script, "--node-rank=1", *launchers.nodes)
+    for node in (nodes[0], back):
+        code, stdout, _ = launchers.finish(node)
+        assert code == 0
+        assert stdout.count("sum 1") + stdout.count("sum 2") >= 2
+    launchers.started.remove(nodes[1])
