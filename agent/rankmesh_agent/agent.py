@@ -115,6 +115,7 @@ class Agent:
                 f"rankmesh-store-{http.port}",
                 self._lost_ranks,
                 lambda: self._leaving,
+                self._limits,
             )
             undo.callback(self._job_store.close)
             try:
@@ -327,6 +328,7 @@ class Agent:
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
@@ -334,6 +336,12 @@ class Agent:
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
         return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+
+    def _limits(self, since: float) -> dict[int, str]:
+        """Return the ranks that have had no free descriptor since a time, with their reports."""
+        self.engine.progress()  # the heartbeat thread may wait for a gateway that is at its limit
+        with self.engine.lock:
+            return self.engine.waits.limits(since)
 
     def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
         """Return the ranks that have failed or left, as far as this one knows.

@@ -280,7 +280,8 @@ class PendingMessage:
         state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
         if deadline is None:
             return False
-        raise state.timeout_error(partners, describe(self.record), deadline, None)
+        error = state.timeout_error(partners, describe(self.record), deadline, None)
+        raise state.own_limit_or(error) if deadline is self.deadline else error
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""

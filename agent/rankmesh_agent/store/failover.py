@@ -54,7 +54,9 @@ class OwnerCache:
         has_left: returns whether this rank has left the job.
 
     Attributes:
+        current: the latest known owner.
         world: the ranks in the world now, by number.
+        limits: returns the ranks that have had no free descriptor since a time, with their reports.
     """
 
     def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
@@ -63,6 +65,7 @@ class OwnerCache:
         self.has_left = has_left
         self.current = min(members)
         self.world: Sequence[int] = sorted(members)
+        self.limits: Callable[[float], Mapping[int, str]] = lambda since: {}
 
     def renumber(self, world: Sequence[int]) -> None:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
@@ -74,6 +77,18 @@ class OwnerCache:
             number = self.world.index(rank)
             return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
         return RankLabel(f"{self.members[rank].described()} of the first world", ())
+
+    def wait_error(self, command: Command[T], error: DistStoreError) -> DistStoreError:
+        """Return the error of a command that waited in vain; the cause may be a rank that has no free descriptor."""
+        limits = self.limits(time.monotonic() - command.seconds) if command.seconds else {}
+        if not limits:
+            return error
+        found = [(self.named(rank), text) for rank, text in limits.items()]
+        reports = "; ".join(f"{label.text} reports: {text}" for label, text in found)
+        return StoreTimeoutError(
+            f"waited {command.seconds:g} s, but {error.message}; {reports}",
+            ranks=[number for label, _ in found for number in label.ranks],
+        )
 
 
 class Failover:
@@ -159,9 +174,9 @@ class BlockingJobStore(BlockingStore):
                 found = (wait_here(command, self._table, self._waits),)
         except StoreMovedError:  # it was not executed
             pass
-        except DistStoreError:
+        except DistStoreError as error:
             if ownership.words[0] == mine:
-                raise
+                raise self._owners.wait_error(command, error) from None
         else:
             if ownership.words[0] == mine:
                 return found[0]
@@ -220,8 +235,10 @@ class BlockingJobStore(BlockingStore):
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
                 failure = self.failure_since(failures) if waits and not command.seconds else None
                 if failure is not None:
-                    raise failed_wait_error(failure, error) from None
-                if failover is not None and isinstance(error, StoreUnresponsiveError):
+                    raise failed_wait_error(failure, self._owners.wait_error(wanted, error)) from None
+                if not isinstance(error, StoreUnresponsiveError):
+                    raise self._owners.wait_error(wanted, error) from None
+                if failover is not None:
                     raise self._client(rank).unresponsive_error(wanted, timeout) from error
                 raise
             except DistNetworkError as error:
