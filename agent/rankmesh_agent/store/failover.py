@@ -235,7 +235,7 @@ class BlockingJobStore(BlockingStore):
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
                 failure = self.failure_since(failures) if waits and not command.seconds else None
                 if failure is not None:
-                    raise failed_wait_error(failure, error) from None
+                    raise failed_wait_error(failure, self._owners.wait_error(wanted, error)) from None
                 if not isinstance(error, StoreUnresponsiveError):
                     raise self._owners.wait_error(wanted, error) from None
                 if failover is not None:

@@ -15,7 +15,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store import failover, replication
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client import ClientConnection, StoreClient
 from rankmesh_agent.store.codec import REPLICATE
 from rankmesh_agent.store.commands import Get, Set, Wait
 from rankmesh_agent.store.job_store import JobStore
@@ -120,6 +120,21 @@ def test_of_a_host_that_acknowledges_nothing_no_other_rank_is_tried(mesh, monkey
     ranks.store.execute(Set("second", b"2"))
     assert has(ranks.replica(3), "second")
     assert not ranks.replica(2).current
+
+
+def test_a_rank_has_more_time_to_begin_as_the_replica_than_to_respond(mesh, monkeypatch):
+    """It may not have started to serve, and without it the store would end with its owner."""
+    limits = []
+    connect = StoreClient.connect
+
+    def record(client: StoreClient, timeout: float) -> ClientConnection:
+        limits.append(timeout)
+        return connect(client, timeout)
+
+    monkeypatch.setattr(StoreClient, "connect", record)
+    ranks = mesh("ab")
+    ranks.store.execute(Set("first", b"1"))
+    assert limits[0] == replication.SILENT_SECONDS
 
 
 def test_a_silent_replica_learns_that_it_is_none_before_the_connection_ends(mesh):
