@@ -2,12 +2,16 @@
 
     rankmesh run --nproc-per-node=4 examples/train_digits.py
     python examples/train_digits.py                 # one rank, no launcher
+    rankmesh run --nproc-per-node=4 --max-restarts=3 examples/train_digits.py --checkpoint out/digits.npz
 
 Every rank holds the same network and works on its share of the samples, which a DistributedSampler assigns. Each
 computes the gradients of its part of a batch, a GradientBucketer averages them over all ranks, and every rank takes the
 same step. So the ranks together compute the same as one process with the whole batches, and the script checks that: all
 ranks must end with bitwise identical parameters, and rank 0 trains once more, alone and without communication, and must
 arrive at the same parameters but for rounding.
+
+With ``--checkpoint`` the state is saved after each epoch. If a rank dies, the launcher starts all of them again
+(``--max-restarts``), and they go on after the last epoch that is complete, to the very same parameters.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from checkpoint import Checkpoint
 from loss_curve import draw
 from network import Momentum, Network
 from sklearn.datasets import load_digits
@@ -99,6 +104,7 @@ def train(
     *,
     rate: float,
     shown: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> np.ndarray:
     """Train in place and return the mean loss of every step over our samples.
 
@@ -109,13 +115,26 @@ def train(
         gradients: receives the gradients of the backward pass, and averages them over the ranks.
         rate: learning rate.
         shown: whether to draw a progress bar.
+        checkpoint: where to go on, and where to save the state after each epoch. It is equal on all ranks, and so are
+            the losses before it: the means over the ranks.
     """
     optimizer = Momentum(network.parameters, rate)
-    losses = np.empty(len(plan))
-    for step, ours in enumerate(tqdm(plan, desc="training", unit=" steps", disable=not shown)):
+    losses = np.zeros(len(plan))
+    velocities = {f"velocity of {name}": velocity for name, velocity in optimizer.velocities.items()}
+    state = {**network.parameters, **velocities, "losses": losses}
+    begin = 0 if checkpoint is None else checkpoint.restore(state)
+    if begin and shown:
+        print(f"goes on after {begin} of {len(plan)} steps", flush=True)
+    steps = range(begin, len(plan))
+    for step in tqdm(steps, desc="training", unit=" steps", initial=begin, total=len(plan), disable=not shown):
+        ours = plan[step]
         losses[step] = network.backward(digits.images[ours], digits.labels[ours], gradients.grads, gradients.ready)
         gradients.wait()
         optimizer.step(gradients.grads)
+        done = step + 1
+        if checkpoint is not None and done % checkpoint.every == 0:
+            dist.all_reduce(losses[done - checkpoint.every : done], dist.ReduceOp.AVG)
+            checkpoint.save(done, state)
     return losses
 
 
@@ -160,7 +179,12 @@ def run(options: argparse.Namespace) -> bool:
     network = Network(WIDTHS, SEED)
     began = time.perf_counter()
     plan = list(batches(len(training.labels), options, rank=rank, size=size))
-    losses = train(network, training, plan, GradientBucketer(network.parameters), rate=options.lr, shown=rank == 0)
+    checkpoint = None
+    if options.checkpoint:
+        settings = (size, options.epochs, options.batch, options.lr)
+        checkpoint = Checkpoint(options.checkpoint, every=len(plan) // options.epochs, settings=settings)
+    gradients = GradientBucketer(network.parameters)
+    losses = train(network, training, plan, gradients, rate=options.lr, shown=rank == 0, checkpoint=checkpoint)
     took = time.perf_counter() - began
     dist.all_reduce(losses, dist.ReduceOp.AVG)
     well = identical_on_all_ranks(flat(network))
@@ -170,6 +194,8 @@ def run(options: argparse.Namespace) -> bool:
         well = report(network, losses, training, test, options) and well
     if options.hold:
         hold(options.hold, rank)
+    if checkpoint is not None:
+        checkpoint.remove()
     return well
 
 
@@ -200,6 +226,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=64, help="samples of a batch, split over the ranks")
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--out", type=Path, default=Path("out/digits_loss.png"), help="where the loss curve goes")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save the state here after each epoch")
     parser.add_argument("--hold", type=float, default=0, metavar="SECONDS", help="stay alive so long after training")
     return parser.parse_args(arguments)
 

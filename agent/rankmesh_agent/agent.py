@@ -118,6 +118,7 @@ class Agent:
                 f"rankmesh-store-{http.port}",
                 self._lost_ranks,
                 lambda: self._leaving,
+                self._limits,
             )
             undo.callback(self._job_store.close)
             try:
@@ -171,7 +172,7 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.failures.reason_to_end(self.member.rank, self._recorder.last_success())[1]
+        return self.group_registry.reason_to_end(self.member.rank, self._recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
@@ -325,7 +326,7 @@ class Agent:
                 self._leaving = True
                 self._heartbeats.stop_soon()
                 since = math.inf if failed else self._recorder.last_success()
-                first, failed_ranks = self.group_registry.failures.reason_to_end(self.member.rank, since)
+                first, failed_ranks = self.group_registry.reason_to_end(self.member.rank, since)
                 if first is None:
                     exit_text = after_error(exit_text, self._recorder.last_error())
                 self.group_registry.leave()
@@ -351,6 +352,7 @@ class Agent:
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
+        self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
         self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
@@ -358,6 +360,12 @@ class Agent:
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
         return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+
+    def _limits(self, since: float) -> dict[int, str]:
+        """Return the ranks that have had no free descriptor since a time, with their reports."""
+        self.engine.progress()  # the heartbeat thread may wait for a gateway that is at its limit
+        with self.engine.lock:
+            return self.engine.waits.limits(since)
 
     def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
         """Return the ranks that have failed or left, as far as this one knows.

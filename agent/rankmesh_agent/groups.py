@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
-from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error
+from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
@@ -220,6 +221,16 @@ class GroupRegistry:
             self.failures.replace_group(group.state)
         else:
             self.failures.remove_group(group.state)
+
+    def reason_to_end(self, rank: int, since: float) -> tuple[DistError | None, list[int]]:
+        """See FailureLog; the timeout of a message, which ends no group, is a reason if nothing has succeeded since."""
+        error, blamed = self.failures.reason_to_end(rank, since)
+        if error is None and math.isfinite(since) and (latest := self._recorder.last_error()):
+            for group in self.all():
+                timeout = group.messages.timeout
+                if timeout is not None and error_text(timeout) == latest:
+                    return timeout, [each for each in group.state.job_ranks(timeout) if each != rank]
+        return error, blamed
 
     def abort_pending(self, error: BaseException) -> None:
         """End the groups that are being made, because of an error of their requester."""

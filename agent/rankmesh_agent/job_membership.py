@@ -96,9 +96,10 @@ class JobMembership:
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
             launched = LocalRankInfo(settings.local_rank, settings.local_size)
-            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched)
+            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched, settings.attempt)
             self.name, self.epoch = joined.job, joined.epoch
-            undo.push(self._leave_unconnected)
+            unused = undo.enter_context(contextlib.ExitStack())
+            undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = {member.rank: member for member in joined.members}
@@ -116,15 +117,17 @@ class JobMembership:
                 self.raise_if_left,
                 partial(self.leave_after_error, _NOT_CONNECTED),
             )
+            for connection in connections.values():
+                unused.callback(connection.close)
+            self.engine = ProgressEngine(
+                self.member.rank,
+                self.epoch,
+                connections,
+                eager_limit=settings.eager_bytes,
+                oversubscribed=self.oversubscribed,
+            )
             undo.pop_all()
         listener.close()
-        self.engine = ProgressEngine(
-            self.member.rank,
-            self.epoch,
-            connections,
-            eager_limit=settings.eager_bytes,
-            oversubscribed=self.oversubscribed,
-        )
         self._say_goodbye = self.engine.say_goodbye
 
     def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
 
 USAGE_ERROR = 2
 
@@ -34,27 +36,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.make_token and options.token_file is None:
         parser.error("--make-token needs --token-file, the file to write it to")
     raise_limit()
-    try:
-        if options.make_token:
-            create_token(options.token_file)
-        settings = Settings.from_env(os.environ)
-        token = read_token(options.token_file) if options.token_file else settings.token
-        require_token_beyond_loopback(options.host, token, "the gateway")
-        listener = bind(options.host, options.port, purpose="the gateway listens")
-    except (ValueError, OSError, DistNetworkError) as error:
-        print(f"rankmesh_gateway: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
-        return USAGE_ERROR
     registry = Registry()
-    names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
-    server = HttpServer(listener, "rankmesh-gateway")
-    ending = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ending.set())
-    server.start(lambda: create_app(registry, token=token, names=names))
-    print(f"RankMesh gateway is ready at {server.url()}", flush=True)
-    ending.wait()
-    registry.close()  # answers the waiting requests
-    server.close()
+    with contextlib.ExitStack() as opened:
+        try:
+            if options.make_token:
+                create_token(options.token_file)
+            settings = Settings.from_env(os.environ)
+            token = read_token(options.token_file) if options.token_file else settings.token
+            require_token_beyond_loopback(options.host, token, "the gateway")
+            file = RegistryFile(options.state) if options.state is not None else None
+            if file is not None:
+                opened.callback(file.close)
+                file.load(registry)
+            listener = bind(options.host, options.port, purpose="the gateway listens")
+        except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:
+            print(f"rankmesh_gateway: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+            return USAGE_ERROR
+        if file is not None:
+            file.follow(registry)
+        names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
+        server = HttpServer(listener, "rankmesh-gateway")
+        ending = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ending.set())
+        server.start(lambda: create_app(registry, token=token, names=names))
+        print(f"RankMesh gateway is ready at {server.url()}", flush=True)
+        ending.wait()
+        registry.close()  # answers the waiting requests
+        server.close()
     return 0
 
 
@@ -70,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=_port, default=8700, help="port, 0 for any free one (default: %(default)s)")
     parser.add_argument("--token-file", type=Path, metavar="PATH", help="file with the token")
     parser.add_argument("--make-token", action="store_true", help="write a new token to that file if there is none")
+    parser.add_argument(
+        "--state",
+        type=Path,
+        metavar="PATH",
+        help="SQLite file that keeps jobs, groups and events for the next gateway with it; made if there is none",
+    )
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
     return parser
 

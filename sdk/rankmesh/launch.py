@@ -5,7 +5,8 @@ environment contains it in both forms.
 
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
 line of output with its rank, and terminates all ranks after a failure, with a report of its cause: the rank that the
-others' errors name, which need not be the first to exit, and its last output.
+others' errors name, which need not be the first to exit, and its last output. With ``--max-restarts`` all ranks then
+start again, in a new epoch of the job.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -30,10 +33,32 @@ from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+
+if TYPE_CHECKING:
+    from rankmesh._launcher.restarts import RestartAgreement
+
+_GOODBYE_SECONDS = 4.0
+"""Time limit for the launchers of other nodes to learn that the job is over."""
+_POLL_SECONDS = 0.05
+
+
+class _End(NamedTuple):
+    """The end of an attempt.
+
+    Attributes:
+        status: the launcher's exit code if this was the last attempt.
+        failed: whether a rank of this node has failed.
+        stopped: whether no restart can follow: after a signal from the user, or if the ranks cannot be started.
+    """
+
+    status: int
+    failed: bool
+    stopped: bool
 
 
 def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: bool = True) -> int:
@@ -59,11 +84,11 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     except (ValueError, DistNetworkError) as error:
         return _refuse(error)
     if listener is None:
-        return _launch(job, None, restore_limit)
+        return _launch(job, None, restore_limit, settings.shm_dir)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
     gateway = LauncherGateway(job, listener)
     try:
-        return _launch(job, gateway, restore_limit)
+        return _launch(job, gateway, restore_limit, settings.shm_dir)
     finally:
         gateway.stop()
         remove_orphans(settings.shm_dir)
@@ -77,21 +102,58 @@ def _listen(job: Plan, settings: Settings) -> socket.socket:
     return bind(host, job.port, purpose="the launcher hosts the gateway")
 
 
-def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None]) -> int:
-    """Start the ranks, then the gateway; supervise the ranks; report their failures."""
+def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], shm_dir: str) -> int:
+    """Start the ranks and supervise them; after a failure start all of them again, as often as the options allow."""
     writers = standard_writers()
-    messages = writers[1]
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
+        agreement = None
+        if job.options.max_restarts and not job.owns_job:
+            from rankmesh._launcher.restarts import RestartAgreement
+
+            agreement = RestartAgreement(job)
+            cleanup.callback(agreement.close)
+            cleanup.callback(_end_agreement, agreement, gateway, inbox)
+            if gateway is None:  # a node that comes back, or comes late, begins where the others are
+                agreement.ask()
+                job = dataclasses.replace(job, attempt=agreement.latest)
+        announced = _greeting(job)
+        while True:
+            end = _attempt(job, gateway, agreement, restore_limit, writers, inbox, announced)
+            attempt = _next_attempt(job, end, agreement)
+            if attempt is None:
+                return end.status
+            job = dataclasses.replace(job, attempt=attempt)
+            announced = [_restarted(job)]
+            if gateway is not None:
+                gateway.restart(attempt)
+            remove_orphans(shm_dir)
+
+
+def _attempt(
+    job: Plan,
+    gateway: LauncherGateway | None,
+    agreement: RestartAgreement | None,
+    restore_limit: Callable[[], None],
+    writers: tuple[TerminalWriter, TerminalWriter],
+    inbox: SignalPipe,
+    announced: list[bytes],
+) -> _End:
+    """Start the ranks, the first time also the gateway; supervise the ranks; report their failures."""
+    messages = writers[1]
+    with contextlib.ExitStack() as cleanup:
         try:
             failures = FailureFile()
             cleanup.callback(failures.close)
             ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
-            return _refuse(f"cannot start {job.options.program[0]}: {reason(error) if is_exhausted(error) else error}")
-        messages.write_lines([_greeting(job), *(f"[rankmesh] {remark}".encode() for remark in job.options.remarks)])
+            why = reason(error) if is_exhausted(error) else error
+            return _End(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False, stopped=True)
+        messages.write_lines(announced)
+        # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
-            # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
             gateway.start()
+        if agreement is not None:
+            agreement.begin(job.attempt)
         supervisor = Supervisor(
             ranks,
             writers,
@@ -99,6 +161,7 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             failure_grace=job.options.failure_grace,
             stop_grace=job.options.stop_grace,
             failures=failures,
+            agreement=agreement,
         )
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
@@ -107,7 +170,31 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
         failure = supervisor.failure()
         messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
-        return supervisor.status
+        return _End(supervisor.status, failed=failure is not None, stopped=supervisor.signal is not None)
+
+
+def _next_attempt(job: Plan, end: _End, agreement: RestartAgreement | None) -> int | None:
+    """Return the number of the restart that follows an attempt, None if there is none."""
+    if end.stopped:
+        return None
+    if agreement is not None:
+        agreement.settle()
+        if agreement.over:
+            return None
+        if agreement.is_outdated:
+            return agreement.latest
+    return job.attempt + 1 if end.failed and job.attempt < job.options.max_restarts else None
+
+
+def _end_agreement(agreement: RestartAgreement, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
+    """Report that this launcher ends; the one with the gateway waits until the others know that the job is over."""
+    if not agreement.over:
+        agreement.report("stopped")
+        agreement.settle()
+    deadline = Deadline(_GOODBYE_SECONDS)
+    while gateway is not None and not gateway.all_know_end() and not deadline.expired():
+        if select.select([inbox.fd], [], [], _POLL_SECONDS)[0]:
+            return
 
 
 def _start_ranks(
@@ -138,10 +225,16 @@ def _start_ranks(
     return ranks
 
 
-def _greeting(job: Plan) -> bytes:
+def _restarted(job: Plan) -> bytes:
+    who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
+    return f"[rankmesh] restart {job.attempt} of {job.options.max_restarts}: {who} again".encode()
+
+
+def _greeting(job: Plan) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.options.node_rank} of {job.options.nnodes}"
-    return f"[rankmesh] {who}{where}, gateway {job.url} (curl {job.url}/health)".encode()
+    greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health)"
+    return [f"[rankmesh] {line}".encode() for line in (greeting, *job.options.remarks)]
 
 
 def _refuse(reason: object) -> int:

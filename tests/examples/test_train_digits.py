@@ -119,6 +119,51 @@ def test_launched_training_keeps_its_promises(python: Run, examples: Path, tmp_p
     assert done.stderr.count("training:") == 1
 
 
+KILLED_ONCE = """
+import hashlib, os, signal, sys
+sys.path.insert(0, {examples!r})
+import train_digits
+rank, restarts = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+steps, step = [], train_digits.Momentum.step
+def counted(self, gradients):
+    steps.append(None)
+    if rank == {killed} and restarts == "0" and len(steps) == 100:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, gradients)
+compare = train_digits.identical_on_all_ranks
+def show(array):
+    print("parameters", hashlib.sha256(array).hexdigest(), flush=True)
+    return compare(array)
+train_digits.Momentum.step, train_digits.identical_on_all_ranks = counted, show
+sys.exit(train_digits.main())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_rank_killed_in_mid_training_changes_nothing(
+    python: Run, examples: Path, tmp_path: Path, killed: int
+) -> None:
+    script = tmp_path / "killed_once.py"
+    script.write_text(KILLED_ONCE.format(examples=str(examples), killed=killed))
+    launched = ("-m", "rankmesh.run", "--nproc-per-node=3", "--max-restarts=1")
+    options = ("--epochs=12", "--checkpoint=out/digits.npz", "--out=out/loss.png")
+    done = python(*launched, script, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[rankmesh] restart 1 of 1: all 3 ranks start again" in done.stderr
+    assert f"rank {killed} failed first: signal SIGKILL (9)" in done.stderr
+    assert "goes on after 92 of 276 steps" in done.stdout, "23 steps an epoch; 100 steps were four epochs and a part"
+    assert "single process: equal" in done.stdout
+    assert accuracy(done.stdout) >= 95
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["loss.png"], "the checkpoint is removed"
+
+    script.write_text(KILLED_ONCE.format(examples=str(examples), killed=-1))
+    undisturbed = python(*launched, script, *options)
+    assert accuracy(undisturbed.stdout) == accuracy(done.stdout)
+    assert parameters(undisturbed.stdout) == parameters(done.stdout)
+    assert len(parameters(done.stdout)) == 1
+
+
 @pytest.mark.processes
 def test_runs_without_a_launcher_and_fails_when_it_learnt_too_little(python: Run, examples: Path) -> None:
     done = python(examples / "train_digits.py", "--epochs=1", "--lr=1e-6", "--hold=0.1")
@@ -132,3 +177,8 @@ def test_runs_without_a_launcher_and_fails_when_it_learnt_too_little(python: Run
 def accuracy(output: str) -> float:
     """Return the per cent that the script printed."""
     return float(output.partition("test accuracy: ")[2].partition("%")[0])
+
+
+def parameters(output: str) -> set[str]:
+    """Return the digests of the parameters that the ranks ended with."""
+    return {line.partition("parameters ")[2] for line in output.splitlines() if "parameters " in line}

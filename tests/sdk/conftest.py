@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import hosting
 
 OnHosts = Callable[..., Callable[[int], dict[str, str]]]
 
@@ -18,6 +19,8 @@ def on(tmp_path: Path) -> OnHosts:
     """
 
     def place(hosts: str, **variables: str) -> Callable[[int], dict[str, str]]:
+        if hosting.ATTACHED and len(set(hosts)) > 1:
+            pytest.skip("the agents of a cluster share one directory")
         for host in set(hosts):
             (tmp_path / f"shm-{host}").mkdir()
         return lambda rank: {"RANKMESH_SHM_DIR": str(tmp_path / f"shm-{hosts[rank]}"), **variables}

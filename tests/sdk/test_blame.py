@@ -91,22 +91,45 @@ def test_in_a_deadlock_each_blames_the_other(ranks: Ranks) -> None:
 
 
 def wait_for_a_rank_that_makes_a_group(me: Me) -> None:
-    """Rank 0 makes no call, rank 1 makes a group with it, and rank 2 waits for a message of rank 1 a moment longer."""
+    """Rank 3 makes no call, rank 1 makes a group with it, and rank 0 waits for a message of rank 1 a moment longer."""
     me.init(timeout=SECONDS)
     dist.barrier()
-    if me.rank == 1:
-        me.mark("begins")
-        me.report(**me.attempt(dist.new_group, [0, 1]))
-    elif me.rank == 2:
-        me.wait_for("begins")
+    if me.rank in (1, 2):
+        me.mark(f"begins-{me.rank}")
+        me.report(**me.attempt(dist.new_group, [1, 2, 3]))
+    elif me.rank == 0:
+        me.wait_for("begins-1", "begins-2")
         time.sleep(0.1)
         me.report(**me.attempt(dist.recv, np.ones(1), 1))
     me.meet("reported")
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("medium", ["shm", "tcp", "aabb"])
+def test_a_rank_that_is_missing_in_a_new_group_is_blamed_by_others(ranks: Ranks, over, medium: str) -> None:
+    started = ranks.run(wait_for_a_rank_that_makes_a_group, 4, env=over(medium))
+    for rank in started[:3]:
+        assert rank.reported["ranks"] == [3], rank.reported
+
+
+def leave_after_a_timeout(me: Me) -> None:
+    """Rank 0 makes no call; rank 1 gives up a message of it, and leaves in order, for which rank 2 waits."""
+    me.init(timeout=SECONDS)
+    dist.barrier()
+    if me.rank == 1:
+        me.report(**me.attempt(dist.recv, np.ones(1), 0))
+        dist.destroy_process_group()
+        return
+    if me.rank == 2:
+        me.report(**me.attempt(dist.recv, np.ones(1), 1, timeout=SECONDS + 60))
+        me.mark("told")
+    me.wait_for("told")
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_rank_that_is_missing_in_a_new_group_is_blamed_by_others(ranks: Ranks, transport: str) -> None:
-    started = ranks.run(wait_for_a_rank_that_makes_a_group, 3, env={"RANKMESH_TRANSPORT": transport})
-    for rank in started[1:]:
-        assert rank.reported["ranks"] == [0], rank.reported
+def test_a_rank_that_leaves_after_the_timeout_of_a_message_is_not_blamed(ranks: Ranks, transport: str) -> None:
+    started = ranks.run(leave_after_a_timeout, 3, env={"RANKMESH_TRANSPORT": transport})
+    assert started[1].reported["ranks"] == [0]
+    assert started[2].reported["ranks"] == [0], started[2].reported
+    assert "because of it rank 1 (" in started[2].reported["text"]

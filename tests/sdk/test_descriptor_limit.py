@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
 import signal
 import socket
 import sys
+import threading
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from support.hosting import embedded_only
 from support.processes import DEADLINE, Me, Ranks, wait_until
 
 import rankmesh as dist
@@ -63,6 +67,85 @@ def test_a_rank_cannot_join(ranks: Ranks, transport: str, victim: int, spare: in
         for rank in started:
             assert rank.reported["error"] is not None, ranks.transcript()
             assert "Traceback" not in rank.stderr, ranks.transcript()
+
+
+def fail_after_the_connections(me: Me) -> None:
+    if me.rank == 1:
+        from rankmesh_agent import job_membership
+
+        def no_engine(*arguments: object, **options: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        job_membership.ProgressEngine = no_engine  # type: ignore[assignment, misc]
+    me.report(**me.attempt(me.init, timeout=20))
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-heartbeat"]
+
+
+@embedded_only("a standalone agent joins in another process")
+def test_a_join_that_fails_after_the_connections_leaves_no_thread(ranks: Ranks) -> None:
+    started = ranks.start(fail_after_the_connections, 3)
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    assert_limit_error(started[1].reported)
+    for rank in (0, 2):
+        assert started[rank].reported["ranks"] == [1], ranks.transcript()
+
+
+def wait_for_a_rank_without_descriptors(me: Me) -> None:
+    """Rank 0 owns the store, and cannot accept rank 1: nothing of that is to be seen in what ranks 0 and 2 wait for."""
+    me.init(timeout=4)
+    me.meet("joined")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if me.rank == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        (me.folder / "full").mkdir()  # a mark without a descriptor
+    me.wait_for("full")
+    if me.rank == 1:
+        me.attempt(dist.get_default_store().set, "key", b"value")
+    me.report(**me.attempt(dist.all_reduce, np.ones(1)))
+    me.report(again=me.attempt(dist.all_reduce, np.ones(1)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    me.meet("done")
+
+
+@embedded_only("the limit is one of the agent's process")
+def test_a_rank_at_its_limit_is_the_cause_of_a_timeout(ranks: Ranks) -> None:
+    started = ranks.start(wait_for_a_rank_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"})
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    for rank in (started[0], started[2]):
+        assert rank.reported["ranks"] == rank.reported["again"]["ranks"] == [0], ranks.transcript()
+        assert_names_limit(rank.reported["text"])
+
+
+def wait_for_a_key_without_descriptors(me: Me) -> None:
+    me.init(timeout=4)
+    store = dist.get_default_store()
+    if me.rank == 2:
+        store.set("connected", b"")
+    me.meet("joined")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if me.rank == 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        (me.folder / "full").mkdir()  # a mark without a descriptor
+    me.wait_for("full")
+    if me.rank == 1:
+        me.report(**me.attempt(store.set, "key", b"value"))
+    else:
+        me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=4)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    me.meet("done")
+
+
+@embedded_only("the limit is one of the agent's process")
+def test_an_owner_at_its_limit_is_the_cause_of_a_wait_in_vain(ranks: Ranks) -> None:
+    started = ranks.start(wait_for_a_key_without_descriptors, 3, env={"RANKMESH_TRANSPORT": "tcp"})
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    for rank in (0, 2):
+        assert "StoreTimeoutError" in started[rank].reported["is"], ranks.transcript()
+        assert_names_limit(started[rank].reported["text"])
+    assert [rank.reported["ranks"] for rank in started] == [[0]] * 3, ranks.transcript()
 
 
 def make_groups_without_descriptors(me: Me) -> None:

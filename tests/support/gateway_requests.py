@@ -44,9 +44,9 @@ class Requests:
         )
 
     def join(
-        self, rank: int, world_size: int = 2, *, life: int = 1, job: str = "job", wait: float = 20.0
+        self, rank: int, world_size: int = 2, *, life: int = 1, job: str = "job", wait: float = 20.0, attempt: int = 0
     ) -> JoinRequest:
-        return JoinRequest(job, world_size, self.member(rank, life), wait)
+        return JoinRequest(job, world_size, self.member(rank, life), wait, attempt)
 
     def join_unassigned(self, number: int, world_size: int = 2, *, life: int = 1, job: str = "job") -> JoinRequest:
         """A join of process ``number`` that leaves its rank to the gateway."""

@@ -41,7 +41,7 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
 
 
 def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:
-    """Return the error that lists the ranks' calls.
+    """Return the error that lists the ranks' calls, and names the ranks whose calls differ from this rank's.
 
     Args:
         context: this rank's call.
@@ -49,10 +49,16 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
     """
     ranked = list(zip(context.global_ranks, calls, strict=True))
     table = call_table({rank: f"{call} ({details})" if details else call for rank, (call, details) in ranked})
+    others = [rank for rank, (call, _) in ranked if call != str(context.call)]
+    if not others:
+        mine = context.describe()[:_MAX_DETAILS]
+        others = [rank for rank, (_, details) in ranked if details != mine]
+        if len(others) == len(ranked) - 1 > 1:  # the details of a correct call may differ from rank to rank, too
+            others = []
     return CollectiveMismatchError(
         f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
-        ranks=[rank for rank, (described, _) in ranked if described != str(context.call)],
+        ranks=others,
         op=context.call.name,
         seq=context.seq,
     )

@@ -38,6 +38,7 @@ class Settings:
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
         job: RANKMESH_JOB, distinguishes jobs at one gateway.
+        attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
@@ -69,6 +70,7 @@ class Settings:
     master_port: int | None = None
     gateway: str | None = None
     job: str = "default"
+    attempt: int = 0
     token: str = ""
     transport: Transport = "auto"
     bind: str | None = None
@@ -113,6 +115,7 @@ class Settings:
             master_port=integer(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
+            attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
             token=_token(environ),
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,

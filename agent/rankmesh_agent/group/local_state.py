@@ -9,6 +9,7 @@ from dataclasses import replace
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
@@ -86,7 +87,7 @@ class LocalGroupState(GroupState):
         during = f"{self.call.name} #{self.seq}"
         self.raise_if_peer_lost(waiting_for, during)
         if self.deadline.expired():
-            raise self.timeout_error(waiting_for, during, self.deadline, self.seq)
+            raise self.own_limit_or(self.timeout_error(waiting_for, during, self.deadline, self.seq))
         if self._asked != self.seq and self._deadline_is_near():
             self._asked = self.seq
             with engine.lock:
@@ -151,22 +152,34 @@ class LocalGroupState(GroupState):
     def timeout_error(
         self, waiting_for: Sequence[int], during: str, deadline: Deadline, seq: int | None
     ) -> CollectiveTimeoutError:
-        """Return the error of a deadline that passed: it lists the ranks that hold it up, and those that arrived."""
+        """Return the error of a deadline that passed: it lists the ranks that hold it up, and those that arrived.
+
+        It names the ranks that have no free descriptor, if there are any, in place of those that are late.
+        """
         waits = self.engine.waits
         with self.engine.lock:
-            blamed, present, elsewhere = waits.stragglers(waiting_for, self._group, -1 if seq is None else seq)
+            blamed, present, elsewhere, limits = waits.stragglers(
+                waiting_for, self._group, -1 if seq is None else seq, deadline.at - deadline.seconds
+            )
         names = ", ".join(self._describe(rank) for rank in blamed)
         missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
         arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in missing)
         others = "".join(f"; rank {self._number(rank)} waits in {wait.what}" for rank, wait in elsewhere.items())
+        others += "".join(f"; {self._describe(rank)} reports: {limit}" for rank, limit in limits.items())
         return CollectiveTimeoutError(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             f"arrived: {arrived or 'none'}{others}",
-            ranks=[self._number(rank) for rank in blamed],
+            ranks=[self._number(rank) for rank in limits or blamed],
             op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
         )
+
+    def own_limit_or(self, error: CollectiveTimeoutError) -> DistError:
+        """Return an error of this rank's deadline as a DescriptorLimitError, if that names this rank."""
+        if self.global_rank(self.engine.rank) not in error.ranks:
+            return error
+        return DescriptorLimitError(error.message, **error.details())
 
     def on_peer_lost(self, rank: int) -> None:
         """Record that a peer is lost; a member that died ends the group. With the engine's lock held."""
@@ -229,8 +242,11 @@ class LocalGroupState(GroupState):
             text = f"{me} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
             failure = GroupAbortedError(text, ranks=[self.global_rank(self.engine.rank)], group=self.name)
         sent = failure
-        if isinstance(error, CollectiveTimeoutError):  # it was this rank's deadline, not theirs
-            sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **error.details())
+        if isinstance(error, CollectiveTimeoutError | DescriptorLimitError):  # this rank's deadline, or limit
+            details = error.details()
+            if isinstance(error, DescriptorLimitError):
+                details.setdefault("ranks", [self.global_rank(self.engine.rank)])
+            sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **details)
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
         header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
         with interrupts_deferred():

@@ -56,6 +56,8 @@ class GroupMessages:
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
         self.waiting: dict[tuple[int, int], PendingMessage] = {}
+        self.timeout: CollectiveTimeoutError | None = None
+        """The latest message that timed out, unless its time was too short to wait for another rank in earnest."""
         self._sweep_at = _SWEEP_SIZE
 
     def transfer(
@@ -241,6 +243,8 @@ class PendingMessage:
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
                 self.abandon(error)
                 self._messages.end(self, error)
+                if isinstance(error, CollectiveTimeoutError) and self.deadline.seconds >= MIN_SECONDS:
+                    self._messages.timeout = CollectiveTimeoutError(error.message, **error.details())
             raise
         if done:
             self._messages.end(self, self.transfer.error)
@@ -276,7 +280,8 @@ class PendingMessage:
         state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
         if deadline is None:
             return False
-        raise state.timeout_error(partners, describe(self.record), deadline, None)
+        error = state.timeout_error(partners, describe(self.record), deadline, None)
+        raise state.own_limit_or(error) if deadline is self.deadline else error
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""

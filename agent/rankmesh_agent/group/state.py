@@ -7,6 +7,7 @@ ends only the waits that need it.
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.options import Details
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.wire.errors import DistError, GroupAbortedError, from_code
+from rankmesh_agent.wire.errors import DistError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType
 
 START_UP = Call(OpType.NEW_GROUP)
@@ -111,7 +112,7 @@ class GroupState(ABC):
         """Raise the first failure, if there was one. Without the lock: an abort may have to be sent first."""
         if self.failure is not None:
             self.broadcast_abort()
-            raise from_code(self.failure.code, self.failure.message, **self.failure.details())
+            raise copy.copy(self.failure)
 
     def fail(self, error: DistError) -> None:
         """Record the group's failure; the first one counts."""

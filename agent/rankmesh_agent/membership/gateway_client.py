@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -73,7 +73,13 @@ class GatewayClient:
         self._http = HttpClient(token)
 
     def join(
-        self, job: str, world_size: int, member: Member, deadline: Deadline, launched: LocalRankInfo = NOT_LAUNCHED
+        self,
+        job: str,
+        world_size: int,
+        member: Member,
+        deadline: Deadline,
+        launched: LocalRankInfo = NOT_LAUNCHED,
+        attempt: int = 0,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -83,6 +89,7 @@ class GatewayClient:
             member: the joining rank; if its rank is UNASSIGNED, the gateway assigns one to its instance.
             deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
             launched: this process's place on its node.
+            attempt: restarts of the job by its launcher before this process was started.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -92,7 +99,8 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, world_size, deadline, launched)
-            return self._join_until(job, world_size, member, deadline, seen, reports)
+            request = JoinRequest(job, world_size, member, 0.0, attempt)
+            return self._join_until(request, deadline, seen, reports)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -100,16 +108,12 @@ class GatewayClient:
             raise
 
     def _join_until(
-        self,
-        job: str,
-        world_size: int,
-        member: Member,
-        deadline: Deadline,
-        seen: dict[int | str, Member],
-        reports: JoinReporter,
+        self, request: JoinRequest, deadline: Deadline, seen: dict[int | str, Member], reports: JoinReporter
     ) -> JoinReply:
+        member = request.member
         failure = "its address is not known yet"
         url: str | None = None
+        present: Collection[str] = ()
         began = time.monotonic()
         while not deadline.expired():
             raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
@@ -122,7 +126,7 @@ class GatewayClient:
                 wait = max(_MIN_POLL_SECONDS, most) if seen else 0.0
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
                 try:
-                    reply = self._join_once(url, JoinRequest(job, world_size, member, wait), limit)
+                    reply = self._join_once(url, replace(request, wait=wait), limit)
                 except (NoResponseError, _UnavailableError) as error:
                     failure = str(error) or type(error).__name__
                 else:
@@ -130,6 +134,7 @@ class GatewayClient:
                         self._last_response = time.monotonic()
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
+                    present = {each.instance for each in reply.members}
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
                     reports.ranks_missing(url, member, reply.members)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
@@ -138,7 +143,7 @@ class GatewayClient:
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
         if seen:
-            raise _ranks_missing(job, world_size, member, seen, deadline)
+            raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline)
         raise GatewayUnreachableError(
             f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
@@ -289,11 +294,19 @@ def _describe(member: Member) -> str:
 
 
 def _ranks_missing(
-    job: str, world_size: int, member: Member, seen: dict[int | str, Member], deadline: Deadline
+    job: str,
+    world_size: int,
+    member: Member,
+    seen: dict[int | str, Member],
+    present: Collection[str],
+    deadline: Deadline,
 ) -> JoinTimeoutError:
     joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
     awaited = f"ranks {', '.join(map(str, missing))}"
+    if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
+        missing = sorted(other.rank for other in seen.values() if other.instance not in present)
+        awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
     if any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
         missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
     return JoinTimeoutError(

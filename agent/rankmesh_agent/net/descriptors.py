@@ -105,13 +105,20 @@ def warn_exhausted(subject: str, error: BaseException) -> None:
         _log.warning("%s: %s", subject, reason(error))
 
 
+def exhausted_since(since: float) -> str:
+    """Return what has had to wait for a free descriptor since a time, with limit and remedy; empty if nothing has."""
+    at, text = _latest
+    return text if at > since else ""
+
+
 def raise_if_exhausted_since(began: float) -> None:
     """Raise DescriptorLimitError if a thread of this process has had to wait for a free descriptor since a time.
 
     For a join, which cannot complete if the gateway in the same process accepts no connections.
     """
-    if _latest[0] > began:
-        raise DescriptorLimitError(_latest[1])
+    text = exhausted_since(began)
+    if text:
+        raise DescriptorLimitError(text)
 
 
 def _shown(limit: int) -> str:

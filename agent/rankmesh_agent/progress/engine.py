@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import exhausted_since
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
@@ -100,6 +101,7 @@ class ProgressEngine(Driver):
             lambda: [wait for waits in self.own_waits for wait in waits()],
             self.send,
             lambda peer: 0.0 if peer in self.lost_peers else self._peers[peer].connection.silent_seconds(),
+            exhausted_since,
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
         self._said_goodbye = False
@@ -201,6 +203,11 @@ class ProgressEngine(Driver):
     def flush(self, timeout: float) -> None:
         """Send the queued frames, such as an ABORT, within at most ``timeout`` seconds."""
         self.wait(self._all_flushed, Deadline(timeout))
+
+    def report_limit(self) -> None:
+        """Report to the peers that this process has no free descriptor, if that is so; called every second."""
+        with self.lock:
+            self.waits.report_limit(self._peers)
 
     def fail_silent_hosts(self) -> None:
         """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.

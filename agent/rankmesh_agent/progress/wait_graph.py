@@ -4,6 +4,9 @@ A rank that is about to pass its deadline asks the ranks that it waits for which
 turn. A question may be stuck behind data that its receiver does not take yet; so the rank also reports its own waits to
 the members of its group, and so does every rank that receives a frame of these, once. A rank answers while it waits,
 since its engine moves bytes then: one that does not answer is stopped, cut off or busy elsewhere.
+
+A process that has no free descriptor cannot accept connections, to the job's store say: ranks may wait for it without
+a call of its own. It reports that as a wait for itself, to all ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ MIN_SECONDS = 1.0
 _ANSWER_SECONDS = 0.2
 """Seconds after which a rank that has not answered counts as one that does not wait: twice a slice of its waits."""
 _VALID_SECONDS = 2 * ASK_SECONDS
+_LIMIT_SECONDS = 1.5
+"""Seconds for which it counts that this process has had no free descriptor: it tries again after at most a second."""
+_LIMIT_VALID_SECONDS = 3.0
+"""The same of a report, which comes every second."""
 _QUESTION, _ANSWER = 0, 1
 """Part of the frames."""
 _MAX_MEMBERS = 64
@@ -60,11 +67,14 @@ class Stragglers(NamedTuple):
         ranks: the ranks to blame.
         present: ranks that have arrived at the call.
         elsewhere: the waits of ranks that have not, by rank.
+        limits: the ranks that have no free descriptor, with their reports. They are the cause, unless hosts cannot be
+            reached.
     """
 
     ranks: list[int]
     present: set[int]
     elsewhere: dict[int, Wait]
+    limits: dict[int, str]
 
 
 class WaitGraph(FrameSink):
@@ -76,6 +86,7 @@ class WaitGraph(FrameSink):
         own: returns the waits of this process.
         send: sends a frame to a rank.
         silent_seconds: returns how long a rank's host has not acknowledged what was sent to it.
+        limit: returns what in this process has had to wait for a free descriptor since a time, empty if nothing has.
 
     Attributes:
         numbers: the numbers by which errors name ranks, as other ranks have reported them.
@@ -88,6 +99,7 @@ class WaitGraph(FrameSink):
         own: Callable[[], list[Wait]],
         send: Callable[[int, list[Buffer]], None],
         silent_seconds: Callable[[int], float],
+        limit: Callable[[float], str] = lambda since: "",
     ) -> None:
         self.numbers: dict[int, int] = {}
         self._rank = rank
@@ -95,9 +107,11 @@ class WaitGraph(FrameSink):
         self._own = own
         self._send = send
         self._silent_seconds = silent_seconds
+        self._limit = limit
         self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
         self._answers: dict[int, tuple[float, list[Wait]]] = {}
+        self._limits: dict[int, tuple[float, str]] = {}
 
     def inquire(self, ranks: Iterable[int]) -> None:
         """Ask ranks for their waits, and those that they wait for; report the waits of this process."""
@@ -108,7 +122,7 @@ class WaitGraph(FrameSink):
                 self._ask(rank for wait in waits for rank, _ in wait.ranks)
         self._report()
 
-    def stragglers(self, ranks: Collection[int], group: int, seq: int) -> Stragglers:
+    def stragglers(self, ranks: Collection[int], group: int, seq: int, since: float = 0.0) -> Stragglers:
         """Return the ranks that hold up a call, or a message.
 
         These are the ranks whose hosts cannot be reached; or else those that do not answer; or else those that are not
@@ -119,6 +133,7 @@ class WaitGraph(FrameSink):
             ranks: the ranks that the call waits for.
             group: its group's id.
             seq: number of the collective, -1 for a message.
+            since: when the call began.
         """
         now = time.monotonic()
         silent: list[int] = []
@@ -145,7 +160,22 @@ class WaitGraph(FrameSink):
                 todo += [each for each, _ in wait.ranks if each not in seen]
                 seen.update(each for each, _ in wait.ranks)
         unreachable = [rank for rank in silent if self._silent_seconds(rank) > _ANSWER_SECONDS / 2]
-        return Stragglers(unreachable or silent or absent or unknown or list(ranks), present, elsewhere)
+        blamed = unreachable or silent or absent or unknown or list(ranks)
+        return Stragglers(blamed, present, elsewhere, {} if unreachable else self.limits(since))
+
+    def limits(self, since: float) -> dict[int, str]:
+        """Return the ranks that have had no free descriptor lately, and since a time, with their reports."""
+        since = max(since, time.monotonic() - _LIMIT_VALID_SECONDS)
+        found = {rank: text for rank, (at, text) in self._limits.items() if at > since}
+        own = self._own_limit(since)
+        return {self._rank: own, **found} if own else found
+
+    def report_limit(self, ranks: Iterable[int]) -> None:
+        """Report to these ranks that this process has no free descriptor, if that is so."""
+        if self._own_limit():
+            payload = self._encode()
+            for rank in ranks:
+                self._frame(rank, _ANSWER, payload)
 
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Answer a question, or record an answer and ask the ranks that it names."""
@@ -153,7 +183,12 @@ class WaitGraph(FrameSink):
         if header.part == _QUESTION:
             self._frame(rank, _ANSWER, self._encode())
         else:
-            waits = _decode(bytes(payload))
+            waits = []
+            for wait in _decode(bytes(payload)):
+                if [each for each, _ in wait.ranks] == [rank]:
+                    self._limits[rank] = now, wait.what
+                else:
+                    waits.append(wait)
             self._answers[rank] = now, waits
             named = [pair for wait in waits for pair in wait.ranks]
             self.numbers.update(named)
@@ -164,6 +199,9 @@ class WaitGraph(FrameSink):
     def on_peer_lost(self, rank: int) -> None:
         """See FrameSink."""
         self._answers.pop(rank, None)
+
+    def _own_limit(self, since: float = 0.0) -> str:
+        return self._limit(max(since, time.monotonic() - _LIMIT_SECONDS))
 
     def _ask(self, ranks: Iterable[int]) -> None:
         now = time.monotonic()
@@ -186,6 +224,9 @@ class WaitGraph(FrameSink):
 
     def _encode(self) -> bytes:
         waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]
+        limit = self._own_limit()
+        if limit:
+            waits.append((0, -1, limit, [(self._rank, self._rank)]))
         return json.dumps(waits).encode()[: frames.SMALL]
 
     def _frame(self, rank: int, part: int, payload: bytes) -> None:

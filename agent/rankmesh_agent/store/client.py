@@ -265,8 +265,7 @@ class StoreClient(BlockingStore):
                     return self._try_once(connection, command, timeout, failures, retried)
                 return self._call(connection, *_remaining(command, timeout, began), retried)
         except StreamTimeoutError as error:
-            name, ranks = self._name()
-            raise unresponsive_error(name, self._url, command, timeout, ranks) from error
+            raise self.unresponsive_error(command, timeout) from error
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
             raise self._unreachable_error(error) from error
 
@@ -414,6 +413,11 @@ class StoreClient(BlockingStore):
                 self._http = http
             else:
                 http.close()
+
+    def unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
+        """Return the error of a call to which the owner has not responded; the arguments are those of ``execute``."""
+        name, ranks = self._name()
+        return unresponsive_error(name, self._url, command, timeout, ranks)
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)

@@ -31,6 +31,7 @@ from rankmesh_agent.wire.errors import (
     KeyNotFoundError,
     QueueEmptyError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.schemas import Member
 
@@ -51,6 +52,11 @@ class OwnerCache:
         ownership: this rank's part in the ownership.
         members: all ranks, by rank.
         has_left: returns whether this rank has left the job.
+
+    Attributes:
+        current: the latest known owner.
+        world: the ranks in the world now, by number.
+        limits: returns the ranks that have had no free descriptor since a time, with their reports.
     """
 
     def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
@@ -58,18 +64,31 @@ class OwnerCache:
         self.members = members
         self.has_left = has_left
         self.current = min(members)
-        self._world: Sequence[int] = sorted(members)
+        self.world: Sequence[int] = sorted(members)
+        self.limits: Callable[[float], Mapping[int, str]] = lambda since: {}
 
     def renumber(self, world: Sequence[int]) -> None:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
-        self._world = world
+        self.world = world
 
     def named(self, rank: int) -> RankLabel:
         """Return a rank for error messages."""
-        if rank in self._world:
-            number = self._world.index(rank)
+        if rank in self.world:
+            number = self.world.index(rank)
             return RankLabel(replace(self.members[rank], rank=number).described(), (number,))
         return RankLabel(f"{self.members[rank].described()} of the first world", ())
+
+    def wait_error(self, command: Command[T], error: DistStoreError) -> DistStoreError:
+        """Return the error of a command that waited in vain; the cause may be a rank that has no free descriptor."""
+        limits = self.limits(time.monotonic() - command.seconds) if command.seconds else {}
+        if not limits:
+            return error
+        found = [(self.named(rank), text) for rank, text in limits.items()]
+        reports = "; ".join(f"{label.text} reports: {text}" for label, text in found)
+        return StoreTimeoutError(
+            f"waited {command.seconds:g} s, but {error.message}; {reports}",
+            ranks=[number for label, _ in found for number in label.ranks],
+        )
 
 
 class Failover:
@@ -109,7 +128,7 @@ class Failover:
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
-            lost = [owners.named(rank) for rank in sorted(owners.ownership.holders)]
+            lost = [owners.named(rank) for rank in owners.ownership.holders(owners.world)]
             names = ", ".join(each.text for each in lost)
             raise DistNetworkError(
                 f"the job's store is lost with {names}: no rank that is left has a copy",
@@ -155,9 +174,9 @@ class BlockingJobStore(BlockingStore):
                 found = (wait_here(command, self._table, self._waits),)
         except StoreMovedError:  # it was not executed
             pass
-        except DistStoreError:
+        except DistStoreError as error:
             if ownership.words[0] == mine:
-                raise
+                raise self._owners.wait_error(command, error) from None
         else:
             if ownership.words[0] == mine:
                 return found[0]
@@ -212,21 +231,28 @@ class BlockingJobStore(BlockingStore):
         attempt = RetryState(failures)
         failover: Failover | None = None
         ends = time.monotonic() + command.seconds
-        timeout = self.limit(command) if timeout is None else timeout
+        timeout = left = self.limit(command) if timeout is None else timeout
+        wanted, over = command, ends + timeout
         while True:
             try:
-                return self._client(rank).execute(command, timeout, attempt)
+                return self._client(rank).execute(command, left, attempt)
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
                 failure = self.failure_since(failures) if waits and not command.seconds else None
-                if failure is None:
-                    raise
-                raise failed_wait_error(failure, error) from None
+                if failure is not None:
+                    raise failed_wait_error(failure, self._owners.wait_error(wanted, error)) from None
+                if not isinstance(error, StoreUnresponsiveError):
+                    raise self._owners.wait_error(wanted, error) from None
+                if failover is not None:
+                    raise self._client(rank).unresponsive_error(wanted, timeout) from error
+                raise
             except DistNetworkError as error:
                 if not attempt.may_follow(error):
                     raise
                 failover = failover or Failover(self._owners, rank)
                 try:
                     pause = failover.failed(error)
+                    if time.monotonic() >= over:
+                        raise self._client(rank).unresponsive_error(wanted, timeout) from error
                 except DistNetworkError as lost:
                     failure = self.failure_since(failures) if waits else None
                     if failure is None:
@@ -236,6 +262,7 @@ class BlockingJobStore(BlockingStore):
             rank = failover.rank
             # A wait that a failure has ended is over, unless its keys have been set.
             command = _remaining(command, 0.0 if waits and self.failure_since(failures) else ends)
+            left = max(0.0, min(timeout, over - time.monotonic()))
 
     def _client(self, rank: int) -> StoreClient:
         client = self._clients.get(rank)

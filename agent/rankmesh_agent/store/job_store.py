@@ -26,6 +26,7 @@ class JobStore:
         name: name of the server's thread.
         lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
         has_left: returns whether this rank has left the job.
+        limits: returns the ranks that have had no free descriptor since a time: see OwnerCache.
 
     Attributes:
         store: the store, for callers with an event loop.
@@ -40,6 +41,7 @@ class JobStore:
         name: str,
         lost: LostRanks,
         has_left: Callable[[], bool],
+        limits: Callable[[float], Mapping[int, str]] = lambda since: {},
     ) -> None:
         self._token = token
         self._lock = threading.RLock()
@@ -51,6 +53,7 @@ class JobStore:
             self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
             self._owners = OwnerCache(self._ownership, members, has_left)
+            self._owners.limits = limits
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
         else:
             self.store = self._memory = MemoryStore()

@@ -97,11 +97,16 @@ class Ownership:
 
     # State
 
-    @property
-    def holders(self) -> Sequence[int]:
-        """The ranks whose host had the store at first."""
+    def holders(self, world: Collection[int]) -> Sequence[int]:
+        """Return the ranks with which the store is lost, if it is: those of its first host, unless only others can be.
+
+        Args:
+            world: the ranks that are in the world now.
+        """
         host = self._members[self._order[0]].host_id
-        return [rank for rank, member in sorted(self._members.items()) if member.host_id == host]
+        first = [rank for rank, member in sorted(self._members.items()) if member.host_id == host]
+        lost = self._lost().intersection(world)
+        return [rank for rank in first if rank in lost] or sorted(lost) or first
 
     @property
     def owned(self) -> bool:

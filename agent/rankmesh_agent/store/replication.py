@@ -32,7 +32,7 @@ from rankmesh_agent.wire.schemas import Member
 PATIENCE_SECONDS = 1.5
 """Seconds without a response after which the owner goes on without the replica: fewer than most calls may take."""
 SILENT_SECONDS = 8.0
-"""The same for large records, and where the replica cannot be told."""
+"""The same for large records, for the first connection, and where the replica cannot be told."""
 _LARGE_BYTES = 1 << 16
 _ALIVE_SECONDS = 6.0
 """Seconds in which the owner must have received a response before its connection ended, for the replica to take over:
@@ -74,6 +74,7 @@ class Replicator:
         self._snapshot = snapshot
         self._unusable: set[int] = set()
         self._silent: set[int] = set()
+        self._known: set[int] = set()
         self._probes = 0
         self._rank = -1
         self._closed = False
@@ -99,10 +100,12 @@ class Replicator:
             self._rank = rank
             self._client = StoreClient(self._members[rank].http, self._token)
             try:
-                self._connection = self._client.connect(PATIENCE_SECONDS)
+                # A rank that has never been the replica may not have started to serve.
+                self._connection = self._client.connect(PATIENCE_SECONDS if rank in self._known else SILENT_SECONDS)
             except (DistError, StreamClosedError, StreamTimeoutError) as error:
                 self._drop(error)
                 continue
+            self._known.add(rank)
             flags = BEGIN
             for parts in self._snapshot():
                 if not self._call(Replicate(flags, (b"".join(parts),))):

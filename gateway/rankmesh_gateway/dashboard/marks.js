@@ -22,6 +22,7 @@ const EVENTS = {
   "group-made": "free",
   "group-failed": "failed",
   "group-ended": "left",
+  "job-restarted": "joining",
   "agent-registered": "free",
   "agent-leased": "leased",
   "agent-freed": "free",

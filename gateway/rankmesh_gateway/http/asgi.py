@@ -8,16 +8,15 @@ the letter: the framework is lenient where it may be, and its error says which f
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway.http import handlers
+from rankmesh_gateway.json_reader import read
 from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
@@ -96,40 +95,6 @@ class GatewayApplication:
                 return
             await asyncio.wait({self._framework_app}, timeout=_POLL_SECONDS)
         await self._framework_app.result()(scope, receive, send)
-
-
-def read(kind: type[T], text: bytes) -> T:
-    """Return the dataclass that JSON text stands for; no value is converted, left out or added.
-
-    Args:
-        kind: a dataclass of numbers, strings, dataclasses, and lists of these.
-        text: the JSON.
-
-    Raises:
-        ValueError: the text is not JSON.
-        TypeError: the JSON has another structure, or a value has another type.
-        RecursionError: the JSON is nested too deeply.
-    """
-    found = _value(kind, json.loads(text))
-    assert isinstance(found, kind)
-    return found
-
-
-def _value(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is list and type(value) is list:
-        (inner,) = get_args(kind)
-        return [_value(inner, each) for each in value]
-    if isinstance(kind, type) and is_dataclass(kind) and type(value) is dict:
-        hints = _hints(kind)
-        return kind(**{name: _value(hints.get(name), each) for name, each in value.items()})
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is not a {kind}")
-    return value
-
-
-_hints = functools.cache(get_type_hints)
 
 
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:

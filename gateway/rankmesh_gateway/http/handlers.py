@@ -20,6 +20,8 @@ from rankmesh_agent.wire.schemas import (
     HeartbeatReply,
     JoinReply,
     JoinRequest,
+    LauncherHeartbeat,
+    LauncherReply,
     LeaseOffer,
     LeaseRequest,
     Leave,
@@ -61,6 +63,11 @@ async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
     """Record that a rank leaves."""
     registry.leave(body)
     return Done()
+
+
+async def launcher_heartbeat(registry: Registry, body: LauncherHeartbeat, _: Receive) -> LauncherReply:
+    """Record the heartbeat of a launcher."""
+    return registry.launchers.heartbeat(body)
 
 
 async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive) -> Done:
@@ -110,14 +117,15 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/join"): (JoinRequest, join),
     ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
     ("POST", "/v1/leave"): (Leave, leave),
+    ("POST", "/v1/launchers"): (LauncherHeartbeat, launcher_heartbeat),
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
     ("GET", "/v1/snapshot"): (None, snapshot),
     ("GET", "/health"): (None, health),
 }
-"""By method and path, the type of the body and the handler of all that ranks and agents send while a job runs, and of
-what ``rankmesh diagnose`` requests when it is stuck."""
+"""By method and path, the type of the body and the handler of all that ranks, launchers and agents send, and of what
+``rankmesh diagnose`` requests when a job is stuck."""
 
 
 def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:

@@ -1,1 +1,1 @@
-"""State of the gateway: jobs, ranks, groups, standalone agents and events. In memory, without HTTP."""
+"""State of the gateway: jobs, ranks, groups, agents and events, and the file that keeps them. Without HTTP."""

@@ -23,6 +23,7 @@ EventKind = Literal[
     "group-made",
     "group-failed",
     "group-ended",
+    "job-restarted",
     "agent-registered",
     "agent-leased",
     "agent-freed",
@@ -110,6 +111,14 @@ class EventLog:
             self._kept.append(Event(self.last, kind, data))
             self._counted[kind] += 1
         self._wake_all()
+
+    def restore(self, events: Sequence[Event]) -> None:
+        """Put the events of an earlier log, the oldest first, before all of this one."""
+        with self._lock:
+            kept = [event for event in events if event.id <= self._first]
+            self._kept.extendleft(reversed(kept[-KEPT_EVENTS:]))
+            if self._kept:
+                self._first = min(self._first, self._kept[0].id - 1)
 
     def counts(self) -> Counter[EventKind]:
         """Return the number of events so far, by kind."""

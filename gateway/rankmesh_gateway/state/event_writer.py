@@ -59,6 +59,11 @@ class EventWriter:
             epoch=epoch.number,
         )
 
+    def job_restarted(self, job: str, epoch: int, attempt: int) -> None:
+        """Log that a launcher restarts a job, and that the epochs up to a number have ended."""
+        detail = f"all ranks of job {job!r} start again: restart {attempt}"
+        self._log.append("job-restarted", detail, job=job, epoch=epoch)
+
     def state_changes(self, epoch: Epoch, records: Iterable[RankRecord], now: float) -> None:
         """Log the states of ranks that differ from those in the log."""
         for record in records:

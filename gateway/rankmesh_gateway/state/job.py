@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
-from rankmesh_agent.wire.schemas import Heartbeat, JoinRequest, Leave, Member
+from rankmesh_agent.wire.errors import RankTakenError
+from rankmesh_agent.wire.schemas import Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.rank import RankRecord
@@ -21,6 +23,8 @@ class Job:
         name: the job's name.
         epochs: the epochs whose world was complete, by number; old ones are dropped once no rank of them is live.
         forming: the epoch whose world is incomplete, if there is one.
+        attempt: how often the job's launcher has restarted it.
+        before: the ranks of the attempt before, as they were when it ended.
     """
 
     def __init__(self, name: str, writer: EventWriter) -> None:
@@ -28,6 +32,10 @@ class Job:
         self._writer = writer
         self.epochs: dict[int, Epoch] = {}
         self.forming: Epoch | None = None
+        self.attempt = 0
+        self.before: list[RankInfo] = []
+        self._last_ended = 0
+        self._restarted_at = float("-inf")
 
     def __iter__(self) -> Iterator[Epoch]:
         """Yield the epochs from the oldest to the forming one."""
@@ -42,10 +50,12 @@ class Job:
             The rank's epoch: one that is complete if this very process joined it earlier.
 
         Raises:
-            RankTakenError: another live process holds the rank, or others hold all ranks.
+            RankTakenError: another live process holds the rank, others hold all ranks, or the job was restarted after
+                the process had been started.
             WorldSizeMismatchError: the forming world has another size.
         """
         member = request.member
+        self._check_attempt(request)
         joined = self.epoch_of(member)
         if joined is not None:
             return joined
@@ -70,6 +80,27 @@ class Job:
             self._drop_old_epochs(now)
         return epoch
 
+    def restart(self, attempt: int, now: float) -> list[Future[JoinReply]]:
+        """End the epochs of earlier attempts: their ranks are neither live nor failed any more, but over.
+
+        Args:
+            attempt: how often the launcher has restarted the job; does nothing if this is known.
+            now: the clock.
+
+        Returns:
+            The joins of earlier attempts that wait, to be cancelled.
+        """
+        if attempt <= self.attempt:
+            return []
+        waiters = [future for epoch in self for future in epoch.waiters]
+        self.attempt = attempt
+        self.before = [info for epoch in self for info in epoch.infos(now)]
+        self._last_ended = self._latest_number()
+        self._restarted_at = now
+        self.epochs, self.forming = {}, None
+        self._writer.job_restarted(self.name, self._last_ended, attempt)
+        return waiters
+
     def epoch_of(self, member: Member) -> Epoch | None:
         """Return the complete epoch that this very process is in."""
         for epoch in self.epochs.values():
@@ -93,7 +124,7 @@ class Job:
         """
         epoch = self.epochs.get(beat.epoch)
         if epoch is None:
-            if self.epochs and beat.epoch < self._latest_number():
+            if beat.epoch <= self._last_ended or (self.epochs and beat.epoch < self._latest_number()):
                 return None, []
             epoch = self._restore(beat, now)
         epoch.check_world_size(beat.world_size, beat.member)
@@ -170,8 +201,8 @@ class Job:
                 record.last_seen += seconds
 
     def last_seen(self) -> float:
-        """Return the clock at the last heartbeat of any rank."""
-        return max((record.last_seen for epoch in self for record in epoch.all_records()), default=float("-inf"))
+        """Return the clock at the last heartbeat of any rank, or at the job's last restart."""
+        return max((record.last_seen for epoch in self for record in epoch.all_records()), default=self._restarted_at)
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners whose processes have died, and the forming epoch if there are no others."""
@@ -187,7 +218,17 @@ class Job:
             self.forming = None
 
     def _latest_number(self) -> int:
-        return max(self.epochs, default=0)
+        return max(self.epochs, default=self._last_ended)
+
+    def _check_attempt(self, request: JoinRequest) -> None:
+        """Raise RankTakenError if the job was restarted after the joining process had been started."""
+        if request.attempt < self.attempt:
+            raise RankTakenError(
+                f"{request.member.described()} was started before restart {self.attempt} of job {self.name!r}, in "
+                "which another process has its place. The launcher ends the processes of the attempt before: was this "
+                "one started by a rank, in a session of its own?",
+                ranks=[request.member.rank],
+            )
 
     def _next_epoch(self, size: int) -> Epoch:
         return Epoch(self.name, self._latest_number() + 1, size)

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -27,6 +27,8 @@ from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
+from rankmesh_gateway.state.launchers import LauncherTable
+from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
 FORGET_SECONDS = 3600.0
@@ -70,6 +72,7 @@ class Registry:
     Attributes:
         id: random name of this registry, which identifies the gateway process.
         agents: the standalone agents.
+        launchers: the launchers of jobs on several nodes.
         events: the event log.
         closed: whether ``close`` has been called.
     """
@@ -85,6 +88,7 @@ class Registry:
         self._scans_expected = False
         self.events = EventLog(clock)
         self.agents = AgentPool(self._now, self._lock, self.events)
+        self.launchers = LauncherTable(self._now, self._lock)
         self._writer = EventWriter(self.events)
 
     def expect_scans(self, expected: bool) -> None:
@@ -117,18 +121,33 @@ class Registry:
             self._check_open(request)
             job = self._job(request.job)
             self._request_counts["joins"] += 1
-            epoch = job.join(request, self._polled_now())
+            now = self._polled_now()
+            ended = job.restart(request.attempt, now)
+            epoch = job.join(request, now)
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
             reply = epoch.reply()
             ready: list[Future[JoinReply]] = []
             if reply.complete:
                 ready, epoch.waiters = list(epoch.waiters), {}
+        _cancel(ended)
         for waiting in ready:
             if waiting.set_running_or_notify_cancel():
                 waiting.set_result(reply)
         future.add_done_callback(lambda ended: self._drop_waiter(epoch, ended))
         return future
+
+    def restart(self, job: str, attempt: int) -> None:
+        """End the epochs of a job's earlier attempts: its launcher starts all ranks again.
+
+        Args:
+            job: the job's name.
+            attempt: how often its launcher has restarted it.
+        """
+        with self._lock:
+            found = self._jobs[job] = self._job(job)
+            ended = found.restart(attempt, self._now())
+        _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:
         """Return the reply to a join without joining: the members, and the ranks that are missing.
@@ -217,6 +236,29 @@ class Registry:
         with self._lock:
             self._polled_now()
 
+    def saved(self, names: Collection[str] | None = None) -> tuple[set[str], dict[str, list[SavedEpoch]]]:
+        """Return the names of all jobs, and the complete epochs of some as they are saved, by job.
+
+        Args:
+            names: the jobs; all if None.
+        """
+        with self._lock:
+            offset = time.time() - self._clock()
+            chosen = [job for job in self._jobs.values() if names is None or job.name in names]
+            epochs = {
+                job.name: [save(epoch, lambda at: at + offset) for epoch in job.epochs.values()] for job in chosen
+            }
+            return {*self._jobs}, epochs
+
+    def restore(self, epochs: Iterable[SavedEpoch]) -> None:
+        """Add the epochs that an earlier registry saved. Their ranks have to report again in time."""
+        with self._lock:
+            now = self._clock()
+            offset = now - time.time()
+            for each in epochs:
+                job = self._jobs.setdefault(each.job, Job(each.job, self._writer))
+                job.epochs[each.number] = restore(each, lambda at: at + offset, now)
+
     def close(self) -> None:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
         with self._lock:
@@ -233,6 +275,14 @@ class Registry:
         with self._lock:
             now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
+
+    def attempt_ranks(self, job: str, attempt: int) -> list[RankInfo]:
+        """Return the ranks of a job's attempt; of an earlier one as they were when it ended."""
+        with self._lock:
+            found, now = self._jobs.get(job), self._polled_now()
+            if found is None:
+                return []
+            return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""

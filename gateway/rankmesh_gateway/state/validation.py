@@ -7,7 +7,16 @@ from typing import TypeVar
 
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
-from rankmesh_agent.wire.schemas import UNASSIGNED, AgentHeartbeat, Heartbeat, JoinRequest, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import (
+    STARTING,
+    UNASSIGNED,
+    AgentHeartbeat,
+    Heartbeat,
+    JoinRequest,
+    LauncherHeartbeat,
+    LeaseRequest,
+    Member,
+)
 
 T = TypeVar("T")
 
@@ -81,6 +90,15 @@ def check_agent(beat: AgentHeartbeat) -> None:
         _check_given({f"{name}.id": lease.id, f"{name}.job": lease.job})
         _check_lengths({f"{name}.holder": lease.holder}, MAX_REASON)
         _check_rank(lease.rank, lease.world_size, at_least=UNASSIGNED)
+
+
+def check_launcher(beat: LauncherHeartbeat) -> None:
+    """Raise InvalidRequestError unless the heartbeat's values are those of the launcher of a node."""
+    _check_given({"job": beat.job, "instance": beat.instance})
+    if not 1 <= beat.nodes <= MAX_WORLD_SIZE or not 0 <= beat.node < beat.nodes:
+        raise InvalidRequestError(f"node {beat.node} is not in a job of {beat.nodes}; check --nnodes and --node-rank")
+    if beat.attempt < STARTING:
+        raise InvalidRequestError(f"attempt {beat.attempt}: attempts count from 0, and {STARTING} is before the first")
 
 
 def check_lease(request: LeaseRequest) -> None:

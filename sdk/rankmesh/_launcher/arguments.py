@@ -49,6 +49,7 @@ class Options:
         local_addr: address of this node's ranks; empty for the one that faces the gateway.
         job: name of the job; empty if none was given.
         role: ROLE_NAME of the ranks.
+        max_restarts: how often all ranks start again after a failure.
         failure_grace: seconds for the other ranks to end by themselves after a failure.
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
         remarks: notes about the given arguments, for the user.
@@ -66,6 +67,7 @@ class Options:
     local_addr: str
     job: str
     role: str
+    max_restarts: int
     failure_grace: float
     stop_grace: float
     remarks: tuple[str, ...]
@@ -120,6 +122,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         local_addr=given.local_addr,
         job=given.rdzv_id,
         role=given.role,
+        max_restarts=given.max_restarts,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
         remarks=given.remarks,
@@ -168,6 +171,13 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         action="store_true",
         default=use_env,
         help="no --local-rank=LOCAL_RANK as the script's first argument" + (" (it is always so)" if use_env else ""),
+    )
+    add(
+        "max-restarts",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="how often all ranks of the job start again after one has failed (default: 0); the same on all nodes",
     )
     add(
         "failure-grace",

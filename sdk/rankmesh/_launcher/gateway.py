@@ -25,15 +25,24 @@ class LauncherGateway:
 
     def __init__(self, job: Plan, listener: socket.socket) -> None:
         self._job = job
+        self._attempt = job.attempt
         self._registry: Registry | None = None
         self._http = HttpServer(listener, "rankmesh-gateway")
 
     def start(self) -> None:
-        """Start serving."""
+        """Start serving. Does nothing the second time."""
+        if self._registry is not None:
+            return
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
         self._http.start(self._app)
+
+    def restart(self, attempt: int) -> None:
+        """Report to the registry that an attempt begins; ``ranks`` is of this one then."""
+        self._attempt = attempt
+        if self._registry is not None:
+            self._registry.restart(self._job.job, attempt)
 
     def report_exit(self, rank: Rank) -> None:
         """Report to the registry that a rank's process has failed."""
@@ -48,9 +57,13 @@ class LauncherGateway:
         self._registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
 
     def ranks(self) -> dict[int, RankInfo]:
-        """Return the job's ranks as the registry knows them, on this node and others."""
-        infos = [] if self._registry is None else self._registry.ranks(self._job.job)
+        """Return the ranks of the attempt as the registry knows them, on this node and others."""
+        infos = [] if self._registry is None else self._registry.attempt_ranks(self._job.job, self._attempt)
         return {info.member.rank: info for info in infos}
+
+    def all_know_end(self) -> bool:
+        """Return whether the launchers of all nodes have received that the job is over."""
+        return self._registry is None or self._registry.launchers.all_know_end(self._job.job)
 
     def stop(self) -> None:
         """Close all waiting requests and event streams, then stop serving."""

@@ -21,18 +21,25 @@ class Plan:
         job: the job's id, equal on all nodes.
         token: the secret shared by its processes.
         port: the gateway's port; 0 until it listens, if the command line does not set one.
+        attempt: how often the job has been restarted.
     """
 
     options: Options
     job: str
     token: str
     port: int
+    attempt: int = 0
 
     @property
     def ranks(self) -> range:
         """The ranks of this node."""
         first = self.options.node_rank * self.options.nproc
         return range(first, first + self.options.nproc)
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of the job."""
+        return self.options.nproc * self.options.nnodes
 
     @property
     def url(self) -> str:
@@ -53,7 +60,7 @@ class Plan:
     def environment(self, rank: int, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a rank: ``base`` and the variables of the job."""
         options = self.options
-        world_size = str(options.nproc * options.nnodes)
+        world_size = str(self.world_size)
         environment = {
             **base,
             "RANK": str(rank),
@@ -66,12 +73,13 @@ class Plan:
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": world_size,
             "TORCHELASTIC_RUN_ID": self.job,  # programs detect a launcher by it
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
             "MASTER_ADDR": options.master_addr,
             "MASTER_PORT": str(self.port),
             "RANKMESH_GATEWAY": self.url,
             "RANKMESH_JOB": self.job,
+            "RANKMESH_ATTEMPT": str(self.attempt),
             "RANKMESH_TOKEN": self.token,
             # Otherwise a rank's last output stays in its buffer while it hangs, and is lost when it is killed.
             "PYTHONUNBUFFERED": "1",

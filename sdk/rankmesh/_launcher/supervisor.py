@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
@@ -14,6 +15,9 @@ from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
+
+if TYPE_CHECKING:
+    from rankmesh._launcher.restarts import RestartAgreement
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
@@ -35,6 +39,7 @@ class Supervisor:
         inbox: signals to this process.
         failure_grace, stop_grace: see above.
         failures: where the ranks report which other ranks' failures have ended their groups.
+        agreement: the agreement with the launchers of other nodes; None without one.
 
     Attributes:
         first_failure: the rank that ended first with a failure, before any signal from the user.
@@ -52,12 +57,14 @@ class Supervisor:
         failure_grace: float,
         stop_grace: float,
         failures: FailureFile,
+        agreement: RestartAgreement | None = None,
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
         self.on_exit: Callable[[Rank], None] | None = None
         self.elsewhere: Callable[[], Mapping[int, RankInfo]] = dict
         self._failures = failures
+        self._agreement = agreement
         self._ranks = ranks
         self._writers = tuple(dict.fromkeys(writers))
         self._messages = writers[1]
@@ -68,6 +75,8 @@ class Supervisor:
         self._release_at: dict[Rank, float] = {}
         self._selector = selectors.PollSelector()  # epoll refuses the regular files that output is sent to
         self._selector.register(inbox.fd, selectors.EVENT_READ, inbox)
+        if agreement is not None:
+            self._selector.register(agreement.fd, selectors.EVENT_READ, agreement)
         for rank in ranks:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
@@ -77,6 +86,8 @@ class Supervisor:
         failure = self.failure()
         if failure is not None:
             return failure.exit_code
+        if self.signal is None and self._agreement is not None and self._agreement.is_outdated:
+            return 1
         return 128 + self.signal if self.signal else 0
 
     def failure(self) -> JobFailure | None:
@@ -87,8 +98,16 @@ class Supervisor:
         return JobFailure(self.first_failure, self._ranks, named, self.elsewhere())
 
     def run(self) -> None:
-        """Run until all ranks have ended and are released."""
+        """Run until all ranks have ended and are released.
+
+        If they have ended with success, wait then until those of the other nodes have, too, or the job is restarted.
+        """
         while not all(rank.released for rank in self._ranks):
+            self._step()
+        if self._agreement is None or self.first_failure is not None or self.signal or self._agreement.is_outdated:
+            return
+        self._agreement.report("ended")
+        while not self._agreement.is_decided and not self.signal:
             self._step()
 
     def flush(self) -> None:
@@ -114,6 +133,8 @@ class Supervisor:
                 case SignalPipe():
                     for number in source.read():
                         self._on_signal(number)
+                case _ if self._agreement is not None and source is self._agreement:
+                    self._on_agreement(self._agreement)
         self._handle_deadlines(time.monotonic())
 
     def _watch_pipes(self) -> None:
@@ -148,12 +169,15 @@ class Supervisor:
                 self.on_exit(rank)
             if status.shell_status:
                 rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
-                if self.first_failure is None and self.signal is None:
+                if self.first_failure is None and self.signal is None and rank.ended_by_itself:
                     self._on_first_failure(rank)
 
     def _on_first_failure(self, rank: Rank) -> None:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
-        self._terminate_at = time.monotonic() + self._failure_grace
+        if self._terminate_at is None:
+            self._terminate_at = time.monotonic() + self._failure_grace
+        if self._agreement is not None:
+            self._agreement.report("failed")
         for stream in rank.streams:
             stream.read_all()  # its last output precedes the message
         failure = self.failure()
@@ -161,9 +185,19 @@ class Supervisor:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
             self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
 
+    def _on_agreement(self, agreement: RestartAgreement) -> None:
+        """End the ranks if the job is restarted because of a failure on another node."""
+        agreement.acknowledge()
+        begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
+        if agreement.is_outdated and self._running() and not begun:
+            self._terminate_at = time.monotonic() + self._failure_grace
+            self._message(f"a rank failed on another node; those of this node get {self._failure_grace:g} s to end")
+
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
+            if self._agreement is not None:
+                self._agreement.report("stopped")
             if self._running():
                 self._message(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
             self._stop(number)

@@ -21,7 +21,6 @@ _VALUES = {
 }
 """Options without meaning here."""
 _IGNORED = {
-    "max-restarts": "a job that failed is not started again",
     "rdzv-conf": "the gateway needs none",
     "log-dir": _NO_FILES,
     "redirects": _NO_FILES,

@@ -108,3 +108,47 @@ def test_an_answer_that_cannot_be_read(clock):
     header = frames.decode(frames.encode(frames.Opcode.ENTER, group=wait_graph.GROUP, epoch=1, part=1), 0, frames.SMALL)
     ranks.graphs[1].on_frame(0, header, json.dumps({"no": "list"}).encode())
     assert ranks.blamed(1) == [0]
+
+
+LIMIT = "a client of the store waits: no free descriptor"
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_rank_without_descriptors_is_the_cause_wherever_it_waits(clock, stopped):
+    """Rank 2 is blocked in a call that needs rank 3, which reports its limit to all."""
+    ranks = Ranks({0: [2], 3: [2]})
+    graph = ranks.graphs[3] = WaitGraph(3, 1, ranks.own(3), ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
+    graph.report_limit(range(3))
+    ranks.deliver()
+    if not stopped:
+        ranks.graphs[0].inquire([2])
+    clock.now += wait_graph.ASK_SECONDS
+    found = ranks.graphs[0].stragglers([2], GROUP, SEQ, clock.now - 5)
+    assert (found.ranks, found.limits) == ([2], {3: LIMIT})
+    assert found.present <= {3}
+    assert graph.stragglers([2], GROUP, SEQ).limits == {3: LIMIT}
+
+
+def test_a_limit_is_no_cause_of_a_call_that_begins_later_or_of_a_network_that_is_down(clock):
+    ranks = Ranks({0: [2], 3: [2]})
+    graph = ranks.graphs[3] = WaitGraph(3, 1, ranks.own(3), ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
+    silent = ranks.graphs[0] = WaitGraph(0, 1, ranks.own(0), ranks.sender(0), lambda peer: 5.0)
+    graph.report_limit(range(3))
+    ranks.deliver()
+    clock.now += 0.1
+    assert silent.limits(clock.now) == {}
+    assert silent.limits(0.0) == {3: LIMIT}
+    silent.inquire([2])
+    clock.now += wait_graph.ASK_SECONDS
+    assert silent.stragglers([2], GROUP, SEQ).limits == {}
+    clock.now += 5
+    assert silent.limits(0.0) == {}
+
+
+def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock):
+    ranks = Ranks({0: [3], 3: []})
+    ranks.graphs[3] = WaitGraph(3, 1, list, ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
+    ranks.graphs[0].inquire([3])
+    ranks.deliver()
+    clock.now += wait_graph.ASK_SECONDS
+    assert ranks.graphs[0].stragglers([3], GROUP, -1).present == set()

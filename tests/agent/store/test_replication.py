@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
-from rankmesh_agent.store import replication
+from rankmesh_agent.store import failover, replication
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client import ClientConnection, StoreClient
 from rankmesh_agent.store.codec import REPLICATE
-from rankmesh_agent.store.commands import Get, Set
+from rankmesh_agent.store.commands import Get, Set, Wait
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store.records import SET, encode_one
 from rankmesh_agent.store.replicate import ABANDON, BEGIN, COMPLETE, Replicate
 from rankmesh_agent.store.replication import Replica
+from rankmesh_agent.wire.errors import DistNetworkError, StoreUnresponsiveError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.store_frames import UPGRADE
 
@@ -120,6 +122,21 @@ def test_of_a_host_that_acknowledges_nothing_no_other_rank_is_tried(mesh, monkey
     assert not ranks.replica(2).current
 
 
+def test_a_rank_has_more_time_to_begin_as_the_replica_than_to_respond(mesh, monkeypatch):
+    """It may not have started to serve, and without it the store would end with its owner."""
+    limits = []
+    connect = StoreClient.connect
+
+    def record(client: StoreClient, timeout: float) -> ClientConnection:
+        limits.append(timeout)
+        return connect(client, timeout)
+
+    monkeypatch.setattr(StoreClient, "connect", record)
+    ranks = mesh("ab")
+    ranks.store.execute(Set("first", b"1"))
+    assert limits[0] == replication.SILENT_SECONDS
+
+
 def test_a_silent_replica_learns_that_it_is_none_before_the_connection_ends(mesh):
     ranks = mesh("ab")
     ranks.store.execute(Set("first", b"1"))
@@ -149,6 +166,50 @@ def test_an_owner_waits_longer_for_a_replica_that_it_cannot_tell(mesh, monkeypat
     monkeypatch.setattr(replication, "_wait_for_end", lambda connection, seconds: waited.append(seconds))
     ranks.store.execute(Set("second", b"2"))
     assert 590 < waited[0] < 600
+
+
+@pytest.fixture
+def lost(mesh) -> Mesh:
+    """Ranks 1 and 2 of three, the first of which has been shrunk away; rank 1 has the store, and has no replica."""
+    ranks = mesh("abc")
+    ranks.store.execute(Set("key", b"value"))
+    ranks.silence(2)
+    for rank in (1, 2):
+        ranks.ranks[rank].exclude([0])
+    with contextlib.closing(ranks.ranks[1].blocking()) as store:
+        assert store.execute(Get("key")) == b"value"
+    for rank in (1, 2):
+        ranks.ranks[rank].renumber([1, 2])
+    return ranks
+
+
+def test_a_lost_store_names_the_ranks_of_the_world_as_it_is_now(lost):
+    lost.servers[1].close()
+    lost.lost.add(1)
+    with contextlib.closing(lost.ranks[2].blocking()) as store, pytest.raises(DistNetworkError) as caught:
+        store.execute(Get("key"))
+    assert "the job's store is lost with rank 0 (here, pid " in str(caught.value)
+    assert caught.value.ranks == (0,)
+
+
+@pytest.mark.parametrize("command", [Set("key", b"value"), Wait(("key",), 0.2)], ids=["set", "wait"])
+def test_a_call_to_an_owner_that_cannot_be_reached_ends_with_its_time_limit(mesh, monkeypatch, command):
+    """As on the other side of a cut network: each attempt to connect ends only at its time limit."""
+    ranks = mesh("ab")
+
+    def time_out(*arguments: Any) -> NoReturn:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(failover, "FAILOVER_SECONDS", 600.0)
+    with contextlib.closing(ranks.ranks[1].blocking()) as store:
+        store.timeout = 1.0
+        monkeypatch.setattr(socket, "create_connection", time_out)
+        with pytest.raises(StoreUnresponsiveError) as caught:
+            store.execute(command)
+    assert caught.value.ranks == (0,)
+    assert f"did not respond to {command.name} within {'0.2 s and 1.5 s more' if command.seconds else '1 s'}" in str(
+        caught.value
+    )
 
 
 # The replica's side

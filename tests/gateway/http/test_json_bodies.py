@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, Leave
+from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, LauncherHeartbeat, Leave
 from rankmesh_gateway.http.asgi import read
 
 
@@ -17,6 +17,7 @@ def test_what_ranks_send(ask):
         ask.join_unassigned(1),
         ask.heartbeat(0, 2, GroupInfo("id", "world", [0, 1], 7, "shm", "", "")),
         ask.leave_unassigned(0, reason="ünïcode"),
+        LauncherHeartbeat("job", 0, 2, "n0", -1, "ended", 3),
     ):
         assert read(type(sent), json.dumps(asdict(sent)).encode()) == sent
 
@@ -48,6 +49,13 @@ WRONG = {
 def test_what_is_not_one_to_the_letter(ask, wrong):
     with pytest.raises(TypeError):
         read(JoinRequest, json.dumps(asdict(ask.join(0)) | wrong).encode())
+
+
+def test_a_word_that_is_none_of_those_allowed():
+    sent = asdict(LauncherHeartbeat("job", 0, 2, "n0", -1, "ended", 3))
+    for wrong in ("unwell", "", None, []):
+        with pytest.raises(TypeError):
+            read(LauncherHeartbeat, json.dumps(sent | {"state": wrong}).encode())
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}", b"1", b"null", b'{"job": "a", "groups": [1]}'])

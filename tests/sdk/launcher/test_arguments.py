@@ -130,9 +130,9 @@ def test_the_local_rank_counts_the_ranks_of_a_node(script: str) -> None:
 
 
 def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
-    given = ["--max_restarts", "2", "-t", "3", "-r=0", "--virtual-local-rank", "--local-ranks-filter=0,1"]
+    given = ["--log_dir", "2", "-t", "3", "-r=0", "--virtual-local-rank", "--local-ranks-filter=0,1"]
     assert [remark.partition(":")[0] for remark in parse([*given, script]).remarks] == [
-        "--max_restarts",
+        "--log_dir",
         "-t",
         "--virtual-local-rank",
         "--local-ranks-filter",

@@ -137,9 +137,9 @@ def test_torch_distributed_launch_passes_the_local_rank(job: Job) -> None:
 
 def test_what_torchrun_would_do_and_this_launcher_does_not_is_said(job: Job) -> None:
     job.script("print('done')")
-    code, stdout, stderr = job.run("--max-restarts=3", "--tee", "3", "--redirects=0", "script.py")
+    code, stdout, stderr = job.run("--rdzv-conf=timeout=9", "--tee", "3", "--redirects=0", "script.py")
     assert (code, stdout) == (0, "[rank 0] done\n")
-    assert "[rankmesh] --max-restarts: a job that failed is not started again\n[rankmesh] --tee: " in stderr
+    assert "[rankmesh] --rdzv-conf: the gateway needs none\n[rankmesh] --tee: " in stderr
     assert "--redirects" not in stderr
 
 

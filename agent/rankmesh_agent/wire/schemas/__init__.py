@@ -34,6 +34,13 @@ from rankmesh_agent.wire.schemas.job import (
     RankInfo,
     RankState,
 )
+from rankmesh_agent.wire.schemas.launchers import (
+    LAUNCHER_SECONDS,
+    STARTING,
+    LauncherHeartbeat,
+    LauncherReply,
+    LauncherState,
+)
 from rankmesh_agent.wire.schemas.leases import (
     OFFER_SECONDS,
     AgentEntry,

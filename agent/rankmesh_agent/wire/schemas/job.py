@@ -64,12 +64,15 @@ class JoinRequest:
         member: the joining process. The gateway assigns a rank to an UNASSIGNED member at the end, see JoinReply.
         wait: maximum seconds for which the gateway holds the response while ranks are missing, at most
             LONG_POLL_SECONDS.
+        attempt: restarts of the job by its launcher before the member's process was started. The first join of a later
+            attempt ends the epochs of the earlier ones, whose late joins are refused.
     """
 
     job: Name
     world_size: WorldSize
     member: Member
     wait: Number = LONG_POLL_SECONDS
+    attempt: Integer = 0
 
 
 @dataclass

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from rankmesh_agent.wire.schemas import Done, Heartbeat, HeartbeatReply, JoinReply, JoinRequest, Leave, RankInfo
+from rankmesh_agent.wire.schemas import (
+    Done,
+    Heartbeat,
+    HeartbeatReply,
+    JoinReply,
+    JoinRequest,
+    LauncherHeartbeat,
+    LauncherReply,
+    Leave,
+    RankInfo,
+)
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
@@ -37,6 +47,12 @@ async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
 async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
     """Return the ranks and groups of all jobs."""
     return await handlers.snapshot(registry, None, request.receive)
+
+
+@router.post("/launchers", include_in_schema=False)  # between launchers of one job, not for other clients
+async def launchers(body: LauncherHeartbeat, request: Request, registry: RegistryDep) -> LauncherReply:
+    """Report how the ranks of a node do; the reply says whether the job has been restarted."""
+    return await handlers.launcher_heartbeat(registry, body, request.receive)
 
 
 @router.get("/ranks")

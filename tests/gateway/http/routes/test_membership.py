@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo, LauncherHeartbeat
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +36,20 @@ async def test_a_joiner_whose_connection_breaks_frees_its_rank(raw_post, ask, re
     with raw_post("/v1/join", ask.join(0)):
         eventually(lambda: len(registry.ranks()) == 1)
     eventually(lambda: registry.ranks() == [])
+
+
+@pytest.mark.parametrize("state", ["failed", "unwell"])
+async def test_launchers_agree_on_a_restart(client, state):
+    beat = LauncherHeartbeat("job", 0, 2, "n0", 0, "running", 1)
+    answer = await client.post("/v1/launchers", json=asdict(beat))
+    assert (answer.status_code, answer.json()) == (200, {"attempt": 0, "over": False})
+    answer = await client.post("/v1/launchers", json=asdict(beat) | {"state": state})
+    if state == "failed":
+        assert (answer.status_code, answer.json()) == (200, {"attempt": 1, "over": False})
+    else:
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    answer = await client.post("/v1/launchers", json=asdict(beat) | {"node": 2})
+    assert "node 2 is not in a job of 2" in answer.json()["detail"]
 
 
 async def test_a_closed_registry_sends_everyone_away(client, ask, registry, eventually):

@@ -1,0 +1,46 @@
+"""JSON as dataclasses, to the letter, without the web framework."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], text: bytes) -> T:
+    """Return the dataclass that JSON text stands for; no value is converted, left out or added.
+
+    Args:
+        kind: a dataclass of numbers, strings, dataclasses, and lists of these.
+        text: the JSON.
+
+    Raises:
+        ValueError: the text is not JSON.
+        TypeError: the JSON has another structure, or a value has another type.
+        RecursionError: the JSON is nested too deeply.
+    """
+    found = _value(kind, json.loads(text))
+    assert isinstance(found, kind)
+    return found
+
+
+def _value(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is list and type(value) is list:
+        (inner,) = get_args(kind)
+        return [_value(inner, each) for each in value]
+    if isinstance(kind, type) and is_dataclass(kind) and type(value) is dict:
+        hints = _hints(kind)
+        return kind(**{name: _value(hints.get(name), each) for name, each in value.items()})
+    if get_origin(kind) is Literal and value in get_args(kind):
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not a {kind}")
+    return value
+
+
+_hints = functools.cache(get_type_hints)

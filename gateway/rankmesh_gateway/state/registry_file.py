@@ -1,0 +1,161 @@
+"""File of a registry's events and jobs, which outlives the gateway: an SQLite database.
+
+What is written is at most a moment old, also after SIGKILL. After a loss of power the file is whole, and may lack the
+last seconds. Joins that wait are not in it: their processes repeat them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast, get_args
+
+from rankmesh_gateway.json_reader import read
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, Event, EventKind
+from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.saved import SavedEpoch
+
+_FORMAT = 1
+"""Number of the layout, the file's ``user_version``."""
+_APPLICATION = 0x524D6773
+_TABLES = """
+CREATE TABLE event (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE epoch (job TEXT, number INTEGER, data TEXT NOT NULL, PRIMARY KEY (job, number)) WITHOUT ROWID;
+"""
+_PAUSE_SECONDS = 0.05
+"""Minimum time between two transactions: a burst of events is one."""
+_CLOSE_SECONDS = 5.0
+
+_log = logging.getLogger("rankmesh.gateway")
+
+
+class RegistryFileError(Exception):
+    """The file cannot be opened, is in use by another gateway, or is none of a gateway's; the message says which."""
+
+
+class RegistryFile:
+    """The file, while this process has it: no other gateway can open it.
+
+    Args:
+        path: the file, which is made if there is none.
+
+    Raises:
+        RegistryFileError: see there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._changed = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        try:
+            self._database = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise RegistryFileError(f"cannot open the state file {path}: {error}") from None
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self._database.close()
+            busy = "locked" in str(error)
+            reason = "another gateway uses it; give each gateway its own" if busy else error
+            raise RegistryFileError(f"cannot use the state file {path}: {reason}") from None
+        except BaseException:
+            self._database.close()
+            raise
+
+    def load(self, registry: Registry) -> None:
+        """Add the file's jobs and events to a registry that has none.
+
+        Raises:
+            RegistryFileError: the file is damaged.
+        """
+        try:
+            rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
+            epochs = [read(SavedEpoch, data.encode()) for (data,) in self._database.execute("SELECT data FROM epoch")]
+        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+            raise RegistryFileError(f"the state file {self._path} is damaged: {error}; move it away") from None
+        known = get_args(EventKind)
+        registry.events.restore([Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known])
+        registry.restore(epochs)
+
+    def follow(self, registry: Registry) -> None:
+        """Write what changes in a registry from now on, in a thread, until ``close``."""
+        self._thread = threading.Thread(target=self._follow, args=(registry,), name="rankmesh-state-file", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write the rest and close the file. After ``Registry.close``."""
+        self._closing = True
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+        if self._thread is None or not self._thread.is_alive():
+            self._database.close()
+
+    def _prepare(self) -> None:
+        """Lock the file, check its format, and make its tables in an empty one."""
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("BEGIN EXCLUSIVE")
+        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,), (version,) = (
+            execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
+        )
+        if tables and (application, version) != (_APPLICATION, _FORMAT):
+            what = f"has format {version}, this gateway's is {_FORMAT}" if application == _APPLICATION else "is not one"
+            raise RegistryFileError(f"cannot use the state file {self._path}: it {what}; move it away")
+        if not tables:
+            for statement in filter(str.strip, _TABLES.split(";")):
+                execute(statement)
+            execute(f"PRAGMA application_id = {_APPLICATION}")
+            execute(f"PRAGMA user_version = {_FORMAT}")
+        execute("COMMIT")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")  # no fsync at each transaction: it takes longer than all the rest
+
+    def _follow(self, registry: Registry) -> None:
+        position = 0
+        with registry.events.subscribe(self._changed.set):
+            while True:
+                closing = self._closing
+                self._changed.clear()
+                with contextlib.suppress(sqlite3.Error):
+                    position = self._write(registry, position, everything=closing)
+                if closing:
+                    return
+                self._changed.wait()
+                time.sleep(_PAUSE_SECONDS)
+
+    def _write(self, registry: Registry, position: int, *, everything: bool) -> int:
+        """Write the events behind a position, and the jobs that they are of; return the position behind them."""
+        events = registry.events.since(position)
+        touched = None if everything or not position else {json.loads(event.data)["job"] for event in events}
+        names, epochs = registry.saved(touched)
+        execute = self._database.execute
+        try:
+            execute("BEGIN")
+            self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", events)
+            execute("DELETE FROM event WHERE id NOT IN (SELECT id FROM event ORDER BY id DESC LIMIT ?)", (KEPT_EVENTS,))
+            gone = {name for (name,) in execute("SELECT DISTINCT job FROM epoch")} - names
+            self._database.executemany("DELETE FROM epoch WHERE job = ?", [(job,) for job in {*gone, *epochs}])
+            self._database.executemany(
+                "INSERT INTO epoch VALUES (?, ?, ?)",
+                [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all],
+            )
+            execute("COMMIT")
+        except sqlite3.Error as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("the state file %s cannot be written, tried again at each change: %s", self._path, error)
+            with contextlib.suppress(sqlite3.Error):
+                execute("ROLLBACK")
+            raise
+        self._warned = False
+        return events[-1].id if events else position

@@ -1,0 +1,103 @@
+"""Epochs as they are saved: what a gateway that takes over knows of jobs, before their ranks report again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from rankmesh_agent.wire.schemas import GroupInfo, Member, RankState
+from rankmesh_gateway.state.epoch import Epoch
+from rankmesh_gateway.state.rank import RankRecord
+
+Ended = Literal["left", "failed"]
+
+
+@dataclass
+class SavedRank:
+    """A rank: see RankRecord. Times are seconds since 1970; ``ended`` and ``logged_state`` are empty for None."""
+
+    member: Member
+    last_seen: float
+    ended: str
+    reason: str
+    exited: bool
+    watches_peers: bool
+    logged_state: str
+    reported_at: float
+    failed_ranks: list[int] = field(default_factory=list)
+    groups: list[GroupInfo] = field(default_factory=list)
+
+
+@dataclass
+class SavedEpoch:
+    """An epoch whose world was complete: see Epoch.
+
+    Attributes:
+        groups: the ids of the groups in the event log.
+        failed_groups: those of them whose failure it has.
+    """
+
+    job: str
+    number: int
+    size: int
+    since: float
+    ranks: list[SavedRank]
+    groups: list[str]
+    failed_groups: list[str]
+
+
+def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
+    """Return an epoch as it is saved; its groups are shared, as reports replace them.
+
+    Args:
+        epoch: the epoch.
+        unix_time: returns seconds since 1970 for a time of the registry's clock.
+    """
+    ranks = [
+        SavedRank(
+            record.member,
+            unix_time(record.last_seen),
+            record.ended or "",
+            record.reason,
+            record.exited,
+            record.watches_peers,
+            record.logged_state or "",
+            unix_time(record.reported_at),
+            list(record.failed_ranks),
+            record.groups,
+        )
+        for _, record in sorted(epoch.records.items())
+    ]
+    since = unix_time(epoch.since if epoch.since is not None else 0.0)
+    failed = [group for group, has_failure in epoch.logged_groups.items() if has_failure]
+    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed)
+
+
+def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
+    """Return the epoch that was saved. Ranks that were live count as just seen: nobody could hear them meanwhile.
+
+    Args:
+        saved: the saved epoch.
+        clock_time: returns the time of the registry's clock for seconds since 1970.
+        now: the clock.
+    """
+    epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since))
+    for each in saved.ranks:
+        reported_at = clock_time(each.reported_at)
+        epoch.records[each.member.rank] = RankRecord(
+            each.member,
+            clock_time(each.last_seen) if each.ended else now,
+            joining=False,
+            ended=cast(Ended, each.ended) if each.ended in get_args(Ended) else None,
+            reason=each.reason,
+            exited=each.exited,
+            failed_ranks=each.failed_ranks,
+            watches_peers=each.watches_peers,
+            groups=each.groups,
+            reported_at=reported_at,
+            failed_since={group.id: reported_at for group in each.groups if group.failure},
+            logged_state=cast(RankState, each.logged_state) if each.logged_state in get_args(RankState) else None,
+        )
+    epoch.logged_groups = {group: group in saved.failed_groups for group in saved.groups}
+    return epoch

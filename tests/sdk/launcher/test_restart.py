@@ -1,0 +1,389 @@
+"""``rankmesh run --max-restarts``: all ranks of a job that failed start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.processes import free_port, wait_until
+
+pytestmark = pytest.mark.processes
+
+SECONDS = 120.0
+TESTS = Path(__file__).parents[2]
+OURS = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "GROUP_", "ROLE_")
+SCRIPT = """
+import json, os, signal, sys, time
+import numpy as np
+import rankmesh as dist
+from support.me import wait_until
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def write(name):
+    with open(f".{name}.{rank}", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(f".{name}.{rank}", f"{name}.{attempt}.{rank}")
+def all_wrote(name):
+    wait_until(lambda: all(os.path.exists(f"{name}.{attempt}.{other}") for other in range(size)), name)
+def all_reduce():
+    array = np.full(4, rank + 1.0)
+    dist.all_reduce(array)
+    assert array.tolist() == [size * (size + 1) / 2] * 4, array
+    print("sum", attempt, flush=True)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Launchers:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
+        (self.folder / "script.py").write_text(SCRIPT + textwrap.dedent(script))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "rankmesh.run", *arguments, "script.py"],
+            cwd=self.folder,
+            env=environment
+            | {"RANKMESH_TOKEN": "secret", "RANKMESH_SHM_DIR": str(self.folder / "shm"), "PYTHONPATH": str(TESTS)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        self.started.append(launcher)
+        return launcher
+
+    def finish(self, launcher: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+        """Return the exit code, stdout, and the launcher's own lines."""
+        stdout, stderr = launcher.communicate(timeout=SECONDS)
+        print(stderr)
+        return launcher.returncode, stdout, [line for line in stderr.splitlines() if line.startswith("[rankmesh]")]
+
+    def run(self, script: str, *arguments: str) -> tuple[int, str, list[str]]:
+        return self.finish(self.start(script, *arguments))
+
+    def start_nodes(self, script: str, *arguments: str) -> list[subprocess.Popen[str]]:
+        """Start a launcher for each of two nodes with two ranks."""
+        self.nodes = ("--nnodes=2", "--nproc-per-node=2", f"--master-port={free_port()}", *arguments)
+        return [self.start(script, f"--node-rank={node}", *self.nodes) for node in range(2)]
+
+    def pids(self, name: str, attempt: int, count: int) -> list[int]:
+        """Return the process ids that the ranks of an attempt write, once they are there."""
+        pattern = f"{name}.{attempt}.*"
+        wait_until(lambda: len(list(self.folder.glob(pattern))) == count, f"{count} files {pattern}", seconds=60)
+        return [int(path.read_text()) for path in self.folder.glob(pattern)]
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[Launchers]:
+    (tmp_path / "shm").mkdir()
+    launchers = Launchers(tmp_path)
+    yield launchers
+    for launcher in launchers.started:
+        if launcher.poll() is None:
+            launcher.kill()
+        launcher.communicate()
+    assert list((tmp_path / "shm").iterdir()) == []
+
+
+def test_a_job_that_fails_twice_and_then_succeeds(launchers: Launchers) -> None:
+    code, stdout, lines = launchers.run(
+        """
+        told = {name: os.environ[name] for name in os.environ if name.startswith("TORCHELASTIC_")}
+        print("told", json.dumps(told | {"rank": rank, "size": size}), flush=True)
+        dist.init_process_group()
+        all_reduce()
+        if rank == 1 and attempt < 2:
+            sys.exit(f"rank 1 fails in attempt {attempt}")
+        all_reduce()
+        dist.destroy_process_group()
+        """,
+        *("--nproc-per-node=3", "--max-restarts=3"),
+    )
+    assert code == 0
+    told = [json.loads(line.partition("told ")[2]) for line in stdout.splitlines() if "told " in line]
+    assert [(each["TORCHELASTIC_RESTART_COUNT"], each["TORCHELASTIC_MAX_RESTARTS"]) for each in told] == [
+        (str(attempt), "3") for attempt in range(3) for _ in range(3)
+    ]
+    assert len({each["TORCHELASTIC_RUN_ID"] for each in told}) == 1
+    sums = [line.partition("] ")[2] for line in stdout.splitlines() if "sum" in line]
+    assert sorted(sums) == ["sum 0"] * 3 + ["sum 1"] * 3 + ["sum 2"] * 6
+    restarts = [line for line in lines if "restart" in line]
+    assert restarts == [f"[rankmesh] restart {number} of 3: all 3 ranks start again" for number in (1, 2)]
+    for attempt in range(2):
+        begin = lines.index(f"[rankmesh] restart {attempt + 1} of 3: all 3 ranks start again")
+        report = [line for line in lines[:begin] if "rank 1 failed first: exit code 1" in line]
+        assert len(report) == attempt + 1
+        assert f"[rankmesh]   | rank 1 fails in attempt {attempt}" in lines[:begin]
+
+
+def test_the_restarts_are_used_up(launchers: Launchers) -> None:
+    code, _, lines = launchers.run(
+        """
+        dist.init_process_group()
+        all_reduce()
+        sys.exit(3 + attempt) if rank == 1 else all_reduce()
+        """,
+        *("--nproc-per-node=2", "--max-restarts=1"),
+    )
+    assert code == 4, "the exit code of the last attempt"
+    assert sum("restart 1 of 1: all 2 ranks start again" in line for line in lines) == 1
+    assert [line.partition(" after")[0] for line in lines if "failed first" in line] == [
+        "[rankmesh] rank 1 failed first: exit code 3",
+        "[rankmesh] rank 1 failed first: exit code 4",
+    ]
+
+
+def test_a_rank_killed_and_a_survivor_that_hangs_and_ignores_sigterm(launchers: Launchers) -> None:
+    code, _, lines = launchers.run(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if attempt == 0:
+            if rank == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            write("ready")
+            all_wrote("ready")
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)
+        all_reduce()
+        """,
+        *("--nproc-per-node=3", "--max-restarts=1", "--failure-grace=0.2", "--stop-grace=0.2"),
+    )
+    assert code == 0
+    assert any("rank 1 failed first: signal SIGKILL (9)" in line for line in lines)
+    assert any("rank 0: signal SIGKILL (9) from the launcher" in line for line in lines)
+    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 3))
+
+
+def test_a_failure_before_the_world_is_complete(launchers: Launchers) -> None:
+    """The joins of the failed attempt, one of which comes late, are not part of the next one's world."""
+    code, stdout, lines = launchers.run(
+        """
+        if rank == 1 and attempt == 0:
+            import urllib.request
+            url = os.environ["RANKMESH_GATEWAY"] + "/v1/ranks"
+            request = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
+            wait_until(lambda: len(json.load(urllib.request.urlopen(request))) == 2, "the others to join")
+            sys.exit("no data")
+        dist.init_process_group()
+        all_reduce()
+        """,
+        *("--nproc-per-node=3", "--max-restarts=1", "--failure-grace=0"),
+    )
+    assert code == 0, lines
+    assert stdout.count("sum 1") == 3
+    assert stdout.count("sum 0") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_does_not_restart(launchers: Launchers, number: signal.Signals) -> None:
+    launcher = launchers.start(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if attempt == 0:
+            sys.exit(3)
+        write("ready")
+        time.sleep(1000)
+        """,
+        *("--nproc-per-node=2", "--max-restarts=5"),
+    )
+    pids = launchers.pids("ready", 1, 2)
+    launcher.send_signal(number)
+    code, _, lines = launchers.finish(launcher)
+    assert code == 128 + number
+    assert sum(": all 2 ranks start again" in line for line in lines) == 1
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_a_signal_in_the_grace_after_a_failure_does_not_restart(launchers: Launchers) -> None:
+    launcher = launchers.start(
+        """
+        write("ready")
+        all_wrote("ready")
+        sys.exit(3) if rank == 1 else time.sleep(1000)
+        """,
+        *("--nproc-per-node=2", "--max-restarts=5", "--failure-grace=1000"),
+    )
+    assert launcher.stderr is not None
+    while "the others get 1000 s" not in launcher.stderr.readline():
+        pass
+    launcher.terminate()
+    code, _, lines = launchers.finish(launcher)
+    assert code == 3
+    assert not any("start again" in line for line in lines)
+
+
+def test_the_gateway_shows_the_new_epoch_alone(launchers: Launchers) -> None:
+    code, stdout, _ = launchers.run(
+        """
+        import urllib.request
+        def get(path):
+            request = urllib.request.Request(os.environ["RANKMESH_GATEWAY"] + path)
+            request.add_header("Authorization", "Bearer secret")
+            return json.load(urllib.request.urlopen(request))
+        if attempt == 1 and rank == 0:
+            assert get("/v1/ranks") == get("/v1/jobs") == [], "what is left of the attempt before"
+        write("seen")
+        all_wrote("seen")
+        dist.init_process_group()
+        all_reduce()
+        if attempt == 0 and rank == 1:
+            sys.exit(3)
+        all_reduce()
+        if rank == 0:
+            print("jobs", json.dumps(get("/v1/jobs")), flush=True)
+        dist.barrier()
+        """,
+        *("--nproc-per-node=2", "--max-restarts=1"),
+    )
+    assert code == 0
+    found = re.search(r"jobs (.*)", stdout)
+    assert found is not None
+    (job,) = json.loads(found[1])
+    assert (job["epoch"], job["state"], job["ranks"]) == (2, "running", {"alive": 2})
+
+
+# Two nodes
+
+RESTARTED = "[rankmesh] restart {} of {}: all 4 ranks start again"
+
+
+def test_two_nodes_either_of_which_fails(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if (attempt, rank) in ((0, 3), (1, 0)):
+            sys.exit(f"rank {rank} fails")
+        all_reduce()
+        """,
+        "--max-restarts=3",
+    )
+    for node in nodes:
+        code, stdout, lines = launchers.finish(node)
+        assert code == 0
+        assert [line for line in lines if "start again" in line] == [RESTARTED.format(number, 3) for number in (1, 2)]
+        sums = [line.partition("] ")[2] for line in stdout.splitlines() if "sum" in line]
+        assert [sums.count(f"sum {attempt}") for attempt in range(3)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_node_whose_ranks_do_not_notice_the_failure(launchers: Launchers, failing: int) -> None:
+    nodes = launchers.start_nodes(
+        f"""
+        dist.init_process_group()
+        all_reduce()
+        if attempt == 0:
+            write("ready")
+            all_wrote("ready")
+            sys.exit("no data") if rank == {failing} else time.sleep(1000)
+        all_reduce()
+        """,
+        *("--max-restarts=1", "--failure-grace=0.5"),
+    )
+    found = [launchers.finish(node) for node in nodes]
+    assert [code for code, _, _ in found] == [0, 0]
+    assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
+    _, _, lines = found[1 - failing // 2]
+    assert "[rankmesh] a rank failed on another node; those of this node get 0.5 s to end" in lines
+    assert not any("failed first" in line for line in lines), lines
+    assert not any(alive(pid) for pid in launchers.pids("ready", 0, 4))
+
+
+def test_a_node_whose_ranks_have_ended_takes_part_in_a_restart(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        write("ready")
+        all_wrote("ready")
+        dist.init_process_group()
+        all_reduce()
+        dist.destroy_process_group()
+        if attempt == 0 and rank == 0:
+            done = [int(open(f"ready.0.{other}").read()) for other in (2, 3)]
+            wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in done), "node 1 to end")
+            sys.exit("no space left on device")
+        """,
+        "--max-restarts=1",
+    )
+    for node in nodes:
+        code, stdout, lines = launchers.finish(node)
+        assert code == 0
+        assert RESTARTED.format(1, 1) in lines
+        assert [stdout.count(f"sum {attempt}") for attempt in range(2)] == [2, 2]
+
+
+def test_the_restarts_of_two_nodes_are_used_up(launchers: Launchers) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        if rank == 1:
+            sys.exit(3 + attempt)
+        all_reduce()
+        """,
+        "--max-restarts=1",
+    )
+    found = [launchers.finish(node) for node in nodes]
+    assert [code for code, _, _ in found] == [4, 1]
+    assert all(lines.count(RESTARTED.format(1, 1)) == 1 for _, _, lines in found)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_signal_to_one_launcher_ends_the_job_on_both(launchers: Launchers, stopped: int) -> None:
+    nodes = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        write("ready")
+        all_reduce()
+        time.sleep(1000) if rank % 2 else dist.barrier()
+        """,
+        *("--max-restarts=3", "--failure-grace=0.5"),
+    )
+    launchers.pids("ready", 0, 4)
+    nodes[stopped].send_signal(signal.SIGINT)
+    found = [launchers.finish(node) for node in nodes]
+    assert found[stopped][0] == 128 + signal.SIGINT
+    assert found[1 - stopped][0] == 1
+    assert not any("start again" in line for _, _, lines in found for line in lines)
+
+
+def test_a_node_that_is_lost_and_comes_back(launchers: Launchers) -> None:
+    script = """
+        dist.init_process_group()
+        all_reduce()
+        write("ready")
+        if attempt == 0:
+            time.sleep(1000) if rank % 2 else dist.barrier()
+        dist.barrier()
+    """
+    nodes = launchers.start_nodes(script, *("--max-restarts=2", "--failure-grace=0.2"))
+    launchers.pids("ready", 0, 4)
+    nodes[1].kill()
+    nodes[1].communicate()
+    back = launchers.start(script, "--node-rank=1", *launchers.nodes)
+    for node in (nodes[0], back):
+        code, stdout, _ = launchers.finish(node)
+        assert code == 0
+        assert stdout.count("sum 1") + stdout.count("sum 2") >= 2
+    launchers.started.remove(nodes[1])
