@@ -125,6 +125,8 @@ class Failover:
             rank = error.owner
             if rank is None:
                 self._excluded.add(self.rank)
+            elif owners.ownership.is_excluded(rank):  # the rank that was asked has yet to learn of it
+                rank = None
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
