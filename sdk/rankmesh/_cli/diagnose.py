@@ -1,4 +1,4 @@
-"""``rankmesh diagnose``: says in words why a job is stuck."""
+"""``rankmesh diagnose``: reports in words why a job is stuck."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def diagnose(
     patience: PatienceOption = PATIENCE,
     json: JsonOption = False,
 ) -> int:
-    """Say why a job is stuck: which rank, in which call or line, since when, which ranks wait for it, what to do.
+    """Report why a job is stuck: which rank, in which call or line, since when, which ranks wait for it, what to do.
 
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
     failed; 3: no gateway answers.

@@ -356,8 +356,8 @@ class _JobView:
             "-": f"{where} has ended",
             "Z": f"{where} has ended",
             "X": f"{where} has ended",
-            "R": f"{where} runs, and lets no other thread of it run",
-            "S": f"{where} is alive, and lets no other thread of it run",
+            "R": f"{where} computes, and the agent's thread in it does not run",
+            "S": f"{where} is alive, and the agent's thread in it does not run",
             "D": f"{where} waits in the kernel, for a disk perhaps",
         }
         return states.get(report.process, f"{report.error} from {report.url} ({where})")

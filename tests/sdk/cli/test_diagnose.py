@@ -1,4 +1,4 @@
-"""``rankmesh diagnose`` of stuck jobs; docs/diagnose.md has what it says of each kind.
+"""``rankmesh diagnose`` of stuck jobs; docs/diagnose.md has its report on each kind.
 
 The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagnose' prints it.
 """
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.command import Done, Job, here
+from support.diagnose_page import normalized, page_rows, row_of
 from support.processes import Ranks, free_port, wait_until
 
-PAGE = Path(__file__).parents[3] / "docs/diagnose.md"
 TOKEN = "a secret of the test"
 SCRIPT = """\
 import ctypes, os, queue, signal, time
@@ -190,32 +190,19 @@ def stuck_job(ranks: Ranks, stuck: Stuck) -> Iterator[StuckJob]:
         job.end()
 
 
-def normalized(text: str) -> str:
-    """Return a text with numbers, ids and the host's name replaced."""
-    text = text.replace(f" on {socket.gethostname()}", " on vm")
-    text = re.sub(r"group-[0-9a-f]+", "group-N", text)
-    return re.sub(r"\d+(\.\d+)?", "N", text)
-
-
-def said(job: StuckJob) -> list[str]:
-    """Return what the command says, a line an entry."""
+def report_row(job: StuckJob) -> str:
+    """Return the command's report, as a cell of the page's table."""
     done = job.run("diagnose")
     assert (done.code, done.stderr) == (1, ""), done
-    return [line.strip() for line in re.sub(r"; the wait is young.*", "", done.stdout).splitlines()]
-
-
-def page_rows() -> dict[str, str]:
-    """Return the table of the page: what the command says, by the kind."""
-    section = PAGE.read_text().partition("## What it says\n")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+    return row_of(done.stdout)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
-def test_it_says_what_the_page_says(ranks: Ranks, stuck: Stuck):
+def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
     with stuck_job(ranks, stuck) as job:
         found = job.finding(stuck.kind, stuck.waiting)
-        text = "<br>".join(said(job))
+        text = report_row(job)
         source = job.script.read_text().splitlines()
     assert found["ranks"] == stuck.ranks
     if stuck.line:
@@ -227,7 +214,8 @@ def test_it_says_what_the_page_says(ranks: Ranks, stuck: Stuck):
 
 
 def test_the_page_has_no_other_rows():
-    assert list(page_rows()) == [stuck.title for stuck in KINDS]
+    cut = "cut off from the network"  # tests/hosts/test_diagnose_cut.py
+    assert list(page_rows()) == [*(stuck.title for stuck in KINDS), cut]
 
 
 @pytest.mark.processes
@@ -251,7 +239,7 @@ def _table() -> None:
         ranks = Ranks(Path(tempfile.mkdtemp()))
         with stuck_job(ranks, stuck) as job:
             job.finding(stuck.kind, stuck.waiting)
-            text = "<br>".join(said(job)).replace(socket.gethostname(), "vm")
+            text = report_row(job).replace(socket.gethostname(), "vm")
             print(f"| {stuck.title} | {text} |", flush=True)
 
 

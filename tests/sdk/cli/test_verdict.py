@@ -182,7 +182,7 @@ def test_an_asynchronous_call_does_not_hold_up_its_rank(world: World):
     ("process", "kind", "words"),
     [
         ("T", "stopped", "process 702 on h is stopped (SIGSTOP, or Ctrl-Z)"),
-        ("R", "silent", "process 702 on h runs, and lets no other thread of it run"),
+        ("R", "silent", "process 702 on h computes, and the agent's thread in it does not run"),
         ("-", "ended", "process 702 on h has ended"),
         ("", "silent", "no answer within 1 s from http://h:2 (process 702 on h)"),
     ],

@@ -1,0 +1,28 @@
+"""The table of docs/diagnose.md, which tests compare with what the command writes."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+_PAGE = Path(__file__).parents[2] / "docs/diagnose.md"
+
+
+def page_rows() -> dict[str, str]:
+    """Return the table: the command's lines, separated by <br>, by the kind of stuck job."""
+    section = _PAGE.read_text().partition("## What it reports\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+
+
+def row_of(output: str) -> str:
+    """Return the command's output as a cell of the table; without the remark on young waits."""
+    lines = re.sub(r"; the wait is young.*", "", output).splitlines()
+    return "<br>".join(line.strip() for line in lines)
+
+
+def normalized(text: str) -> str:
+    """Return a cell with numbers, ids and the host's name replaced."""
+    text = text.replace(f" on {socket.gethostname()}", " on vm")
+    text = re.sub(r"group-[0-9a-f]+", "group-N", text)
+    return re.sub(r"\d+(\.\d+)?", "N", text)
