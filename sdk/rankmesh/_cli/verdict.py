@@ -461,6 +461,8 @@ class _JobView:
             return "look for the rank that should set it; 'rankmesh store set' sets it by hand"
         if kind == "slow":
             return "'rankmesh doctor' measures the paths between the ranks"
+        if all(self._snapshots[rank]["attached"] for rank in ranks if rank in self._snapshots):
+            return "look at the stack of its process ('py-spy dump'): the agent that it is attached to does not have it"
         return f"look at that line; 'rankmesh stacks {numbers}' has the whole stack"
 
 
