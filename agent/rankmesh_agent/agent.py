@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer, snapshot
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
-from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
@@ -33,7 +34,9 @@ from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
+from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
+from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _REPEATED = 100
@@ -130,7 +133,11 @@ class Agent:
             undo.callback(self._disconnects.close)
             self._job_store.start()
             if self._own_http is not None:
-                http.start(self._app(http.names), {store_frames.UPGRADE: self.store_server}, on_demand=True)
+                upgrades: dict[Upgrade, ConnectionHandler] = {
+                    store_frames.UPGRADE: self.store_server,
+                    UPGRADE: SnapshotServer(self.snapshot, settings.token),
+                }
+                http.start(self._app(http.names), upgrades, on_demand=True)
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -256,6 +263,23 @@ class Agent:
             {str(rank): medium for rank, medium in sorted(self.engine.transports().items())},
             time.monotonic() - self._started,
             __version__,
+        )
+
+    def snapshot(self, *, attached: bool = False) -> RankSnapshot:
+        """Return this rank as it is now, for diagnosis.
+
+        Args:
+            attached: whether another process makes the calls.
+        """
+        groups = self.group_registry.all()
+        return snapshot(
+            self._job.name,
+            self._job.epoch,
+            self.member.rank,
+            attached=attached,
+            recorder=self._recorder,
+            awaited={id(message.record) for group in groups for message in group.messages.waiting.copy().values()},
+            store_waits=self._job_store.pending_waits(),
         )
 
     def in_flight(self, group: str) -> list[InFlight] | None:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
@@ -24,7 +25,7 @@ from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames, snapshot, store_frames
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     UNASSIGNED,
@@ -41,6 +42,7 @@ from rankmesh_agent.wire.schemas import (
     LeaseTerms,
     Member,
 )
+from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
@@ -116,6 +118,7 @@ class Standalone:
         upgrades: dict[Upgrade, ConnectionHandler] = {
             store_frames.UPGRADE: _CurrentStore(self.leases),
             attach_frames.UPGRADE: self._sessions,
+            snapshot.UPGRADE: SnapshotServer(self._snapshot, self.settings.token),
         }
         self._http.start(self._app, upgrades, on_demand=False)
         self._sessions.start()
@@ -221,6 +224,10 @@ class Standalone:
         member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._http.urls[0])
         uptime = time.monotonic() - self._started
         return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
+
+    def _snapshot(self) -> RankSnapshot | None:
+        agent = self.leases.agent
+        return None if agent is None else agent.snapshot(attached=True)
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of; none while the agent is free."""

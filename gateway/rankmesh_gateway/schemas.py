@@ -115,6 +115,14 @@ class Overview:
 
 
 @dataclass
+class RegistrySnapshot:
+    """The ranks and groups of all jobs at one moment, for ``rankmesh diagnose``."""
+
+    ranks: list[RankInfo]
+    groups: list[RankGroupInfo]
+
+
+@dataclass
 class GroupMade:
     """A group that has been created at all its members.
 

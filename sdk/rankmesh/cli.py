@@ -9,9 +9,11 @@ import typer
 
 from rankmesh._cli import store
 from rankmesh._cli.bench import bench
+from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
 from rankmesh._cli.groups import groups
+from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
 from rankmesh_agent.wire.version import __version__
 
@@ -72,6 +74,8 @@ def agent(context: typer.Context) -> None:
 
 app.command()(status)
 app.command()(groups)
+app.command()(diagnose)
+app.command()(stacks)
 app.command()(doctor)
 app.command()(bench)
 app.add_typer(store.app)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Sequence
 
-from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
+from rankmesh_agent.wire.schemas import FrameOrigin, StackFrame, ThreadStack
 
+_OWN_PACKAGES = ("rankmesh", "rankmesh_agent", "rankmesh_gateway")
 _MAX_FRAMES = 200
 """Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
@@ -27,6 +30,7 @@ def stacks() -> list[ThreadStack]:
                 line,
                 frame.f_code.co_qualname,
                 linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip(),
+                _origin(frame.f_code.co_filename, frame.f_globals.get("__name__")),
             )
             for frame, line in reversed(calls)
         ]
@@ -35,6 +39,20 @@ def stacks() -> list[ThreadStack]:
         found.append(ThreadStack(name, ident, native or 0, thread.daemon if thread is not None else False, frames))
     main = threading.main_thread().ident
     return sorted(found, key=lambda each: (each.ident != main, each.name, each.ident))
+
+
+@functools.cache
+def _library_prefixes() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return ("<frozen ", *(f"{paths[name]}/" for name in ("stdlib", "platstdlib")))
+
+
+def _origin(file: str, module: object) -> FrameOrigin:
+    if isinstance(module, str) and module.partition(".")[0] in _OWN_PACKAGES:
+        return "rankmesh"
+    if file.startswith(_library_prefixes()) or "/site-packages/" in file or "/dist-packages/" in file:
+        return "library"
+    return "user"
 
 
 def as_text(found: Sequence[ThreadStack]) -> str:

@@ -42,6 +42,14 @@ class RecordOwner(Protocol):
     def name(self) -> str:
         """The group's name."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the members in the job, by group rank."""
+
+    @property
+    def seq(self) -> int:
+        """Number of the latest call."""
+
     def matches(self, name: str) -> bool:
         """Return whether ``name`` is the group's name or id."""
 
@@ -164,6 +172,12 @@ class FlightRecorder:
         with self._lock:
             groups = [each for each in self._groups if each.state.matches(group)]
             return [in_flight(record, now) for each in groups for record in each.active_records()] if groups else None
+
+    def snapshot(self) -> tuple[list[RecordOwner], list[Record], list[Record]]:
+        """Return the groups, the calls and messages that have not ended, and those that have, in their order."""
+        with self._lock:
+            active = [record for group in self._groups for record in group.active_records()]
+            return [group.state for group in self._groups], active, list(self._records.copy())
 
     def records(self, group: str | None = None, last: int | None = None) -> list[FlightRecord]:
         """Return the records: of the calls that have ended, in that order, then of those that have not.

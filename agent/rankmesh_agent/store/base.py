@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import QueuePop, QueuePush
@@ -18,6 +18,28 @@ MARGIN_SECONDS = 1.5
 """Time limit of the response to a command that waits, after the owner's own limit."""
 
 T = TypeVar("T")
+
+
+class KeyWaitInfo(NamedTuple):
+    """A wait for keys under way, for diagnosis.
+
+    Attributes:
+        op: name of the call.
+        keys: the keys.
+        since: when it began, by the monotonic clock.
+        seconds: its timeout.
+    """
+
+    op: str
+    keys: Sequence[str]
+    since: float
+    seconds: float
+
+
+def wait_info(command: Command[Any], since: float) -> KeyWaitInfo:
+    """Return the description of a command that has waited since a time by the monotonic clock."""
+    keys = getattr(command, "keys", None) or (getattr(command, "key", ""),)
+    return KeyWaitInfo(command.name, keys, since, command.seconds)
 
 
 class AsyncStore(ABC):
@@ -98,6 +120,10 @@ class BlockingStore(ABC):
     def waits_under_way(self) -> bool:
         """Return whether a wait may be under way."""
         return False
+
+    def pending_waits(self) -> list[KeyWaitInfo]:
+        """Return the waits under way. From any thread."""
+        return []
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
@@ -20,7 +20,9 @@ from rankmesh_agent.store.base import (
     CONNECT_SECONDS,
     MARGIN_SECONDS,
     BlockingStore,
+    KeyWaitInfo,
     unresponsive_error,
+    wait_info,
 )
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.key_waits import failed_wait_error
@@ -93,8 +95,8 @@ class ClientConnection(FramedStream):
 
     name = b""
     """The connection's name at both ends, after the handshake."""
-    waits = False
-    """True if the latest command waits for keys."""
+    waits: tuple[Command[Any], float] | None = None
+    """The latest command, if it may wait for keys, and when it began, by the monotonic clock."""
     sent_in_part = False
     """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
 
@@ -244,7 +246,7 @@ class StoreClient(BlockingStore):
                     raise
                 return self._begin_http(command, timeout)
             retried = b"" if attempt is None else attempt.retried
-            connection.waits = command.seconds > 0.0
+            connection.waits = (command, began) if command.seconds > 0.0 else None
             try:
                 if connection.waits and len(failures) < len(self.failures):
                     return self._try_once(connection, command, timeout, failures, retried)
@@ -258,7 +260,7 @@ class StoreClient(BlockingStore):
                 if attempt is not None:
                     attempt.retried = retried
                 connection = self._pool.connect(lambda: self._open(ends))
-                connection.waits = command.seconds > 0.0
+                connection.waits = (command, began) if command.seconds > 0.0 else None
                 if connection.waits and len(failures) < len(self.failures):
                     return self._try_once(connection, command, timeout, failures, retried)
                 return self._call(connection, *_remaining(command, timeout, began), retried)
@@ -283,7 +285,7 @@ class StoreClient(BlockingStore):
         assert isinstance(command, Waiting)
         failure = self.failure_since(failures)
         assert failure is not None
-        connection.waits = False
+        connection.waits = None
         try:
             attempt: Command[T] = command.with_timeout(0.0)
             return self._call(connection, attempt, timeout, retried)
@@ -291,7 +293,10 @@ class StoreClient(BlockingStore):
             raise failed_wait_error(failure, error) from None
 
     def waits_under_way(self) -> bool:
-        return any(connection.waits for connection in self._pool.in_use())
+        return any(connection.waits is not None for connection in self._pool.in_use())
+
+    def pending_waits(self) -> list[KeyWaitInfo]:
+        return [wait_info(*waits) for connection in self._pool.in_use() if (waits := connection.waits) is not None]
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         """See BlockingStore. The connections of the waits end, by which the owner learns that they are over."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh_agent.net.fork import import_lock
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
 from rankmesh_agent.store.client import RankLabel, RetryState, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
@@ -125,6 +125,8 @@ class Failover:
             rank = error.owner
             if rank is None:
                 self._excluded.add(self.rank)
+            elif owners.ownership.is_excluded(rank):  # the rank that was asked has yet to learn of it
+                rank = None
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
         if rank is None:
@@ -189,6 +191,10 @@ class BlockingJobStore(BlockingStore):
 
     def waits_under_way(self) -> bool:
         return bool(self._waits) or any(client.waits_under_way() for client in list(self._clients.values()))
+
+    def pending_waits(self) -> list[KeyWaitInfo]:
+        clients = list(self._clients.values())
+        return [*self._waits.pending(), *(wait for client in clients for wait in client.pending_waits())]
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         super().fail_waits(failure, for_good=for_good)

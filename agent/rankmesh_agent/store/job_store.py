@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
 from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, OwnerCache
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import LostRanks, Ownership
@@ -110,6 +110,11 @@ class JobStore:
         """Return whether a command of this rank waits."""
         with self._lock:
             return any(store.waits_under_way() for store in self._clients)
+
+    def pending_waits(self) -> list[KeyWaitInfo]:
+        """Return the waits of this rank that are under way."""
+        with self._lock:
+            return [wait for store in self._clients for wait in store.pending_waits()]
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         """End the waits of this rank that are under way; see BlockingStore.fail_waits."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from rankmesh_agent.store.command import Waiting
+from rankmesh_agent.store.base import KeyWaitInfo, wait_info
+from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistError, RankFailedError, StoreTimeoutError
 
@@ -31,11 +33,18 @@ def failed_wait_error(failure: DistError, missing: DistError) -> RankFailedError
 class KeyWait:
     """One wait for keys.
 
+    Args:
+        command: the command that waits.
+
     Attributes:
+        command: see above.
+        since: when it began, by the monotonic clock.
         failure: the failure that ended it, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, command: Command[Any]) -> None:
+        self.command = command
+        self.since = time.monotonic()
         self.failure: DistError | None = None
 
     def error(self, command: Waiting[Any], table: Table) -> DistError:
@@ -57,10 +66,15 @@ class KeyWaits:
     def __bool__(self) -> bool:
         return bool(self._futures)
 
+    def pending(self) -> list[KeyWaitInfo]:
+        """Return the waits."""
+        with self._lock:
+            return [wait_info(wait.command, wait.since) for wait in self._futures.values()]
+
     @contextlib.contextmanager
-    def of(self, future: Future[Any]) -> Iterator[KeyWait]:
-        """Let a failure cancel the future of a wait."""
-        wait = KeyWait()
+    def of(self, future: Future[Any], command: Command[Any]) -> Iterator[KeyWait]:
+        """Let a failure cancel the future of a command's wait."""
+        wait = KeyWait(command)
         with self._lock:
             self._futures[future] = wait
             wait.failure = self._final

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
 from rankmesh_agent.store.change_log import ChangeLog
 from rankmesh_agent.store.command import Command, Immediate, Waiting
 from rankmesh_agent.store.commands import QueuePop
@@ -94,7 +94,7 @@ class MemoryStore(AsyncStore):
         import asyncio  # the caller has loaded it; a rank without HTTP clients does without, which saves 8 MB
 
         try:
-            with self._waits.of(future) as wait:
+            with self._waits.of(future, command) as wait:
                 await asyncio.wait([asyncio.wrap_future(future)], timeout=max(0.0, command.seconds))
         except BaseException:  # the client has disconnected
             if not future.cancel() and self._discard(idempotency_key, future):
@@ -129,6 +129,9 @@ class BlockingMemoryStore(BlockingStore):
     def waits_under_way(self) -> bool:
         return bool(self._waits)
 
+    def pending_waits(self) -> list[KeyWaitInfo]:
+        return self._waits.pending()
+
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         super().fail_waits(failure, for_good=for_good)
         self._waits.fail(failure, for_good=for_good)
@@ -154,7 +157,7 @@ def wait_here(command: Command[T], table: Table, waits: KeyWaits) -> T:
     done, deadline = threading.Event(), Deadline(command.seconds)
     future.add_done_callback(lambda _: done.set())  # futures.wait does not return for a cancelled future
     try:
-        with waits.of(future) as wait:
+        with waits.of(future, command) as wait:
             while not done.wait(deadline.remaining()) and not deadline.expired():
                 pass
     except BaseException:

@@ -182,6 +182,10 @@ class Ownership:
         if self.log is not None and self.log.replicator is not None:
             self.log.replicator.exclude(self._excluded)
 
+    def is_excluded(self, rank: int) -> bool:
+        """Return whether this rank goes on without another one."""
+        return rank in self._excluded
+
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""
         log = self.log

@@ -28,6 +28,7 @@ from rankmesh_agent.wire.schemas import (
     Problem,
 )
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.schemas import RegistrySnapshot
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
@@ -101,6 +102,11 @@ async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> Lea
     return future.result()
 
 
+async def snapshot(registry: Registry, _: None, __: Receive) -> RegistrySnapshot:
+    """Return the ranks and groups of all jobs."""
+    return RegistrySnapshot(registry.ranks(), registry.groups())
+
+
 async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
     """Return the gateway's id, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
@@ -115,9 +121,11 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
+    ("GET", "/v1/snapshot"): (None, snapshot),
     ("GET", "/health"): (None, health),
 }
-"""By method and path, the type of the body and the handler of all that ranks, launchers and agents send."""
+"""By method and path, the type of the body and the handler of all that ranks, launchers and agents send, and of what
+``rankmesh diagnose`` requests when a job is stuck."""
 
 
 def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:

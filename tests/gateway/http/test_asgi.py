@@ -66,6 +66,9 @@ async def test_the_life_of_a_rank(pair, ask):
     assert first.json()["missing"] == [1]
     assert (await pair.ask("POST", "/v1/join", json=asdict(ask.join(1)))).json()["complete"]
     assert (await pair.ask("POST", "/v1/heartbeat", json=asdict(ask.heartbeat(0, 2, GROUP)))).json() == {"failed": []}
+    found = (await pair.ask("GET", "/v1/snapshot")).json()
+    assert [each["member"]["rank"] for each in found["ranks"]] == [0, 1]
+    assert [(each["name"], each["seqs"]) for each in found["groups"]] == [("world", {"0": 7})]
     assert (await pair.ask("POST", "/v1/leave", json=asdict(ask.leave_unassigned(0)))).json() == {"ok": True}
     assert (await pair.ask("GET", "/health")).json()["ranks"] == 1
     assert pair.loaded == 0

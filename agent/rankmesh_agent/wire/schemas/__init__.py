@@ -4,6 +4,7 @@ from rankmesh_agent.wire.schemas.groups import (
     MAX_IN_FLIGHT,
     FlightRecord,
     FlightState,
+    FrameOrigin,
     GroupAbort,
     GroupInfo,
     GroupRequest,

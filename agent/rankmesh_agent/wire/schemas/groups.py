@@ -64,14 +64,23 @@ class FlightRecord:
     error: str
 
 
+FrameOrigin = Literal["user", "library", "rankmesh"]
+
+
 @dataclass
 class StackFrame:
-    """A call in a thread's stack: its location, and the source line if the file is readable."""
+    """A call in a thread's stack: its location, and the source line if the file is readable.
+
+    Attributes:
+        file, line, function, code: see above.
+        origin: ``rankmesh``; ``library``: the standard library or an installed package; else ``user``.
+    """
 
     file: str
     line: Integer
     function: str
     code: str
+    origin: FrameOrigin = "user"
 
 
 @dataclass

@@ -18,6 +18,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
+from rankmesh_gateway.schemas import RegistrySnapshot
 
 router = APIRouter(
     prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
@@ -40,6 +41,12 @@ async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) ->
 async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     """Report that a rank leaves, with a reason if it has failed."""
     return await handlers.leave(registry, body, request.receive)
+
+
+@router.get("/snapshot", include_in_schema=False)
+async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
+    """Return the ranks and groups of all jobs."""
+    return await handlers.snapshot(registry, None, request.receive)
 
 
 @router.post("/launchers", include_in_schema=False)  # between launchers of one job, not for other clients

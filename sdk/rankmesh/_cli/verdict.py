@@ -1,0 +1,535 @@
+"""The rules of ``rankmesh diagnose``: from reports on ranks to findings in words. Pure: no I/O, no clock.
+
+Each rank that waits in a call waits for ranks: the members that have not come to a collective, the other end of a
+message. A rank that others wait for, and that waits for none itself, holds them up; so does a circle of ranks that wait
+for each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+from rankmesh._cli import humanize
+from rankmesh._cli.frames import Place, place_of
+from rankmesh._cli.humanize import seconds
+from rankmesh._cli.reports import RankReport
+from rankmesh_gateway.schemas import HELD_UP_SECONDS
+
+MIN_SECONDS = 1.0
+"""Age below which a wait is no finding: every step of a job waits a little."""
+_ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Collectives that no rank completes before all have begun them."""
+_NAMED = 4
+"""Maximum number of places, and of keys, in a sentence."""
+
+Kind = Literal[
+    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow"
+]
+_ORDER: Sequence[Kind] = get_args(Kind)
+
+
+@dataclass
+class Finding:
+    """What holds up ranks.
+
+    Attributes:
+        kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
+            its agent does not answer; ``order``: ranks wait for each other in collectives; ``messages``: in messages;
+            ``tags``: in messages whose tags differ; ``key``: it waits for a key of the store; ``elsewhere``: it is in
+            the user's code; ``slow``: all ranks are in the call.
+        job: the job.
+        ranks: the ranks that are the cause.
+        text: the finding in a sentence.
+        remedy: what to do.
+        seconds: since when ranks wait; 0 if none does.
+        call: the call that they wait in, empty if there is none.
+        waiting: the ranks that wait for it, directly or not.
+        last: the last collective that all members of its group have completed.
+        places: the place of each rank in ``ranks`` and ``waiting`` that is known.
+    """
+
+    kind: Kind
+    job: str
+    ranks: list[int]
+    text: str
+    remedy: str
+    seconds: float = 0.0
+    call: str = ""
+    waiting: list[int] = field(default_factory=list)
+    last: str = ""
+    places: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def young(self) -> bool:
+        """True if the wait may be a slow step."""
+        return self.kind in ("elsewhere", "key") and self.seconds < HELD_UP_SECONDS
+
+
+class _Wait(NamedTuple):
+    """A wait of a rank: the call as a label, its age, the ranks that it waits for; group and number of a collective."""
+
+    kind: Literal["collective", "message", "store"]
+    label: str
+    age: float
+    ranks: frozenset[int]
+    group: str = ""
+    seq: int = 0
+    op: str = ""
+    peer: int = -1
+    tag: int = 0
+    keys: Sequence[str] = ()
+
+
+def findings(reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = ()) -> list[Finding]:
+    """Return the findings, the most certain first.
+
+    Args:
+        reports: the ranks of any number of jobs.
+        groups: their groups as the gateway lists them: what it knows of the ranks that do not answer.
+    """
+    jobs: dict[str, list[RankReport]] = defaultdict(list)
+    for report in reports:
+        jobs[report.job].append(report)
+    found = [each for job in jobs.values() for each in _JobView(job, groups).findings()]
+    return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
+
+
+class _JobView:
+    """The ranks of one job."""
+
+    def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]]) -> None:
+        self._reports = {report.rank: report for report in reports if report.state != "joining"}
+        self._joining = [report for report in reports if report.state == "joining"]
+        self._job = reports[0].job
+        self._snapshots = {
+            rank: report.snapshot for rank, report in self._reports.items() if report.snapshot is not None
+        }
+        self._silent = {
+            rank for rank, each in self._reports.items() if each.snapshot is None and each.state != "failed"
+        }
+        self._groups = {group["id"]: group for each in self._snapshots.values() for group in each["groups"]}
+        self._seqs = {
+            rank: {group["id"]: group["seq"] for group in each["groups"]} for rank, each in self._snapshots.items()
+        }
+        epoch = reports[0].epoch
+        self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self._job, epoch)}
+        self._waits = {rank: list(self._waits_of(rank)) for rank in self._snapshots}
+        self._places = {
+            rank: place_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
+            for rank, each in self._snapshots.items()
+            if not each["attached"]
+        }
+        self._blocked = {rank for rank in self._snapshots if self._waits[rank] and self._is_inside(rank)}
+
+    def _is_inside(self, rank: int) -> bool:
+        """Return whether a rank is in a call of RankMesh; True if its stack does not tell."""
+        place = self._places.get(rank)
+        return place is None or place.in_rankmesh
+
+    # Waits
+
+    def _waits_of(self, rank: int) -> Iterator[_Wait]:
+        snapshot = self._snapshots[rank]
+        begun: set[str] = set()
+        for call in snapshot["calls"]:
+            group = self._groups.get(call["group"], {"id": call["group"], "name": "?", "ranks": []})
+            in_group = _of_group(group["name"])
+            if call["peer"] is not None:
+                if call["awaited"]:
+                    yield self._message_wait(rank, call, group, in_group)
+            elif group["id"] not in begun:  # the calls behind it are queued
+                begun.add(group["id"])
+                number = f" #{call['seq']}" if call["seq"] else ""
+                label = f"{call['op']}{number}{in_group}"
+                missing = self._missing(rank, group, call["seq"])
+                yield _Wait("collective", label, call["age"], missing, group["id"], call["seq"], call["op"])
+        for wait in snapshot["store_waits"]:
+            yield _Wait("store", f"store.{wait['op']}", wait["age"], frozenset(), op=wait["op"], keys=wait["keys"])
+
+    def _missing(self, rank: int, group: Mapping[str, Any], seq: int) -> frozenset[int]:
+        """Return the members that a rank waits for in a collective: first those that have certainly not come."""
+        others = [each for each in group["ranks"] if each != rank and each in self._reports]
+        away = {each for each in others if each in self._snapshots and not self._has_begun(each, group["id"], seq)}
+        unheard = {each for each in others if each in self._silent}
+        late = {each for each in unheard if self._known_seq(each, group["id"]) < seq}
+        return frozenset(away | late or unheard)
+
+    def _has_begun(self, rank: int, group: str, seq: int) -> bool:
+        number = self._seqs[rank].get(group)
+        return number is not None and int(number) >= seq
+
+    def _message_wait(self, rank: int, call: Mapping[str, Any], group: Mapping[str, Any], in_group: str) -> _Wait:
+        peer = call["peer"]
+        way = "to" if call["op"] == "send" else "from"
+        other = "any rank" if peer < 0 else f"rank {peer}"
+        label = f"{call['op']} {way} {other} (tag {call['tag']}){in_group}"
+        partners = [each for each in group["ranks"] if each != rank] if peer < 0 else [peer]
+        ranks = frozenset(each for each in partners if each in self._reports and not self._meets(rank, each, call))
+        return _Wait("message", label, call["age"], ranks, group["id"], 0, call["op"], peer, call["tag"])
+
+    def _meets(self, rank: int, other: int, call: Mapping[str, Any]) -> bool:
+        """Return whether a rank has the other end of a message in flight."""
+        opposite = "recv" if call["op"] == "send" else "send"
+        return other in self._snapshots and any(
+            (each["op"], each["group"], each["tag"]) == (opposite, call["group"], call["tag"])
+            and each["peer"] in (rank, -1)
+            for each in self._snapshots[other]["calls"]
+        )
+
+    def _known_seq(self, rank: int, group: str) -> int:
+        """Return the number of a collective that a rank that does not answer has begun, at least."""
+        reported = self._reported.get(group, {}).get("seqs", {}).get(str(rank), 0)
+        seqs: list[int] = [
+            call["seq"]
+            for each in self._snapshots.values()
+            for call in each["ended"]
+            if call["group"] == group and call["op"] in _ALL_EXCHANGE
+        ]
+        return max(int(reported), *seqs, 0)
+
+    # Causes
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield the findings on the job."""
+        if self._joining:
+            yield self._joining_finding()
+        for rank, report in self._reports.items():
+            if report.state == "failed":
+                reason = report.reason or "it was silent"
+                text = f"{self._name(rank)} has failed: {reason}"
+                yield Finding("failed", self._job, [rank], text, "look at its output, and start the job again")
+        edges = {rank: frozenset(each for wait in self._waits[rank] for each in wait.ranks) for rank in self._snapshots}
+        blocked = {rank: edges[rank] if rank in self._blocked else frozenset[int]() for rank in self._snapshots}
+        blocked |= dict.fromkeys(self._silent, frozenset())
+        causes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for component in _final_components(blocked):
+            if len(component) > 1:
+                if finding := self._circle(sorted(component), blocked):
+                    yield finding
+                continue
+            (rank,) = component
+            key = self._cause(rank, edges)
+            if key is not None:
+                causes[key].append(rank)
+        for (kind, *_), ranks in causes.items():
+            direct = self._direct(ranks)
+            behind = sorted(_reaching(blocked, {each for each, _ in direct}) - set(ranks))
+            found = self._finding(kind, sorted(ranks), direct, behind)
+            if found.seconds >= MIN_SECONDS or kind in ("stopped", "ended", "silent"):
+                yield found
+
+    def _cause(self, rank: int, edges: Mapping[int, Collection[int]]) -> tuple[Any, ...] | None:
+        """Return the kind of a rank that waits for none, and what else findings must share to be one; or None."""
+        if rank in self._silent:
+            process = self._reports[rank].process
+            return ("stopped" if process in ("T", "t") else "ended" if process in ("-", "Z", "X") else "silent", rank)
+        if rank not in self._snapshots:
+            return None
+        store = [wait for wait in self._waits[rank] if wait.kind == "store"]
+        direct = self._direct([rank])
+        if store and rank in self._blocked:
+            return ("key", tuple(store[0].keys))
+        if direct:
+            first, wait = direct[0]
+            return ("elsewhere", wait.label, -1 if wait.kind == "collective" else first)
+        calls = [wait for wait in self._waits[rank] if wait.kind != "store" and wait.age >= HELD_UP_SECONDS]
+        if rank in self._blocked and calls and not edges[rank]:
+            wait = calls[0]
+            ends = [] if wait.kind == "collective" else sorted((rank, wait.peer))
+            return ("slow", wait.group, wait.seq, wait.tag, *ends)
+        return None
+
+    def _direct(self, ranks: Collection[int]) -> list[tuple[int, _Wait]]:
+        """Return the waits for any of these ranks, the oldest first."""
+        found = [
+            (rank, wait)
+            for rank, waits in self._waits.items()
+            for wait in waits
+            if rank not in ranks and not wait.ranks.isdisjoint(ranks)
+        ]
+        return sorted(found, key=lambda each: -each[1].age)
+
+    # Sentences
+
+    def _finding(self, kind: Kind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Finding:
+        own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
+        wait = direct[0][1] if direct else own[0][1] if own else None
+        age = max([each.age for _, each in direct or own], default=0.0)
+        subject = _subject(ranks)
+        parts: list[str] = []
+        if kind in ("stopped", "ended", "silent"):
+            parts.append(f"{subject} does not answer: {self._state_of(ranks[0])}")
+            if last := self._last_of(ranks[0], wait):
+                parts.append(f"its last operation was {last}")
+            if direct:
+                parts.append(f"{self._waiters(direct)} in {direct[0][1].label} for {seconds(age)}")
+        elif kind == "key":
+            keys = next(each for _, each in own if each.kind == "store")
+            age = max(age, *(each.age for _, each in own if each.kind == "store"))
+            has, verb = ("key", "is") if len(keys.keys) == 1 else ("keys", "are not all")
+            names = ", ".join(map(repr, keys.keys[:_NAMED])) + (", ..." if len(keys.keys) > _NAMED else "")
+            parts.append(
+                f"{subject} {_verb(ranks, 'waits', 'wait')} in {keys.label} for {has} {names}, which "
+                f"{'no rank has set' if verb == 'is' else 'are not all set'}, for {seconds(age)}"
+            )
+            parts.append(self._whereabouts(ranks))
+            if direct:
+                parts.append(f"{self._waiters(direct)} in {direct[0][1].label}")
+        elif kind == "slow":
+            assert wait is not None
+            there = "all ranks" if wait.kind == "collective" else "both ranks"
+            parts.append(f"{there} have come to {wait.label}, and it goes on for {seconds(age)}")
+            parts.append(self._whereabouts(ranks))
+        else:
+            assert wait is not None
+            what = wait.label if wait.kind == "collective" else f"{wait.label}, where rank {direct[0][0]} waits,"
+            parts.append(f"{subject} {_verb(ranks, 'has', 'have')} not come to {what} for {seconds(age)}")
+            parts.append(self._whereabouts(ranks))
+            parts.append(self._waiters(direct))
+        waiting = sorted({each for each, _ in direct})
+        if indirect := [rank for rank in behind if rank not in waiting]:
+            parts.append(f"behind {_it(waiting)} {self._waiting_at(indirect)}")
+        return Finding(
+            kind,
+            self._job,
+            ranks,
+            "; ".join(filter(None, parts)),
+            self._remedy(kind, ranks),
+            age,
+            "" if wait is None else wait.label,
+            sorted({*waiting, *indirect}),
+            self._last_common(wait),
+            self._place_texts([*ranks, *waiting, *indirect]),
+        )
+
+    def _circle(self, ranks: list[int], blocked: Mapping[int, Collection[int]]) -> Finding | None:
+        """Return the finding on ranks that wait for each other; None if the wait is young."""
+        waits = {rank: next(wait for wait in self._waits[rank] if not wait.ranks.isdisjoint(ranks)) for rank in ranks}
+        age = min(wait.age for wait in waits.values())
+        if age < MIN_SECONDS:
+            return None
+        kinds = {wait.kind for wait in waits.values()}
+        ops = {wait.op for wait in waits.values()}
+        kind: Kind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
+        by_label: dict[str, list[int]] = defaultdict(list)
+        for rank, wait in waits.items():
+            by_label[wait.label].append(rank)
+        each = [
+            f"{_subject(there)} {_verb(there, 'is', 'are')} in {label}{self._at(there)}"
+            for label, there in by_label.items()
+        ]
+        parts = [f"{_subject(ranks)} wait for each other for {seconds(age)}: {', '.join(each[:_NAMED])}"]
+        behind = sorted(_reaching(blocked, set(ranks)) - set(ranks))
+        if behind:
+            parts.append(f"behind them {self._waiting_at(behind)}")
+        remedies: dict[str, str] = {
+            "order": "call these in one order on all ranks",
+            "send": "let one of them receive first, or use isend and irecv, or batch_isend_irecv",
+            "recv": "let one of them send: nothing is on its way to either",
+            "tags": "send and receive with equal tags, or in one order",
+        }
+        remedy = remedies[kind if kind != "messages" else next(iter(ops))]
+        first = waits[ranks[0]]
+        places = self._place_texts([*ranks, *behind])
+        last = self._last_common(next((wait for wait in waits.values() if wait.kind == "collective"), None))
+        return Finding(kind, self._job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
+
+    def _joining_finding(self) -> Finding:
+        known = sorted(report.rank for report in self._joining if report.rank >= 0)
+        there = _subject(known) if known else f"{len(self._joining)} processes without a rank"
+        text = f"job {self._job} waits for more ranks to join; {there} {_verb(self._joining, 'is', 'are')} there"
+        return Finding("joining", self._job, known, text, "look at the output of the ranks that are missing")
+
+    def _name(self, rank: int) -> str:
+        report = self._reports[rank]
+        return f"rank {rank} ({report.host}, pid {report.pid})"
+
+    def _state_of(self, rank: int) -> str:
+        report = self._reports[rank]
+        where = f"process {report.pid} on {report.host}"
+        states = {
+            "T": f"{where} is stopped (SIGSTOP, or Ctrl-Z)",
+            "t": f"{where} is stopped by a debugger",
+            "-": f"{where} has ended",
+            "Z": f"{where} has ended",
+            "X": f"{where} has ended",
+            "R": f"{where} runs, and lets no other thread of it run",
+            "S": f"{where} is alive, and lets no other thread of it run",
+            "D": f"{where} waits in the kernel, for a disk perhaps",
+        }
+        return states.get(report.process, f"{report.error} from {report.url} ({where})")
+
+    def _last_of(self, rank: int, wait: _Wait | None) -> str:
+        """Return the latest collective that a rank that does not answer has begun, as far as others know."""
+        if wait is None or wait.kind != "collective":
+            reported = [(each["seqs"].get(str(rank), 0), key) for key, each in self._reported.items()]
+            group = max(reported, default=(0, ""))[1]
+        else:
+            group = wait.group
+        seq = self._known_seq(rank, group) if group else 0
+        return self._call_name(group, seq) if seq else ""
+
+    def _call_name(self, group: str, seq: int) -> str:
+        names = [
+            call["call"]
+            for each in self._snapshots.values()
+            for call in [*each["ended"], *each["calls"]]
+            if (call["group"], call["seq"]) == (group, seq)
+        ]
+        known = self._groups.get(group) or self._reported.get(group) or {"name": "?"}
+        return f"{names[0] if names else 'operation'} #{seq}{_of_group(known['name'])}"
+
+    def _last_common(self, wait: _Wait | None) -> str:
+        """Return the last collective that all members of a wait's group have completed, and when."""
+        if wait is None or wait.kind != "collective" or wait.seq < 1:
+            return ""
+        members = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._snapshots]
+        done = []
+        for rank in members:
+            active = [
+                call["seq"]
+                for call in self._snapshots[rank]["calls"]
+                if call["group"] == wait.group and call["peer"] is None
+            ]
+            done.append(min(active) - 1 if active else self._seqs[rank].get(wait.group, 0))
+        unheard = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._silent]
+        done += [min(self._known_seq(rank, wait.group), wait.seq - 1) for rank in unheard]
+        seq = min(done, default=0)
+        if seq < 1:
+            return ""
+        ages = [
+            call["age"]
+            for each in self._snapshots.values()
+            for call in each["ended"]
+            if (call["group"], call["seq"]) == (wait.group, seq)
+        ]
+        return self._call_name(wait.group, seq) + (f", {seconds(min(ages))} ago" if ages else "")
+
+    def _whereabouts(self, ranks: Sequence[int]) -> str:
+        """Return where ranks are: ``it is at x.py:8 in f``, ``ranks 2-3 are at x.py:8``."""
+        if len(ranks) == 1:
+            return self._at(ranks, "it is at ")
+        return self._listed(ranks, "is at", "are at")
+
+    def _waiters(self, direct: Sequence[tuple[int, _Wait]]) -> str:
+        return self._waiting_at(sorted({rank for rank, _ in direct}))
+
+    def _waiting_at(self, ranks: Sequence[int]) -> str:
+        return self._listed(ranks, "waits at", "wait at")
+
+    def _listed(self, ranks: Sequence[int], one: str, several: str) -> str:
+        by_place: dict[str, list[int]] = defaultdict(list)
+        for rank in ranks:
+            by_place[self._place_text(rank)].append(rank)
+        texts = []
+        for text, there in by_place.items():
+            verb = _verb(there, one, several)
+            texts.append(f"{_subject(there)} {f'{verb} {text}' if text else verb.removesuffix(' at')}")
+        more = sum(len(there) for there in list(by_place.values())[_NAMED:])
+        return ", ".join([*texts[:_NAMED], *([f"{more} more elsewhere"] if more else [])])
+
+    def _at(self, ranks: Sequence[int], before: str = " at ") -> str:
+        texts = list(dict.fromkeys(filter(None, map(self._place_text, ranks))))
+        return f"{before}{' and '.join(texts[:2])}" if texts else ""
+
+    def _place_text(self, rank: int) -> str:
+        place = self._places.get(rank)
+        return "" if place is None else str(place)
+
+    def _place_texts(self, ranks: Iterable[int]) -> dict[int, str]:
+        places: dict[int, Place | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
+        return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
+
+    def _remedy(self, kind: Kind, ranks: Sequence[int]) -> str:
+        report = self._reports[ranks[0]]
+        numbers = " ".join(map(str, ranks[:_NAMED]))
+        if kind == "stopped":
+            return f"'kill -CONT {report.pid}' on {report.host} lets it go on"
+        if kind == "ended":
+            return "look at its output, and start the job again"
+        if kind == "silent" and report.process:
+            return (
+                "C code that holds the interpreter's lock (GIL) is the likely cause: 'py-spy dump --native --pid "
+                f"{report.pid}' or gdb on {report.host} shows it"
+            )
+        if kind == "silent":
+            return f"see on {report.host} whether process {report.pid} runs; 'rankmesh doctor' measures the network"
+        if kind == "key":
+            return "look for the rank that should set it; 'rankmesh store set' sets it by hand"
+        if kind == "slow":
+            return "'rankmesh doctor' measures the paths between the ranks"
+        return f"look at that line; 'rankmesh stacks {numbers}' has the whole stack"
+
+
+def _of_group(name: str) -> str:
+    return "" if name == "world" else f" of {name}" if name.startswith("group") else f" of group {name}"
+
+
+def _subject(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {humanize.ranks(ranks)}"
+
+
+def _verb(ranks: Sequence[Any], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
+
+
+def _it(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _reaching(edges: Mapping[int, Collection[int]], targets: set[int]) -> set[int]:
+    """Return the ranks from which a path leads to one of the targets, and the targets."""
+    back: dict[int, list[int]] = defaultdict(list)
+    for rank, others in edges.items():
+        for other in others:
+            back[other].append(rank)
+    found, todo = set(targets), list(targets)
+    while todo:
+        fresh = [rank for rank in back[todo.pop()] if rank not in found]
+        found.update(fresh)
+        todo += fresh
+    return found
+
+
+def _final_components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
+    """Return the strongly connected components of a graph that no edge leaves (Kosaraju's algorithm)."""
+    nodes = {*edges, *(other for others in edges.values() for other in others)}
+    order: list[int] = []
+    seen: set[int] = set()
+    for root in sorted(nodes):
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(sorted(edges.get(root, ()))))]
+        while stack:
+            node, left = stack[-1]
+            fresh = next((other for other in left if other not in seen), None)
+            if fresh is None:
+                order.append(node)
+                stack.pop()
+            else:
+                seen.add(fresh)
+                stack.append((fresh, iter(sorted(edges.get(fresh, ())))))
+    back: dict[int, list[int]] = defaultdict(list)
+    for node, others in edges.items():
+        for other in others:
+            back[other].append(node)
+    component_of: dict[int, int] = {}
+    components: list[set[int]] = []
+    for root in reversed(order):
+        if root in component_of:
+            continue
+        todo = [root]
+        component_of[root] = len(components)
+        members = set()
+        while todo:
+            node = todo.pop()
+            members.add(node)
+            fresh_nodes = [other for other in back[node] if other not in component_of]
+            component_of.update(dict.fromkeys(fresh_nodes, len(components)))
+            todo += fresh_nodes
+        components.append(members)
+    return [each for each in components if all(other in each for node in each for other in edges.get(node, ()))]

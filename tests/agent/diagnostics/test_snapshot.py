@@ -1,0 +1,85 @@
+"""Snapshots of a rank, and their server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.handshake import client_script
+from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
+
+TOKEN = "a secret"
+SECONDS = 20.0
+
+
+@pytest.fixture
+def server() -> Iterator[SnapshotServer]:
+    made = SnapshotServer(lambda: RankSnapshot("job", 1, 2, attached=False), TOKEN)
+    yield made
+    made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-snapshot"]
+
+
+def connect(server: SnapshotServer) -> socket.socket:
+    """Return a connection whose request for the upgrade has been read: the server is about to respond."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener:
+        sock = socket.create_connection(listener.getsockname(), SECONDS)
+        theirs, _ = listener.accept()
+    server.handle(theirs)
+    return sock
+
+
+def ask(server: SnapshotServer, token: str) -> bytes:
+    with connect(server) as sock:
+        sock.settimeout(SECONDS)
+        assert sock.recv(1000) == UPGRADE.response()
+        Handshake(sock, client_script(token, AuthenticationError("no"))).run(SECONDS)
+        sock.settimeout(SECONDS)
+        return sock.makefile("rb").read()
+
+
+def test_a_client_with_the_token_gets_the_document(server: SnapshotServer):
+    found = json.loads(ask(server, TOKEN))
+    assert (found["job"], found["rank"], found["stacks"], found["calls"]) == ("job", 2, [], [])
+
+
+def test_a_client_with_another_token_gets_none(server: SnapshotServer):
+    with pytest.raises((AuthenticationError, OSError)):
+        ask(server, "another")
+
+
+def test_an_agent_without_a_rank():
+    server = SnapshotServer(lambda: None, TOKEN)
+    assert ask(server, TOKEN) == b"null"
+    server.close()
+
+
+def test_close_ends_the_connections_of_clients_that_send_nothing(server: SnapshotServer):
+    with connect(server) as sock:
+        began = time.monotonic()
+        server.close()
+        assert time.monotonic() - began < SECONDS / 4
+        sock.settimeout(SECONDS)
+        while sock.recv(1000):
+            pass
+        with connect(server) as late:
+            late.settimeout(SECONDS)
+            assert late.recv(1) == b""
+
+
+def test_more_clients_than_it_serves_are_closed(server: SnapshotServer):
+    held = [connect(server) for _ in range(8)]
+    with connect(server) as late:
+        late.settimeout(SECONDS)
+        assert late.recv(1) == b""
+    for sock in held:
+        sock.close()

@@ -1,0 +1,53 @@
+"""Which rank a client of the job's store asks next."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from rankmesh_agent.store.failover import Failover, OwnerCache
+from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.store.ownership import Ownership
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.schemas import Member
+
+
+@pytest.fixture
+def owners() -> Iterator[OwnerCache]:
+    """Rank 2's of three: the owner is on another host, and so is rank 1, the first to take over."""
+    members = {
+        rank: Member(rank, secrets.token_hex(16), host, host, os.getpid(), [], "http://127.0.0.1:1")
+        for rank, host in enumerate("abc")
+    }
+
+    def lost(*, certainly: bool = False) -> set[int]:
+        return set()
+
+    ownership = Ownership(2, members, "", Table(), lost)
+    yield OwnerCache(ownership, members, lambda: False)
+    ownership.close()
+
+
+def test_it_follows_a_referral(owners):
+    failover = Failover(owners, 0)
+    failover.failed(StoreMovedError.to(1))
+    assert failover.rank == owners.current == 1
+
+
+def test_it_is_not_sent_back_to_a_rank_that_it_has_excluded(owners):
+    """The rank that was asked may be about to exclude it, too; who is excluded may never respond."""
+    owners.ownership.exclude([0])
+    owners.current = 1
+    failover = Failover(owners, 1)
+    assert failover.failed(StoreMovedError.to(0)) > 0
+    assert failover.rank == owners.current == 1
+
+
+def test_ranks_without_a_copy_are_passed_over(owners):
+    owners.ownership.exclude([0])
+    failover = Failover(owners, 1)
+    failover.failed(StoreMovedError.to(None))
+    assert failover.rank == 2

@@ -1,0 +1,259 @@
+"""``rankmesh diagnose`` of stuck jobs; docs/diagnose.md has what it says of each kind.
+
+The page's table is this test's: 'PYTHONPATH=tests python -m sdk.cli.test_diagnose' prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.command import Done, Job, here
+from support.processes import Ranks, free_port, wait_until
+
+PAGE = Path(__file__).parents[3] / "docs/diagnose.md"
+TOKEN = "a secret of the test"
+SCRIPT = """\
+import ctypes, os, queue, signal, time
+import numpy as np
+import rankmesh as dist
+
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+store = dist.get_default_store()
+data, large = np.ones(1000, np.float32), np.ones(5_000_000, np.float32)
+{before}
+for step in range(3):
+    if step == 2 and rank == 2:
+{stuck}
+    dist.all_reduce(data)
+"""
+
+
+class Stuck(NamedTuple):
+    """A way in which a job is stuck.
+
+    Attributes:
+        title: for the page.
+        lines: what rank 2 does in the third step.
+        kind: the finding's.
+        ranks: the ranks that are the cause.
+        waiting: the ranks that wait for them.
+        before: lines before the loop.
+        line: a part of the line that the finding must name.
+    """
+
+    title: str
+    lines: str
+    kind: str
+    ranks: list[int]
+    waiting: list[int]
+    before: str = ""
+    line: str = ""
+
+    @property
+    def script(self) -> str:
+        return SCRIPT.format(before=textwrap.dedent(self.before), stuck=textwrap.indent(self.lines, " " * 8))
+
+
+REST = [0, 1, 3]
+KINDS = [
+    Stuck(
+        "a loader that gets no data",
+        "load_batch()",
+        "elsewhere",
+        [2],
+        REST,
+        """
+        def load_batch():
+            return batches.get()
+        batches = queue.Queue()
+        """,
+        "return batches.get()",
+    ),
+    Stuck("`time.sleep`", "time.sleep(3600)", "elsewhere", [2], REST, line="time.sleep(3600)"),
+    Stuck("C code that holds the interpreter's lock", "ctypes.PyDLL(None).sleep(3600)", "silent", [2], REST),
+    Stuck("stopped", "os.kill(os.getpid(), signal.SIGSTOP)", "stopped", [2], REST),
+    Stuck(
+        "calls of two groups in another order",
+        "pass",
+        "order",
+        [0, 1],
+        [2, 3],
+        """
+        one, other = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if rank == 0:
+            dist.all_reduce(data, group=one)
+            dist.all_reduce(data, group=other)
+        if rank == 1:
+            dist.all_reduce(data, group=other)
+            dist.all_reduce(data, group=one)
+        """,
+        "dist.all_reduce(data, group=one)",
+    ),
+    Stuck("a key that no rank sets", "store.get('batch')", "key", [2], REST, line="store.get('batch')"),
+    Stuck(
+        "two ranks that send to each other",
+        "pass",
+        "messages",
+        [0, 1],
+        [2, 3],
+        """
+        if rank < 2:
+            dist.send(large, 1 - rank)
+            dist.recv(large, 1 - rank)
+        """,
+        "dist.send(large, 1 - rank)",
+    ),
+    Stuck(
+        "two ranks that receive from each other",
+        "pass",
+        "messages",
+        [0, 1],
+        [2, 3],
+        """
+        if rank < 2:
+            dist.recv(large, 1 - rank)
+            dist.send(large, 1 - rank)
+        """,
+        "dist.recv(large, 1 - rank)",
+    ),
+    Stuck(
+        "messages with different tags",
+        "pass",
+        "tags",
+        [0, 1],
+        [2, 3],
+        """
+        if rank == 0:
+            dist.send(large, 1, tag=4)
+        if rank == 1:
+            dist.recv(large, 0, tag=5)
+        """,
+        "dist.send(large, 1, tag=4)",
+    ),
+    Stuck("a message that is not sent", "dist.recv(data, 3)", "order", [2, 3], [0, 1], line="dist.recv(data, 3)"),
+]
+
+
+class StuckJob:
+    """A job of four ranks that gets stuck."""
+
+    def __init__(self, ranks: Ranks, stuck: Stuck) -> None:
+        self.script = ranks.folder / "train_loop.py"
+        self.script.write_text(stuck.script)
+        self.port = free_port()
+        arguments = ["-m", "rankmesh.run", "--nproc-per-node", "4", "--master-port", str(self.port), str(self.script)]
+        self.launcher = ranks.command(*arguments, name="launcher", RANKMESH_TOKEN=TOKEN)
+
+    def run(self, *arguments: str) -> Done:
+        """Run a command about the job."""
+        return here(*arguments, RANKMESH_GATEWAY=f"http://127.0.0.1:{self.port}", RANKMESH_TOKEN=TOKEN)
+
+    def finding(self, kind: str, waiting: list[int]) -> dict[str, Any]:
+        """Return the only finding, once it is of a kind and these ranks wait."""
+
+        def look() -> dict[str, Any] | None:
+            assert self.launcher.code is None, self.launcher
+            done = self.run("diagnose", "--json")
+            found = done.document["findings"] if done.stdout else []
+            assert done.code == (1 if found else 0 if done.stdout else 3), done
+            settled = len(found) == 1 and found[0]["kind"] == kind and found[0]["waiting"] == waiting
+            return found[0] if settled and found[0]["seconds"] >= 1 else None
+
+        return wait_until(look, f"{kind}: {self.run('diagnose')}", 60.0)
+
+    def end(self) -> None:
+        done = self.run("diagnose", "--json")
+        for each in done.document["ranks"] if done.stdout else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each["pid"], signal.SIGKILL)  # a stopped one, or one that holds the lock, hears nothing else
+        self.launcher.kill(signal.SIGTERM)
+        self.launcher.process.wait(60)
+
+
+@contextlib.contextmanager
+def stuck_job(ranks: Ranks, stuck: Stuck) -> Iterator[StuckJob]:
+    job = StuckJob(ranks, stuck)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def normalized(text: str) -> str:
+    """Return a text with numbers, ids and the host's name replaced."""
+    text = text.replace(f" on {socket.gethostname()}", " on vm")
+    text = re.sub(r"group-[0-9a-f]+", "group-N", text)
+    return re.sub(r"\d+(\.\d+)?", "N", text)
+
+
+def said(job: StuckJob) -> list[str]:
+    """Return what the command says, a line an entry."""
+    done = job.run("diagnose")
+    assert (done.code, done.stderr) == (1, ""), done
+    return [line.strip() for line in re.sub(r"; the wait is young.*", "", done.stdout).splitlines()]
+
+
+def page_rows() -> dict[str, str]:
+    """Return the table of the page: what the command says, by the kind."""
+    section = PAGE.read_text().partition("## What it says\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
+def test_it_says_what_the_page_says(ranks: Ranks, stuck: Stuck):
+    with stuck_job(ranks, stuck) as job:
+        found = job.finding(stuck.kind, stuck.waiting)
+        text = "<br>".join(said(job))
+        source = job.script.read_text().splitlines()
+    assert found["ranks"] == stuck.ranks
+    if stuck.line:
+        place = found["places"][str(stuck.ranks[0])]
+        assert stuck.line in source[int(place.rpartition(":")[2]) - 1]
+    for rank in stuck.waiting:
+        assert found["places"][str(rank)] == f"{job.script}:{len(source)}"
+    assert normalized(page_rows()[stuck.title]) == normalized(text)
+
+
+def test_the_page_has_no_other_rows():
+    assert list(page_rows()) == [stuck.title for stuck in KINDS]
+
+
+@pytest.mark.processes
+def test_a_job_that_is_not_stuck(job: Job):
+    done = job.here("diagnose", "--patience", "20")
+    assert (done.code, done.stderr) == (0, "")
+    assert re.fullmatch(r"nothing is stuck in script-\w+: 3 ranks answer, and none waits for another\n", done.stdout)
+    document = job.here("diagnose", "--patience", "20", "--json").document
+    assert (document["ok"], document["findings"], len(document["ranks"])) == (True, [], 3)
+
+
+def test_no_gateway_answers():
+    code, stdout, stderr = here("diagnose", "--gateway", f"127.0.0.1:{free_port()}")
+    assert (code, stdout) == (3, "")
+    assert stderr.startswith("rankmesh: no gateway answers at")
+
+
+def _table() -> None:
+    """Print the page's table."""
+    for stuck in KINDS:
+        ranks = Ranks(Path(tempfile.mkdtemp()))
+        with stuck_job(ranks, stuck) as job:
+            job.finding(stuck.kind, stuck.waiting)
+            text = "<br>".join(said(job)).replace(socket.gethostname(), "vm")
+            print(f"| {stuck.title} | {text} |", flush=True)
+
+
+if __name__ == "__main__":
+    _table()
