@@ -111,9 +111,9 @@ async def events(
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
-    `group-made`, `group-failed`, `group-ended`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The
-    data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and
-    `epoch` or `agent` (a name) where there is one.
+    `group-made`, `group-failed`, `group-ended`, `job-restarted`, `agent-registered`, `agent-leased`, `agent-freed` and
+    `agent-lost`. The data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a
+    sentence), and `epoch` or `agent` (a name) where there is one.
 
     Without an id to resume from, the stream begins with the next event. A client that falls so far behind that it would
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An

@@ -1,0 +1,69 @@
+"""``rankmesh run --max-restarts`` on two hosts, one of which is lost and comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.processes]
+
+DIGITS = Path(__file__).parents[2] / "examples" / "train_digits.py"
+OPTIONS = f"--nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 2 {DIGITS}"
+
+
+def test_a_host_that_is_lost_in_mid_training_and_comes_back(hosts) -> None:
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    checkpoint = hosts.folder / "digits.npz"
+
+    def start(node: int):
+        command = f"rankmesh run --nnodes 2 --node-rank {node} {OPTIONS} --epochs 60 --checkpoint {checkpoint}"
+        return hosts.start(f"host{node + 1}", command, RANKMESH_TOKEN="the secret of both")
+
+    first, lost = start(0), start(1)
+    wait_until(checkpoint.exists, "the first epoch to be complete")
+    lost.end()
+    back = start(1)
+    assert [first.wait(), back.wait()] == [0, 0], hosts.transcript()
+    assert "of 2: all 4 ranks start again" in first.output, hosts.transcript()
+    assert "goes on after" in first.output, hosts.transcript()
+    assert "all ranks identical\nsingle process: equal" in first.output.replace("[rank 0] ", ""), hosts.transcript()
+
+
+CUT = """\
+import os
+import time
+
+import numpy as np
+
+import rankmesh as dist
+
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+dist.init_process_group(timeout=60)
+for step in range(2 if attempt != "0" else 1_000_000):
+    array = np.ones(4)
+    dist.all_reduce(array, timeout=1)
+    if step == 1 and dist.get_rank() % 2 == 0:
+        print("sum", array[0], "in attempt", attempt, flush=True)
+    time.sleep(0.01)
+dist.destroy_process_group()
+"""
+
+
+def test_a_host_that_is_cut_off_and_comes_back(hosts) -> None:
+    """Both launchers start their ranks again, each on its own; those of the host that is cut wait for the gateway."""
+    (hosts.folder / "cut.py").write_text(CUT)
+    options = "--nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 1 --failure-grace 1 cut.py"
+    started = [
+        hosts.start(f"host{node + 1}", f"rankmesh run --nnodes 2 --node-rank {node} {options}", RANKMESH_TOKEN="secret")
+        for node in (0, 1)
+    ]
+    for each in started:
+        each.wait_for("in attempt 0")
+    hosts.cut("host2")
+    for each in started:
+        each.wait_for("restart 1 of 1: all 4 ranks start again")
+    hosts.heal("host2")
+    assert [each.wait() for each in started] == [0, 0], hosts.transcript()
+    assert all("sum 4.0 in attempt 1" in each.output for each in started), hosts.transcript()
