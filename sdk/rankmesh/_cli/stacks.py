@@ -45,7 +45,7 @@ def stacks(
         several = len({report.job for report in reports}) > 1
         write("\n".join("\n".join(_text(report, several=several, every=every)) + "\n" for report in reports))
     for report in silent:
-        print_error(f"{_name(report)} does not answer: {_why(report)}; 'rankmesh diagnose' says more")
+        print_error(f"{_name(report)} does not answer: {_why(report)}; 'rankmesh diagnose' explains it")
     if missing:
         print_error(f"there is no rank {ranks(missing)}; 'rankmesh status' lists the ranks")
     if not reports and not missing:

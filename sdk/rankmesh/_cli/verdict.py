@@ -326,12 +326,13 @@ class _JobView:
         if behind:
             parts.append(f"behind them {self._waiting_at(behind)}")
         remedies: dict[str, str] = {
-            "order": "call these in one order on all ranks",
+            "order": "make these calls in one order on all ranks",
+            "mixed": "the other end of the message is missing, or comes behind the collective: make them in one order",
             "send": "let one of them receive first, or use isend and irecv, or batch_isend_irecv",
             "recv": "let one of them send: nothing is on its way to either",
             "tags": "send and receive with equal tags, or in one order",
         }
-        remedy = remedies[kind if kind != "messages" else next(iter(ops))]
+        remedy = remedies[next(iter(ops)) if kind == "messages" else "mixed" if len(kinds) > 1 else kind]
         first = waits[ranks[0]]
         places = self._place_texts([*ranks, *behind])
         last = self._last_common(next((wait for wait in waits.values() if wait.kind == "collective"), None))

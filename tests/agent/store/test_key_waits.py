@@ -52,12 +52,16 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def test_a_wait_ends(store, begin, owned, command):
     waiting = begin(store, command)
     assert store.waits_under_way()
+    (pending,) = store.pending_waits()
+    assert (pending.op, pending.seconds) == (command.name, 60.0)
+    assert "k" in pending.keys
     store.fail_waits(FAILURE)
     with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed .*'k'") as caught:
         waiting.result(20)
     assert caught.value.ranks == (2,)
     wait_until(lambda: not owned.table._watches and not owned.table._pending_pops, "the owner to forget it")
     assert not store.waits_under_way()
+    assert store.pending_waits() == []
     # One that is begun afterwards is another wait.
     waiting = begin(store, command)
     store.execute(Set("k", b"v"))

@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_answer(job: Job):
     wait_until(lambda: len(job.alive()) == 3, "the rank's heartbeat")
     assert code == 3
     assert stdout == f"rank 1 ({member['host']}, pid {member['pid']}): no answer\n"
-    assert "does not answer: no answer within 0.3 s; 'rankmesh diagnose' says more" in stderr
+    assert "does not answer: no answer within 0.3 s; 'rankmesh diagnose' explains it" in stderr
 
 
 def test_a_token_that_is_wrong(job: Job):
