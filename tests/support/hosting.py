@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,7 +77,7 @@ class Cluster:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.iterdir()))
 
     def close(self) -> None:
-        """End all of them."""
+        """End all of them, and remove what they wrote."""
         for process in reversed(self._processes):
             process.terminate()
         for process in reversed(self._processes):
@@ -85,6 +86,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        shutil.rmtree(self._folder)
 
 
 _clusters: dict[tuple[str, tuple[tuple[str, str], ...]], Cluster] = {}
