@@ -79,7 +79,7 @@ def test_completion():
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(**words), capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["status", "store"]
+    assert done.stdout.split() == ["status", "stacks", "store"]
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -91,6 +92,14 @@ def test_a_join_that_fails_after_the_connections_leaves_no_thread(ranks: Ranks) 
         assert started[rank].reported["ranks"] == [1], ranks.transcript()
 
 
+def end_together(me: Me, others: Sequence[int]) -> None:
+    """Have rank 0 keep its limit until others have waited, too."""
+    if me.rank != 0:
+        me.mark(f"waited-{me.rank}")
+    else:
+        me.wait_for(*(f"waited-{rank}" for rank in others))
+
+
 def wait_for_a_rank_without_descriptors(me: Me) -> None:
     """Rank 0 owns the store, and cannot accept rank 1: nothing of that is to be seen in what ranks 0 and 2 wait for."""
     me.init(timeout=4)
@@ -101,9 +110,12 @@ def wait_for_a_rank_without_descriptors(me: Me) -> None:
         (me.folder / "full").mkdir()  # a mark without a descriptor
     me.wait_for("full")
     if me.rank == 1:
-        me.attempt(dist.get_default_store().set, "key", b"value")
+        store = dist.get_default_store()
+        store.set_timeout(timedelta(seconds=20))  # the others' call is over before
+        me.attempt(store.set, "key", b"value")
     me.report(**me.attempt(dist.all_reduce, np.ones(1)))
     me.report(again=me.attempt(dist.all_reduce, np.ones(1)))
+    end_together(me, [2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     me.meet("done")
 
@@ -130,9 +142,10 @@ def wait_for_a_key_without_descriptors(me: Me) -> None:
         (me.folder / "full").mkdir()  # a mark without a descriptor
     me.wait_for("full")
     if me.rank == 1:
-        me.report(**me.attempt(store.set, "key", b"value"))
+        me.report(**me.attempt(store.set, "key", b"value"))  # the time limit of the join
     else:
         me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=4)))
+    end_together(me, [1, 2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     me.meet("done")
 
