@@ -40,14 +40,14 @@ from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
 
 if TYPE_CHECKING:
-    from rankmesh._launcher.restarts import RestartAgreement
+    from rankmesh._launcher.restart_rendezvous import RestartRendezvous
 
 _GOODBYE_SECONDS = 4.0
 """Time limit for the launchers of other nodes to learn that the job is over."""
 _POLL_SECONDS = 0.05
 
 
-class _End(NamedTuple):
+class _RunResult(NamedTuple):
     """The end of an attempt.
 
     Attributes:
@@ -106,20 +106,20 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
     """Start the ranks and supervise them; after a failure start all of them again, as often as the options allow."""
     writers = standard_writers()
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
-        agreement = None
+        rendezvous = None
         if job.options.max_restarts and not job.owns_job:
-            from rankmesh._launcher.restarts import RestartAgreement
+            from rankmesh._launcher.restart_rendezvous import RestartRendezvous
 
-            agreement = RestartAgreement(job)
-            cleanup.callback(agreement.close)
-            cleanup.callback(_end_agreement, agreement, gateway, inbox)
+            rendezvous = RestartRendezvous(job)
+            cleanup.callback(rendezvous.close)
+            cleanup.callback(_end_rendezvous, rendezvous, gateway, inbox)
             if gateway is None:  # a node that comes back, or comes late, begins where the others are
-                agreement.ask()
-                job = dataclasses.replace(job, attempt=agreement.latest)
+                rendezvous.ask()
+                job = dataclasses.replace(job, attempt=rendezvous.latest)
         announced = _greeting(job)
         while True:
-            end = _attempt(job, gateway, agreement, restore_limit, writers, inbox, announced)
-            attempt = _next_attempt(job, end, agreement)
+            end = _run_attempt(job, gateway, rendezvous, restore_limit, writers, inbox, announced)
+            attempt = _next_attempt(job, end, rendezvous)
             if attempt is None:
                 return end.status
             job = dataclasses.replace(job, attempt=attempt)
@@ -129,15 +129,15 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             remove_orphans(shm_dir)
 
 
-def _attempt(
+def _run_attempt(
     job: Plan,
     gateway: LauncherGateway | None,
-    agreement: RestartAgreement | None,
+    rendezvous: RestartRendezvous | None,
     restore_limit: Callable[[], None],
     writers: tuple[TerminalWriter, TerminalWriter],
     inbox: SignalPipe,
     announced: list[bytes],
-) -> _End:
+) -> _RunResult:
     """Start the ranks, the first time also the gateway; supervise the ranks; report their failures."""
     messages = writers[1]
     with contextlib.ExitStack() as cleanup:
@@ -147,13 +147,13 @@ def _attempt(
             ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
         except OSError as error:
             why = reason(error) if is_exhausted(error) else error
-            return _End(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False, stopped=True)
+            return _RunResult(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False, stopped=True)
         messages.write_lines(announced)
         # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
             gateway.start()
-        if agreement is not None:
-            agreement.begin(job.attempt)
+        if rendezvous is not None:
+            rendezvous.begin(job.attempt)
         supervisor = Supervisor(
             ranks,
             writers,
@@ -161,7 +161,7 @@ def _attempt(
             failure_grace=job.options.failure_grace,
             stop_grace=job.options.stop_grace,
             failures=failures,
-            agreement=agreement,
+            rendezvous=rendezvous,
         )
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
@@ -170,27 +170,27 @@ def _attempt(
         failure = supervisor.failure()
         messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))
         supervisor.flush()
-        return _End(supervisor.status, failed=failure is not None, stopped=supervisor.signal is not None)
+        return _RunResult(supervisor.status, failed=failure is not None, stopped=supervisor.signal is not None)
 
 
-def _next_attempt(job: Plan, end: _End, agreement: RestartAgreement | None) -> int | None:
+def _next_attempt(job: Plan, end: _RunResult, rendezvous: RestartRendezvous | None) -> int | None:
     """Return the number of the restart that follows an attempt, None if there is none."""
     if end.stopped:
         return None
-    if agreement is not None:
-        agreement.settle()
-        if agreement.over:
+    if rendezvous is not None:
+        rendezvous.settle()
+        if rendezvous.over:
             return None
-        if agreement.is_outdated:
-            return agreement.latest
+        if rendezvous.is_outdated:
+            return rendezvous.latest
     return job.attempt + 1 if end.failed and job.attempt < job.options.max_restarts else None
 
 
-def _end_agreement(agreement: RestartAgreement, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
+def _end_rendezvous(rendezvous: RestartRendezvous, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
     """Report that this launcher ends; the one with the gateway waits until the others know that the job is over."""
-    if not agreement.over:
-        agreement.report("stopped")
-        agreement.settle()
+    if not rendezvous.over:
+        rendezvous.report("stopped")
+        rendezvous.settle()
     deadline = Deadline(_GOODBYE_SECONDS)
     while gateway is not None and not gateway.all_know_end() and not deadline.expired():
         if select.select([inbox.fd], [], [], _POLL_SECONDS)[0]:

@@ -5,7 +5,7 @@ any client has seen. The replica is the first rank of another host that is left.
 are dead or have left. A host that only falls silent is not dead: its ranks may go on, without the replica.
 
 An owner that goes on without a replica that only does not respond says so on their connection before it closes it. So a
-replica that sees the connection end in order, and has not been told that, has all that the owner ever acknowledged.
+replica whose connection ends in order, without that message before, has all that the owner ever acknowledged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankmesh_agent.wire.schemas import Member
 PATIENCE_SECONDS = 1.5
 """Seconds without a response after which the owner goes on without the replica: fewer than most calls may take."""
 SILENT_SECONDS = 8.0
-"""The same for large records, for the first connection, and where the replica cannot be told."""
+"""The same for large records, for the first connection, and where the replica has no connection for the message."""
 _LARGE_BYTES = 1 << 16
 _ALIVE_SECONDS = 6.0
 """Seconds in which the owner must have received a response before its connection ended, for the replica to take over:

@@ -35,7 +35,7 @@ class _Launcher:
     knows_end: bool = False
 
 
-class JobLaunchers:
+class RendezvousState:
     """The launchers of one job, which agree on its restarts.
 
     The first failure of an attempt begins the next one, for all nodes. A node whose launcher is replaced has failed,
@@ -105,7 +105,7 @@ class JobLaunchers:
         return now - seen >= FAILED_SECONDS
 
 
-class LauncherTable:
+class LauncherRegistry:
     """The launchers of all jobs of a gateway. Thread-safe, under the lock of its registry.
 
     Args:
@@ -116,7 +116,7 @@ class LauncherTable:
     def __init__(self, clock: Callable[[], float], lock: threading.Lock) -> None:
         self._clock = clock
         self._lock = lock
-        self._jobs: dict[str, JobLaunchers] = {}
+        self._jobs: dict[str, RendezvousState] = {}
 
     def heartbeat(self, beat: LauncherHeartbeat) -> LauncherReply:
         """Record a launcher's heartbeat.
@@ -133,7 +133,7 @@ class LauncherTable:
             now = self._clock()
             if beat.job not in self._jobs:
                 self._make_room(now)
-                self._jobs[beat.job] = JobLaunchers(beat.nodes)
+                self._jobs[beat.job] = RendezvousState(beat.nodes)
             return self._jobs[beat.job].heartbeat(beat, now)
 
     def all_know_end(self, job: str) -> bool:

@@ -27,7 +27,7 @@ from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
-from rankmesh_gateway.state.launchers import LauncherTable
+from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
@@ -88,7 +88,7 @@ class Registry:
         self._scans_expected = False
         self.events = EventLog(clock)
         self.agents = AgentPool(self._now, self._lock, self.events)
-        self.launchers = LauncherTable(self._now, self._lock)
+        self.launchers = LauncherRegistry(self._now, self._lock)
         self._writer = EventWriter(self.events)
 
     def expect_scans(self, expected: bool) -> None:

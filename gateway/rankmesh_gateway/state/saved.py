@@ -75,7 +75,7 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
-    """Return the epoch that was saved. Ranks that were live count as just seen: nobody could hear them meanwhile.
+    """Return the epoch that was saved. A rank that was live counts as just seen: no heartbeat was received meanwhile.
 
     Args:
         saved: the saved epoch.

@@ -12,7 +12,7 @@ from rankmesh._cli.humanize import printable
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.reports import RankReport
 from rankmesh._cli.stacks import PATIENCE, PatienceOption
-from rankmesh._cli.verdict import Finding, findings
+from rankmesh._cli.stalls import Stall, find_stalls
 
 
 @command
@@ -32,7 +32,7 @@ def diagnose(
 
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
         reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
-        found = findings(reports, groups)
+        found = find_stalls(reports, groups)
         if json:
             json_output.write(_document(reports, found, service.url))
         else:
@@ -40,7 +40,7 @@ def diagnose(
     return NEGATIVE if found else OK
 
 
-def _document(reports: Sequence[RankReport], found: Sequence[Finding], url: str) -> dict[str, object]:
+def _document(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> dict[str, object]:
     return {
         "ok": not found,
         "time": time.time(),
@@ -66,7 +66,7 @@ def _document(reports: Sequence[RankReport], found: Sequence[Finding], url: str)
     }
 
 
-def _text(reports: Sequence[RankReport], found: Sequence[Finding], url: str) -> Iterator[str]:
+def _text(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> Iterator[str]:
     jobs = sorted({report.job for report in reports})
     if not jobs:
         yield f"there is no job at {url}; 'rankmesh run' starts one"

@@ -1,4 +1,4 @@
-"""Where a rank is, from the stacks of its threads: the user's line, and what it calls. Pure: no I/O."""
+"""Location of a rank in the user's code, from the stacks of its threads. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Frame = Mapping[str, Any]
 _OWN_THREADS = ("rankmesh-", "asyncio_")
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """The innermost line of the user's code in a thread.
 
     Attributes:
@@ -41,8 +41,8 @@ def user_threads(threads: Sequence[Thread]) -> list[Thread]:
     return [each for each in threads if _innermost(each["frames"]) is not None and not _is_own(each)]
 
 
-def place_of(threads: Sequence[Thread], *, waits: bool) -> Place | None:
-    """Return where a rank is; None if no thread runs the user's code.
+def location_of(threads: Sequence[Thread], *, waits: bool) -> SourceLocation | None:
+    """Return the location of a rank in the user's code; None if no thread runs the user's code.
 
     Args:
         threads: its threads, the main thread first.
@@ -55,7 +55,7 @@ def place_of(threads: Sequence[Thread], *, waits: bool) -> Place | None:
         frame, inner = thread["frames"][index], thread["frames"][index + 1 :]
         own = any(each["origin"] == "rankmesh" for each in inner)
         library = str(inner[0]["function"]) if inner and not own else ""
-        places.append(Place(frame["file"], frame["line"], frame["function"], frame["code"], library, own))
+        places.append(SourceLocation(frame["file"], frame["line"], frame["function"], frame["code"], library, own))
     calling = [place for place in places if place.in_rankmesh]
     return next(iter(calling if waits and calling else places), None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +36,7 @@ def fetch_reports(
         gateway: client of the gateway.
         job: only this job, if not empty.
         patience: seconds in which an agent must answer.
-        shm_dir: directory of shared memory, which tells the ranks of this host.
+        shm_dir: directory of shared memory, part of the id of this host.
         ranks: only these, if not empty.
 
     Raises:
@@ -134,7 +133,7 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
 
 
 def _no_answer(error: Exception, patience: float) -> str:
-    if isinstance(error, TimeoutError | socket.timeout):
+    if isinstance(error, TimeoutError):
         return f"no answer within {patience:g} s"
     return getattr(error, "message", "") or getattr(error, "strerror", "") or str(error) or type(error).__name__
 

@@ -17,7 +17,7 @@ from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
 
 if TYPE_CHECKING:
-    from rankmesh._launcher.restarts import RestartAgreement
+    from rankmesh._launcher.restart_rendezvous import RestartRendezvous
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
@@ -39,7 +39,7 @@ class Supervisor:
         inbox: signals to this process.
         failure_grace, stop_grace: see above.
         failures: where the ranks report which other ranks' failures have ended their groups.
-        agreement: the agreement with the launchers of other nodes; None without one.
+        rendezvous: with the launchers of other nodes; None without any.
 
     Attributes:
         first_failure: the rank that ended first with a failure, before any signal from the user.
@@ -57,14 +57,14 @@ class Supervisor:
         failure_grace: float,
         stop_grace: float,
         failures: FailureFile,
-        agreement: RestartAgreement | None = None,
+        rendezvous: RestartRendezvous | None = None,
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
         self.on_exit: Callable[[Rank], None] | None = None
         self.elsewhere: Callable[[], Mapping[int, RankInfo]] = dict
         self._failures = failures
-        self._agreement = agreement
+        self._rendezvous = rendezvous
         self._ranks = ranks
         self._writers = tuple(dict.fromkeys(writers))
         self._messages = writers[1]
@@ -75,8 +75,8 @@ class Supervisor:
         self._release_at: dict[Rank, float] = {}
         self._selector = selectors.PollSelector()  # epoll refuses the regular files that output is sent to
         self._selector.register(inbox.fd, selectors.EVENT_READ, inbox)
-        if agreement is not None:
-            self._selector.register(agreement.fd, selectors.EVENT_READ, agreement)
+        if rendezvous is not None:
+            self._selector.register(rendezvous.fd, selectors.EVENT_READ, rendezvous)
         for rank in ranks:
             self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
 
@@ -86,7 +86,7 @@ class Supervisor:
         failure = self.failure()
         if failure is not None:
             return failure.exit_code
-        if self.signal is None and self._agreement is not None and self._agreement.is_outdated:
+        if self.signal is None and self._rendezvous is not None and self._rendezvous.is_outdated:
             return 1
         return 128 + self.signal if self.signal else 0
 
@@ -104,10 +104,10 @@ class Supervisor:
         """
         while not all(rank.released for rank in self._ranks):
             self._step()
-        if self._agreement is None or self.first_failure is not None or self.signal or self._agreement.is_outdated:
+        if self._rendezvous is None or self.first_failure is not None or self.signal or self._rendezvous.is_outdated:
             return
-        self._agreement.report("ended")
-        while not self._agreement.is_decided and not self.signal:
+        self._rendezvous.report("ended")
+        while not self._rendezvous.is_decided and not self.signal:
             self._step()
 
     def flush(self) -> None:
@@ -133,8 +133,8 @@ class Supervisor:
                 case SignalPipe():
                     for number in source.read():
                         self._on_signal(number)
-                case _ if self._agreement is not None and source is self._agreement:
-                    self._on_agreement(self._agreement)
+                case _ if self._rendezvous is not None and source is self._rendezvous:
+                    self._on_rendezvous(self._rendezvous)
         self._handle_deadlines(time.monotonic())
 
     def _watch_pipes(self) -> None:
@@ -176,8 +176,8 @@ class Supervisor:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
         if self._terminate_at is None:
             self._terminate_at = time.monotonic() + self._failure_grace
-        if self._agreement is not None:
-            self._agreement.report("failed")
+        if self._rendezvous is not None:
+            self._rendezvous.report("failed")
         for stream in rank.streams:
             stream.read_all()  # its last output precedes the message
         failure = self.failure()
@@ -185,19 +185,19 @@ class Supervisor:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
             self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
 
-    def _on_agreement(self, agreement: RestartAgreement) -> None:
+    def _on_rendezvous(self, rendezvous: RestartRendezvous) -> None:
         """End the ranks if the job is restarted because of a failure on another node."""
-        agreement.acknowledge()
+        rendezvous.acknowledge()
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
-        if agreement.is_outdated and self._running() and not begun:
+        if rendezvous.is_outdated and self._running() and not begun:
             self._terminate_at = time.monotonic() + self._failure_grace
             self._message(f"a rank failed on another node; those of this node get {self._failure_grace:g} s to end")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:
             self.signal = number
-            if self._agreement is not None:
-                self._agreement.report("stopped")
+            if self._rendezvous is not None:
+                self._rendezvous.report("stopped")
             if self._running():
                 self._message(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
             self._stop(number)

@@ -9,14 +9,14 @@ from support.gateway_requests import Clock
 
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, STARTING, SUSPECT_SECONDS, LauncherHeartbeat
 from rankmesh_gateway.state import launchers as module
-from rankmesh_gateway.state.launchers import LauncherTable
+from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.validation import GatewayFullError, InvalidRequestError
 
 
 class Job:
     def __init__(self, nodes: int = 2, most: int = 2) -> None:
         self.clock = Clock()
-        self.table = LauncherTable(self.clock, threading.Lock())
+        self.table = LauncherRegistry(self.clock, threading.Lock())
         self.nodes, self.most = nodes, most
 
     def beat(self, node: int, attempt: int = 0, state="running", *, life: int = 1) -> tuple[int, bool]:

@@ -277,7 +277,8 @@ def test_a_refusal_after_the_send_is_raised_by_the_next_call_of_any_kind(me: Me)
     # The Work of an isend raises, if the answer has come by then; no other call does.
     if me.rank == 1:
         work = dist.isend(np.zeros(3), 0)
-        other = dist.isend(np.zeros(3), 0, tag=7)
+        other = dist.isend(np.zeros(3), 0, tag=7)  # before the answer, which this call would raise otherwise
+        me.meet("sent")
         me.meet("refused")
         other.wait()
         for _ in range(2):
@@ -288,6 +289,7 @@ def test_a_refusal_after_the_send_is_raised_by_the_next_call_of_any_kind(me: Me)
         assert isinstance(work.exception(), dist.DistBackendError)
         assert not work.is_success()
     else:
+        me.meet("sent")
         if me.rank == 0:
             assert me.attempt(dist.recv, np.zeros(4), 1)["error"] == "DistBackendError"
         me.meet("refused")

@@ -1,4 +1,4 @@
-"""Agreement of the launchers of a job on several nodes on its restarts: a heartbeat to the gateway of node 0."""
+"""Rendezvous of the launchers of a job on several nodes, for its restarts: a heartbeat to the gateway of node 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rankmesh_agent.wire.schemas import (
 _RESPONSE_SECONDS = 2.0
 
 
-class RestartAgreement:
+class RestartRendezvous:
     """This launcher's heartbeat, and what the gateway replies.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from rankmesh._cli import humanize
-from rankmesh._cli.frames import Place, place_of
+from rankmesh._cli.frames import SourceLocation, location_of
 from rankmesh._cli.humanize import seconds
 from rankmesh._cli.reports import RankReport
 from rankmesh_gateway.schemas import HELD_UP_SECONDS
@@ -32,8 +32,8 @@ _ORDER: Sequence[Kind] = get_args(Kind)
 
 
 @dataclass
-class Finding:
-    """What holds up ranks.
+class Stall:
+    """A cause that holds up ranks, in words.
 
     Attributes:
         kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
@@ -83,7 +83,7 @@ class _Wait(NamedTuple):
     keys: Sequence[str] = ()
 
 
-def findings(reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = ()) -> list[Finding]:
+def find_stalls(reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = ()) -> list[Stall]:
     """Return the findings, the most certain first.
 
     Args:
@@ -93,11 +93,11 @@ def findings(reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] 
     jobs: dict[str, list[RankReport]] = defaultdict(list)
     for report in reports:
         jobs[report.job].append(report)
-    found = [each for job in jobs.values() for each in _JobView(job, groups).findings()]
+    found = [each for job in jobs.values() for each in _WaitForGraph(job, groups).find_stalls()]
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
-class _JobView:
+class _WaitForGraph:
     """The ranks of one job."""
 
     def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]]) -> None:
@@ -118,7 +118,7 @@ class _JobView:
         self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self._job, epoch)}
         self._waits = {rank: list(self._waits_of(rank)) for rank in self._snapshots}
         self._places = {
-            rank: place_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
+            rank: location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
             for rank, each in self._snapshots.items()
             if not each["attached"]
         }
@@ -192,15 +192,15 @@ class _JobView:
 
     # Causes
 
-    def findings(self) -> Iterator[Finding]:
+    def find_stalls(self) -> Iterator[Stall]:
         """Yield the findings on the job."""
         if self._joining:
-            yield self._joining_finding()
+            yield self._joining_stall()
         for rank, report in self._reports.items():
             if report.state == "failed":
                 reason = report.reason or "it was silent"
                 text = f"{self._name(rank)} has failed: {reason}"
-                yield Finding("failed", self._job, [rank], text, "look at its output, and start the job again")
+                yield Stall("failed", self._job, [rank], text, "look at its output, and start the job again")
         edges = {rank: frozenset(each for wait in self._waits[rank] for each in wait.ranks) for rank in self._snapshots}
         blocked = {rank: edges[rank] if rank in self._blocked else frozenset[int]() for rank in self._snapshots}
         blocked |= dict.fromkeys(self._silent, frozenset())
@@ -217,7 +217,7 @@ class _JobView:
         for (kind, *_), ranks in causes.items():
             direct = self._direct(ranks)
             behind = sorted(_reaching(blocked, {each for each, _ in direct}) - set(ranks))
-            found = self._finding(kind, sorted(ranks), direct, behind)
+            found = self._stall(kind, sorted(ranks), direct, behind)
             if found.seconds >= MIN_SECONDS or kind in ("stopped", "ended", "silent"):
                 yield found
 
@@ -254,7 +254,7 @@ class _JobView:
 
     # Sentences
 
-    def _finding(self, kind: Kind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Finding:
+    def _stall(self, kind: Kind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
         own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
         wait = direct[0][1] if direct else own[0][1] if own else None
         age = max([each.age for _, each in direct or own], default=0.0)
@@ -292,7 +292,7 @@ class _JobView:
         waiting = sorted({each for each, _ in direct})
         if indirect := [rank for rank in behind if rank not in waiting]:
             parts.append(f"behind {_it(waiting)} {self._waiting_at(indirect)}")
-        return Finding(
+        return Stall(
             kind,
             self._job,
             ranks,
@@ -305,7 +305,7 @@ class _JobView:
             self._place_texts([*ranks, *waiting, *indirect]),
         )
 
-    def _circle(self, ranks: list[int], blocked: Mapping[int, Collection[int]]) -> Finding | None:
+    def _circle(self, ranks: list[int], blocked: Mapping[int, Collection[int]]) -> Stall | None:
         """Return the finding on ranks that wait for each other; None if the wait is young."""
         waits = {rank: next(wait for wait in self._waits[rank] if not wait.ranks.isdisjoint(ranks)) for rank in ranks}
         age = min(wait.age for wait in waits.values())
@@ -336,13 +336,13 @@ class _JobView:
         first = waits[ranks[0]]
         places = self._place_texts([*ranks, *behind])
         last = self._last_common(next((wait for wait in waits.values() if wait.kind == "collective"), None))
-        return Finding(kind, self._job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
+        return Stall(kind, self._job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
 
-    def _joining_finding(self) -> Finding:
+    def _joining_stall(self) -> Stall:
         known = sorted(report.rank for report in self._joining if report.rank >= 0)
         there = _subject(known) if known else f"{len(self._joining)} processes without a rank"
         text = f"job {self._job} waits for more ranks to join; {there} {_verb(self._joining, 'is', 'are')} there"
-        return Finding("joining", self._job, known, text, "look at the output of the ranks that are missing")
+        return Stall("joining", self._job, known, text, "look at the output of the ranks that are missing")
 
     def _name(self, rank: int) -> str:
         report = self._reports[rank]
@@ -441,7 +441,7 @@ class _JobView:
         return "" if place is None else str(place)
 
     def _place_texts(self, ranks: Iterable[int]) -> dict[int, str]:
-        places: dict[int, Place | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
+        places: dict[int, SourceLocation | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
         return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
 
     def _remedy(self, kind: Kind, ranks: Sequence[int]) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankmesh._cli.frames import place_of
+from rankmesh._cli.frames import location_of
 from rankmesh._cli.reports import RankReport
-from rankmesh._cli.verdict import Finding, findings
+from rankmesh._cli.stalls import Stall, find_stalls
 
 WORLD = "776f726c64000000"
 
@@ -74,7 +74,7 @@ class World:
         groups: Sequence[dict[str, Any]] = (),
         **more: Any,
     ) -> None:
-        """Place a rank: its calls in flight, and the number of the latest it has begun."""
+        """SourceLocation a rank: its calls in flight, and the number of the latest it has begun."""
         world = {"id": WORLD, "name": "world", "ranks": list(range(len(self.reports))), "seq": seq}
         done = min((each["seq"] for each in calls if each["seq"]), default=seq + 1) - 1
         self.reports[rank].snapshot = {
@@ -96,8 +96,8 @@ class World:
         self.reports[rank].snapshot = None
         self.reports[rank].process, self.reports[rank].error = process, error
 
-    def only(self) -> Finding:
-        (found,) = findings(self.reports)
+    def only(self) -> Stall:
+        (found,) = find_stalls(self.reports)
         return found
 
 
@@ -122,16 +122,16 @@ def test_a_rank_that_has_not_come(world: World):
 @pytest.mark.parametrize(("age", "count"), [(0.9, 0), (1.1, 1)])
 def test_a_young_wait_is_no_finding(world: World, age: float, count: int):
     world.wait(0, 1, 3, age=age)
-    found = findings(world.reports)
+    found = find_stalls(world.reports)
     assert len(found) == count
     assert all(each.young for each in found)
 
 
 def test_nothing_waits(world: World):
-    assert findings(world.reports) == []
+    assert find_stalls(world.reports) == []
     world.wait(0, 1, 2, 3, age=9.0)
-    assert findings(world.reports) == []
-    assert findings([]) == []
+    assert find_stalls(world.reports) == []
+    assert find_stalls([]) == []
 
 
 def test_all_ranks_are_in_a_call_that_goes_on(world: World):
@@ -173,7 +173,7 @@ def test_an_asynchronous_call_does_not_hold_up_its_rank(world: World):
     world.wait(0, 1)
     world.at(2, call(1, group="aa", age=50.0), seq=100, stack=thread(frame(9)), groups=[pair])
     world.at(3, seq=100, groups=[{**pair, "seq": 0}], stack=thread(frame(20)))
-    found = findings(world.reports)
+    found = find_stalls(world.reports)
     assert {rank for each in found for rank in each.ranks} == {2, 3}
     assert {each.kind for each in found} == {"elsewhere"}
 
@@ -204,7 +204,7 @@ def test_the_gateway_knows_more_of_a_rank_that_does_not_answer(world: World):
     world.wait(0, 1)
     world.silent(2, "T")
     group = {"job": "job", "epoch": 1, "id": WORLD, "name": "world", "seqs": {"2": 101}}
-    stopped, elsewhere = findings(world.reports, [group])
+    stopped, elsewhere = find_stalls(world.reports, [group])
     assert (stopped.kind, stopped.ranks, stopped.waiting) == ("stopped", [2], [])
     assert stopped.text.endswith("; its last operation was all_reduce(float32[8], SUM) #101")
     assert (elsewhere.kind, elsewhere.ranks) == ("elsewhere", [3])
@@ -242,7 +242,7 @@ def test_a_thread_that_watches_a_key_is_no_finding(world: World):
     watcher = thread(frame(90, function="watch"), frame(5, "rankmesh"), name="watcher")
     computing = thread(frame(8))
     world.at(2, seq=100, store_waits=[store], stacks=[computing, watcher])
-    assert findings(world.reports) == []
+    assert find_stalls(world.reports) == []
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_two_ranks_that_wait_for_each_other_in_messages(world: World, ops: list[
 def test_a_message_under_way_is_no_circle(world: World):
     world.at(0, message("send", 1, age=9.0), seq=100)
     world.at(1, message("recv", 0, age=9.0), seq=100)
-    assert findings(world.reports) == []
+    assert find_stalls(world.reports) == []
     world.at(1, message("recv", 0), seq=100)
     world.at(0, message("send", 1), seq=100)
     assert (world.only().kind, world.only().ranks) == ("slow", [0, 1])
@@ -271,7 +271,7 @@ def test_a_message_under_way_is_no_circle(world: World):
 
 def test_a_receive_that_no_thread_waits_for_is_none(world: World):
     world.at(0, message("recv", 1, awaited=False), seq=100, stack=thread(frame(8)))
-    assert findings(world.reports) == []
+    assert find_stalls(world.reports) == []
 
 
 def test_a_receive_from_any_rank(world: World):
@@ -308,7 +308,7 @@ def test_jobs_are_apart(world: World):
     other = World(2)
     for report in other.reports:
         report.job = "other"
-    found = findings([*world.reports, *other.reports])
+    found = find_stalls([*world.reports, *other.reports])
     assert [each.job for each in found] == ["job"]
 
 
@@ -320,11 +320,11 @@ def test_a_chain_of_a_thousand_ranks():
     assert (found.ranks, len(found.waiting)) == ([999], 999)
 
 
-def test_place_of_threads():
+def test_location_of_threads():
     library = thread(frame(8, function="load"), frame(171, "library", "Queue.get"), frame(320, "library", "wait"))
-    assert str(place_of([library], waits=False)) == "train.py:8 in load (inside Queue.get)"
+    assert str(location_of([library], waits=False)) == "train.py:8 in load (inside Queue.get)"
     helper = thread(frame(50), frame(1, "rankmesh"), name="helper")
-    assert str(place_of([library, helper], waits=True)) == "train.py:50"
-    assert str(place_of([library, helper], waits=False)).startswith("train.py:8")
+    assert str(location_of([library, helper], waits=True)) == "train.py:50"
+    assert str(location_of([library, helper], waits=False)).startswith("train.py:8")
     own = thread(frame(1, "library"), frame(2, "rankmesh"), name="rankmesh-heartbeat")
-    assert place_of([own], waits=False) is None
+    assert location_of([own], waits=False) is None
