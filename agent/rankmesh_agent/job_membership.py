@@ -17,9 +17,9 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -86,7 +86,7 @@ class JobMembership:
                 rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
-                shared_memory.host_id(settings.shm_dir),
+                host_id(settings.shm_dir),
                 os.getpid(),
                 [f"{address}:{port}" for address in http.addresses],
                 http.urls[0],

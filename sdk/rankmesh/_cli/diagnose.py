@@ -8,11 +8,18 @@ from collections.abc import Iterator, Sequence
 
 from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import NEGATIVE, OK, command, write
-from rankmesh._cli.humanize import printable
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
-from rankmesh._cli.reports import RankReport
-from rankmesh._cli.stacks import PATIENCE, PatienceOption
-from rankmesh._cli.stalls import Stall, find_stalls
+from rankmesh._cli.options import (
+    PATIENCE,
+    GatewayOption,
+    JobOption,
+    JsonOption,
+    PatienceOption,
+    TokenFileOption,
+    settings,
+)
+from rankmesh_gateway.diagnosis.reports import RankReport
+from rankmesh_gateway.diagnosis.stalls import Stall, find_stalls
+from rankmesh_gateway.humanize import printable
 
 
 @command

@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from rankmesh._cli import humanize
-from rankmesh._cli.frames import SourceLocation, location_of
-from rankmesh._cli.humanize import seconds
-from rankmesh._cli.reports import RankReport
+from rankmesh_gateway import humanize
+from rankmesh_gateway.diagnosis.frames import SourceLocation, location_of
+from rankmesh_gateway.diagnosis.graph import final_components, reaching
+from rankmesh_gateway.diagnosis.reports import RankReport
+from rankmesh_gateway.humanize import seconds
 from rankmesh_gateway.schemas import HELD_UP_SECONDS
 
 MIN_SECONDS = 1.0
@@ -199,13 +200,13 @@ class _WaitForGraph:
         for rank, report in self._reports.items():
             if report.state == "failed":
                 reason = report.reason or "it was silent"
-                text = f"{self._name(rank)} has failed: {reason}"
+                text = f"{report.name} has failed: {reason}"
                 yield Stall("failed", self._job, [rank], text, "look at its output, and start the job again")
         edges = {rank: frozenset(each for wait in self._waits[rank] for each in wait.ranks) for rank in self._snapshots}
         blocked = {rank: edges[rank] if rank in self._blocked else frozenset[int]() for rank in self._snapshots}
         blocked |= dict.fromkeys(self._silent, frozenset())
         causes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for component in _final_components(blocked):
+        for component in final_components(blocked):
             if len(component) > 1:
                 if finding := self._circle(sorted(component), blocked):
                     yield finding
@@ -216,7 +217,7 @@ class _WaitForGraph:
                 causes[key].append(rank)
         for (kind, *_), ranks in causes.items():
             direct = self._direct(ranks)
-            behind = sorted(_reaching(blocked, {each for each, _ in direct}) - set(ranks))
+            behind = sorted(reaching(blocked, {each for each, _ in direct}) - set(ranks))
             found = self._stall(kind, sorted(ranks), direct, behind)
             if found.seconds >= MIN_SECONDS or kind in ("stopped", "ended", "silent"):
                 yield found
@@ -322,7 +323,7 @@ class _WaitForGraph:
             for label, there in by_label.items()
         ]
         parts = [f"{_subject(ranks)} wait for each other for {seconds(age)}: {', '.join(each[:_NAMED])}"]
-        behind = sorted(_reaching(blocked, set(ranks)) - set(ranks))
+        behind = sorted(reaching(blocked, set(ranks)) - set(ranks))
         if behind:
             parts.append(f"behind them {self._waiting_at(behind)}")
         remedies: dict[str, str] = {
@@ -343,10 +344,6 @@ class _WaitForGraph:
         there = _subject(known) if known else f"{len(self._joining)} processes without a rank"
         text = f"job {self._job} waits for more ranks to join; {there} {_verb(self._joining, 'is', 'are')} there"
         return Stall("joining", self._job, known, text, "look at the output of the ranks that are missing")
-
-    def _name(self, rank: int) -> str:
-        report = self._reports[rank]
-        return f"rank {rank} ({report.host}, pid {report.pid})"
 
     def _state_of(self, rank: int) -> str:
         report = self._reports[rank]
@@ -481,58 +478,3 @@ def _verb(ranks: Sequence[Any], one: str, several: str) -> str:
 
 def _it(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
-
-
-def _reaching(edges: Mapping[int, Collection[int]], targets: set[int]) -> set[int]:
-    """Return the ranks from which a path leads to one of the targets, and the targets."""
-    back: dict[int, list[int]] = defaultdict(list)
-    for rank, others in edges.items():
-        for other in others:
-            back[other].append(rank)
-    found, todo = set(targets), list(targets)
-    while todo:
-        fresh = [rank for rank in back[todo.pop()] if rank not in found]
-        found.update(fresh)
-        todo += fresh
-    return found
-
-
-def _final_components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
-    """Return the strongly connected components of a graph that no edge leaves (Kosaraju's algorithm)."""
-    nodes = {*edges, *(other for others in edges.values() for other in others)}
-    order: list[int] = []
-    seen: set[int] = set()
-    for root in sorted(nodes):
-        if root in seen:
-            continue
-        seen.add(root)
-        stack = [(root, iter(sorted(edges.get(root, ()))))]
-        while stack:
-            node, left = stack[-1]
-            fresh = next((other for other in left if other not in seen), None)
-            if fresh is None:
-                order.append(node)
-                stack.pop()
-            else:
-                seen.add(fresh)
-                stack.append((fresh, iter(sorted(edges.get(fresh, ())))))
-    back: dict[int, list[int]] = defaultdict(list)
-    for node, others in edges.items():
-        for other in others:
-            back[other].append(node)
-    component_of: dict[int, int] = {}
-    components: list[set[int]] = []
-    for root in reversed(order):
-        if root in component_of:
-            continue
-        todo = [root]
-        component_of[root] = len(components)
-        members = set()
-        while todo:
-            node = todo.pop()
-            members.add(node)
-            fresh_nodes = [other for other in back[node] if other not in component_of]
-            component_of.update(dict.fromkeys(fresh_nodes, len(components)))
-            todo += fresh_nodes
-        components.append(members)
-    return [each for each in components if all(other in each for node in each for other in edges.get(node, ()))]
