@@ -76,6 +76,18 @@ class Me:
         self.mark(f"{name}-{self.rank}")
         self.wait_for(*(f"{name}-{rank}" for rank in range(self.size)))
 
+    def mark_when_waiting(self, name: str, waits: int = 1) -> None:
+        """Make a mark as soon as so many calls of this process wait for keys of the job's store, in other threads."""
+        from rankmesh._session.session import require_session
+
+        store = require_session().agent._job_store
+
+        def watch() -> None:
+            wait_until(lambda: len(store.pending_waits()) == waits, f"{waits} waits for keys")
+            self.mark(name)
+
+        threading.Thread(target=watch, daemon=True).start()
+
     def attempt(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
         """Call something that is to fail; return the error as plain data, and how long it took."""
         began = time.monotonic()
