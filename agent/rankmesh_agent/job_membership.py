@@ -17,9 +17,9 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -86,7 +86,7 @@ class JobMembership:
                 rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
-                shared_memory.host_id(settings.shm_dir),
+                host_id(settings.shm_dir),
                 os.getpid(),
                 [f"{address}:{port}" for address in http.addresses],
                 http.urls[0],
@@ -142,10 +142,10 @@ class JobMembership:
         with self._gateway_lock:
             return None if self._left else self.gateway.heartbeat(beat)
 
-    def raise_if_left(self) -> bool:
+    def raise_if_left(self, attempts: int = 1) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""
         with self._gateway_lock:
-            return self.gateway.raise_if_left(self.name, self.epoch)
+            return self.gateway.raise_if_left(self.name, self.epoch, attempts)
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
