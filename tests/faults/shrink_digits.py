@@ -44,14 +44,17 @@ def train(network: Network, digits: train_digits.Digits, plan: list[np.ndarray])
     """Train in place, with fewer ranks when some have died."""
     optimizer = Momentum(network.parameters, OPTIONS.lr)
     gradients = GradientBucketer(network.parameters)
-    done = 0
+    done, lost = 0, set[int]()
     while done < len(plan):
         try:
+            if lost:
+                dist.shrink_group(sorted(lost))
+                lost = set()
+                done = synchronize(done, network, optimizer)
+                gradients = GradientBucketer(network.parameters)
             step(network, digits, plan[done], gradients)
         except dist.DistBackendError as error:
-            dist.shrink_group(list(error.ranks))
-            done = synchronize(done, network, optimizer)
-            gradients = GradientBucketer(network.parameters)
+            lost |= set(error.ranks)
         else:
             optimizer.step(gradients.grads)
             done += 1
