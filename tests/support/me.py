@@ -20,6 +20,8 @@ from typing import Any
 
 DEADLINE = 180.0
 """Seconds any run or wait may take."""
+RANK_FAILED = "rank-failed"
+"""The mark that ends the ranks' waits for other marks: one of those that have to succeed has failed."""
 GATEWAY = "TEST_GATEWAY"
 """The variable in which ranks find the gateway that has agents, if they are to attach."""
 
@@ -59,9 +61,15 @@ class Me:
         (self.folder / name).touch()
 
     def wait_for(self, *names: str, seconds: float = DEADLINE) -> None:
-        """Wait for marks."""
+        """Wait for marks; fail at once when a rank has failed that had to succeed."""
         for name in names:
-            wait_until((self.folder / name).exists, f"the mark {name!r}", seconds)
+            wait_until(lambda name=name: self._is_made(name), f"the mark {name!r}", seconds)
+
+    def _is_made(self, name: str) -> bool:
+        if (self.folder / name).exists():
+            return True
+        assert not (self.folder / RANK_FAILED).exists(), f"another rank failed while this one waited for {name!r}"
+        return False
 
     def meet(self, name: str) -> None:
         """Wait until all ranks have come here, without RankMesh."""

@@ -230,12 +230,21 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
 
-    def raise_if_left(self, job: str, epoch: int) -> bool:
+    def raise_if_left(self, job: str, epoch: int, attempts: int = 1) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.
+
+        Args:
+            job: the job's name.
+            epoch: the epoch.
+            attempts: number of requests to a gateway that does not answer; its first answer takes long, because it
+                imports the web framework.
 
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
+        return any(self._raise_if_left(job, epoch) for _ in range(attempts))
+
+    def _raise_if_left(self, job: str, epoch: int) -> bool:
         gone = []
         try:
             answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)

@@ -19,7 +19,7 @@ from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
+from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError, RankFailedError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, LostRank, Member
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
@@ -260,6 +260,21 @@ class TestHeartbeat:
                 client.heartbeat(Heartbeat("job", 1, 2, member(0)))
         (message,) = caplog.messages
         assert message.startswith(f"{member(0).described()} is failed for the gateway at {url}: ")
+
+
+class TestRaiseIfLeft:
+    @pytest.mark.parametrize("attempts", [1, 2])
+    def test_a_gateway_that_does_not_answer_is_asked_so_often(self, attempts: int):
+        left = {"epoch": 1, "state": "left", "reason": "no room", "failed_ranks": [], "member": asdict(member(2))}
+        with (
+            serving(Scripted((200, "not JSON"), (200, json.dumps([left])))) as url,
+            client_of(lambda: url) as client,
+            pytest.raises(RankFailedError, match="left during the join: no room")
+            if attempts > 1
+            else contextlib.nullcontext(),
+        ):
+            client.url = url
+            assert client.raise_if_left("job", 1, attempts) is False
 
 
 class TestGatewayId:
