@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.snapshot import SnapshotServer, snapshot
+from rankmesh_agent.diagnostics.dump import DumpWriter
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
@@ -34,7 +35,7 @@ from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
-from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, UPGRADE, RankDump, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
@@ -141,6 +142,9 @@ class Agent:
                     UPGRADE: SnapshotServer(self.snapshot, settings.token),
                 }
                 http.start(self._app(http.names), upgrades, on_demand=True)
+            self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
+            if settings.dump_dir:
+                self._recorder.on_failure = self._dumps.on_failure
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -274,16 +278,29 @@ class Agent:
         Args:
             attached: whether another process makes the calls.
         """
-        groups = self.group_registry.all()
         return snapshot(
             self._job.name,
             self._job.epoch,
             self.member.rank,
             attached=attached,
             recorder=self._recorder,
-            awaited={id(message.record) for group in groups for message in group.messages.waiting.copy().values()},
+            awaited=self._awaited(),
             store_waits=self._job_store.pending_waits(),
         )
+
+    def _dump(self, at: float, awaited: Collection[float]) -> RankDump:
+        """Return this rank as it was at a time by the monotonic clock; see DumpWriter."""
+        job, member = self._job, self.member
+        found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
+        found.time = time.time() - time.monotonic() + at
+        found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
+        add_calls(found, self._recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
+        return found
+
+    def _awaited(self) -> set[float]:
+        """Return the begin of each message for which a thread waits, by the monotonic clock."""
+        groups = self.group_registry.all()
+        return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
@@ -325,6 +342,7 @@ class Agent:
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
             steps.callback(self._heartbeats.stop)
+            steps.callback(self._dumps.close)
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
@@ -346,6 +364,7 @@ class Agent:
         self._leaving = True
         with contextlib.ExitStack() as steps:  # all are taken, also if one fails
             steps.callback(self._heartbeats.close_in_child)
+            steps.callback(self._dumps.close_in_child)
             if self._own_http is not None:
                 steps.callback(self._own_http.close_in_child)
             steps.callback(self._job_store.close_in_child)
@@ -358,7 +377,9 @@ class Agent:
         self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
-        self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        restart = self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        if restart is not None:
+            self.group_registry.abort_all(restart)
 
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

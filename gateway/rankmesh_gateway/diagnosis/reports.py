@@ -6,8 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rankmesh_gateway.diagnosis.frames import SourceLocation
+
 Snapshot = dict[str, Any]
 """The JSON of wire.snapshot.RankSnapshot."""
+DUMPED = "dumped"
+NO_DUMP = "no-dump"
+"""States of ranks whose job is over: whether there is a dump."""
 
 
 @dataclass
@@ -16,12 +21,14 @@ class RankReport:
 
     Attributes:
         job, epoch, rank, host, pid, url: the rank.
-        state, reason, heartbeat_age: see RankInfo.
+        state, reason, heartbeat_age: see RankInfo; or ``state`` is DUMPED or NO_DUMP.
         local: whether it is on this host.
         snapshot: of the agent, None if it does not answer.
         error: the reason why it does not.
         process: state letter of the process, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no
             such process; empty if it is on another host, or the agent answers.
+        place: where its call in flight was made, if a dump has no stacks.
+        last: its last operation, if a dump has neither stacks nor calls in flight.
     """
 
     job: str
@@ -37,6 +44,8 @@ class RankReport:
     snapshot: Snapshot | None = None
     error: str = ""
     process: str = ""
+    place: SourceLocation | None = None
+    last: str = ""
 
     @property
     def name(self) -> str:
