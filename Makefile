@@ -7,10 +7,13 @@ EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
-# Most tests wait for processes; a file's tests share worlds, so they stay together.
-PARALLEL ?= --numprocesses 4 --dist loadfile
+# Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
+# tests/conftest.py has them.
+PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
+# pip would compile every module of every package; the few that are used are compiled when they are imported first.
+export PIP_NO_COMPILE := 1
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
 # fail before any data is sent.
