@@ -22,17 +22,28 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 LONGEST = (
-    *("sdk/launcher/test_restart.py", "sdk/test_descriptor_limit.py", "sdk/test_blame.py", "sdk/cli/test_diagnose.py"),
-    *("http/test_schemathesis.py", "examples/test_train_digits.py", "sdk/launcher/test_multiprocessing.py"),
-    *("benchmarks/test_parts.py", "agent/collectives/test_sweep.py", "sdk/launcher/test_processes.py"),
-    *(
-        "sdk/session/test_init.py",
-        "sdk/test_join_errors.py",
-        "agent/store/test_stores.py",
-        "sdk/test_stores_failure.py",
-    ),
-    *("sdk/test_http_ranks.py", "sdk/session/test_shrink.py", "sdk/test_failure.py", "sdk/test_fork.py"),
-    *("sdk/test_stores.py", "sdk/test_wrong_calls.py", "sdk/test_stores_busy_owner.py", "sdk/test_shm_files.py"),
+    "sdk/launcher/test_restart.py",
+    "sdk/test_descriptor_limit.py",
+    "sdk/test_blame.py",
+    "sdk/cli/test_diagnose.py",
+    "http/test_schemathesis.py",
+    "examples/test_train_digits.py",
+    "sdk/launcher/test_multiprocessing.py",
+    "benchmarks/test_parts.py",
+    "agent/collectives/test_sweep.py",
+    "sdk/launcher/test_processes.py",
+    "sdk/session/test_init.py",
+    "sdk/test_join_errors.py",
+    "agent/store/test_stores.py",
+    "sdk/test_stores_failure.py",
+    "sdk/test_http_ranks.py",
+    "sdk/session/test_shrink.py",
+    "sdk/test_failure.py",
+    "sdk/test_fork.py",
+    "sdk/test_stores.py",
+    "sdk/test_wrong_calls.py",
+    "sdk/test_stores_busy_owner.py",
+    "sdk/test_shm_files.py",
 )
 """The files that take longest: begun last, one of them would run on alone."""
 
