@@ -377,7 +377,9 @@ class Agent:
         self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
-        self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        restart = self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        if restart is not None:
+            self.group_registry.abort_all(restart)
 
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

@@ -16,6 +16,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
+    DistBackendError,
     DistNetworkError,
     GatewayUnreachableError,
     JoinTimeoutError,
@@ -35,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     JoinRequest,
     Leave,
     Member,
+    RestartReply,
 )
 from rankmesh_agent.wire.stats import HeartbeatStats
 
@@ -165,28 +167,35 @@ class GatewayClient:
         except (ValueError, KeyError, TypeError):
             raise _not_a_gateway(answer, url) from None
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> DistBackendError | None:
         """Send a rank's heartbeat; a gateway that is unreachable for the moment does not matter.
 
         After SUSPECT_SECONDS without a response the gateway is located again: it may have moved, or have ended with
         its host process and be this one's to host. The ranks' next heartbeats register them there.
 
         If the gateway has declared this rank failed, which is final, that is logged once.
+
+        Returns:
+            The error that ends this rank's groups, if all ranks of the job start again because its nodes have changed.
         """
         answer = self._send_heartbeat("heartbeat", heartbeat)
-        if answer is None or answer.status != HTTPStatus.OK or self._declared_failed:
-            return
+        if answer is None or answer.status != HTTPStatus.OK:
+            return None
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            self._declared_failed = heartbeat.member.rank in answer.json()["failed"]
-        if self._declared_failed:
-            _log.warning(
-                "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
-                "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
-                heartbeat.member.described(),
-                self.url,
-                FAILED_SECONDS,
-                heartbeat.epoch,
-            )
+            reply = answer.json()
+            if reply.get("restart"):
+                return RestartReply(**reply).error()
+            if heartbeat.member.rank in reply["failed"] and not self._declared_failed:
+                self._declared_failed = True
+                _log.warning(
+                    "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
+                    "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
+                    heartbeat.member.described(),
+                    self.url,
+                    FAILED_SECONDS,
+                    heartbeat.epoch,
+                )
+        return None
 
     def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.
