@@ -12,8 +12,6 @@ RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
-# pip would compile every module of every package; the few that are used are compiled when they are imported first.
-export PIP_NO_COMPILE := 1
 
 # Without the tests of init methods, launcher and command line, which run before a rank has joined, and of calls that
 # fail before any data is sent.
