@@ -21,7 +21,7 @@ from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
-from rankmesh_agent.wire.errors import RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
 
@@ -130,18 +130,22 @@ class JobMembership:
         listener.close()
         self._say_goodbye = self.engine.say_goodbye
 
-    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:
-        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
+    def send_heartbeat(
+        self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
+    ) -> DistBackendError | None:
+        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left.
+
+        Returns:
+            See GatewayClient.heartbeat.
+        """
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
-            if self._left:
-                return
-            self.gateway.heartbeat(beat)
+            return None if self._left else self.gateway.heartbeat(beat)
 
-    def raise_if_left(self, attempts: int = 1) -> bool:
+    def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""
         with self._gateway_lock:
-            return self.gateway.raise_if_left(self.name, self.epoch, attempts)
+            return self.gateway.raise_if_left(self.name, self.epoch)
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
