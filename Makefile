@@ -7,8 +7,9 @@ EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
-# Most tests wait for processes; a file's tests share worlds, so they stay together.
-PARALLEL ?= --numprocesses 4 --dist loadfile
+# Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
+# tests/conftest.py has them.
+PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 

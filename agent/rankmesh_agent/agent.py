@@ -40,8 +40,6 @@ from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
-_REASON_ATTEMPTS = 3
-"""Requests for the reason of a rank that has left during the join."""
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
 
@@ -127,8 +125,7 @@ class Agent:
             try:
                 self.world = self.group_registry.make(range(world_size), "world", timeout)
             except RankFailedError:
-                # The gateway has the reason of a rank that did not connect to all others.
-                job.raise_if_left(attempts=_REASON_ATTEMPTS)
+                job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
             self.store_server = self._job_store.server
             self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)

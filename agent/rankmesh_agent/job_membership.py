@@ -142,10 +142,10 @@ class JobMembership:
         with self._gateway_lock:
             return None if self._left else self.gateway.heartbeat(beat)
 
-    def raise_if_left(self, attempts: int = 1) -> bool:
+    def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""
         with self._gateway_lock:
-            return self.gateway.raise_if_left(self.name, self.epoch, attempts)
+            return self.gateway.raise_if_left(self.name, self.epoch)
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.

@@ -61,7 +61,7 @@ class EpochCheckpoints:
     def _delete_all_but(self, kept: Path | None) -> None:
         for path in self.folder.glob("epoch-*"):
             if path != kept:
-                shutil.rmtree(path)
+                shutil.rmtree(path.rename(path.with_suffix(".old")))  # half a folder must not look like a whole one
 
     def _path(self, epochs: int) -> Path:
         return self.folder / f"epoch-{epochs}"

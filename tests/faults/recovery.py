@@ -2,7 +2,8 @@
 
 A round starts four ranks that train on the digits, kills one, or a host with two, at a random moment, and waits for the
 end. The job must end as an undisturbed one does, and leave nothing behind. The rounds are one after the other, each
-drawn from its seed. ``--page FILE...`` writes the table of docs/elastic.md from results of ``--json``.
+drawn from its seed, and the kinds take turns. ``--page FILE...`` writes the table of docs/elastic.md from results of
+``--json``.
 """
 
 from __future__ import annotations
@@ -283,15 +284,18 @@ def one(name: str, seed: int, undisturbed: Ending) -> Outcome:
 
 
 def rounds(names: Sequence[str], count: int | None, first: int) -> Iterator[Outcome]:
-    """Run the rounds of some kinds, after an undisturbed job of each."""
+    """Run the rounds of some kinds in turns, as a machine is not equally fast at all times; before, a job of each."""
+    undisturbed = {}
     for name in names:
-        kind = KINDS[name]
-        undisturbed = job(kind, -1, 0, 0.0)
-        if undisturbed.code or undisturbed.left or len(undisturbed.parameters) != 1:
-            raise SystemExit(f"{name}, undisturbed: {undisturbed.left}\n{undisturbed.output}")
-        print(f"{name}: undisturbed, accuracy {undisturbed.accuracy}, parameters {undisturbed.parameters}", flush=True)
-        for seed in range(first, first + (count or kind.rounds)):
-            yield one(name, seed, undisturbed)
+        undisturbed[name] = found = job(KINDS[name], -1, 0, 0.0)
+        if found.code or found.left or len(found.parameters) != 1:
+            raise SystemExit(f"{name}, undisturbed: {found.left}\n{found.output}")
+        print(f"{name}: undisturbed, accuracy {found.accuracy}, parameters {found.parameters}", flush=True)
+    counts = {name: count or KINDS[name].rounds for name in names}
+    for number in range(max(counts.values())):
+        for name in names:
+            if number < counts[name]:
+                yield one(name, first + number, undisturbed[name])
 
 
 HEADINGS = ("", "rounds", "wrong", "left", "error", "started", "joined", "next step", "longest")

@@ -52,6 +52,12 @@ class Me:
         method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
 
+    def limit_calls(self, seconds: float) -> None:
+        """Give the world's next calls a time limit that the join did not have: it takes long on a busy machine."""
+        import rankmesh
+
+        rankmesh.group.WORLD._communicator.set_timeout(seconds)
+
     def report(self, **what: Any) -> None:
         """Tell the test something: it finds it in ``Rank.reported``."""
         print(json.dumps(what), flush=True)
@@ -75,6 +81,18 @@ class Me:
         """Wait until all ranks have come here, without RankMesh."""
         self.mark(f"{name}-{self.rank}")
         self.wait_for(*(f"{name}-{rank}" for rank in range(self.size)))
+
+    def mark_when_waiting(self, name: str, waits: int = 1) -> None:
+        """Make a mark as soon as so many calls of this process wait for keys of the job's store, in other threads."""
+        from rankmesh._session.session import require_session
+
+        store = require_session().agent._job_store
+
+        def watch() -> None:
+            wait_until(lambda: len(store.pending_waits()) == waits, f"{waits} waits for keys")
+            self.mark(name)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def attempt(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
         """Call something that is to fail; return the error as plain data, and how long it took."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
@@ -239,27 +238,20 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
 
-    def raise_if_left(self, job: str, epoch: int, attempts: int = 1) -> bool:
+    def raise_if_left(self, job: str, epoch: int) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.
-
-        Args:
-            job: the job's name.
-            epoch: the epoch.
-            attempts: number of requests to a gateway that does not answer; its first answer takes long, because it
-                imports the web framework.
 
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        return any(self._raise_if_left(job, epoch) for _ in range(attempts))
-
-    def _raise_if_left(self, job: str, epoch: int) -> bool:
         gone = []
         try:
-            answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
-            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
+            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
+            for rank in answer.json()["ranks"] if answer.status == HTTPStatus.OK else ():
                 silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
-                if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
+                joined = (rank["job"], rank["epoch"]) == (job, epoch)
+                if joined and rank["state"] in ("failed", "left") and not silent:
                     failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
                     gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
