@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,28 +22,33 @@ _STOPPED_SECONDS = 0.2
 """Seconds in which the agent of a stopped process must answer: it cannot."""
 
 
-def add_snapshots(reports: Sequence[RankReport], token: str, patience: float) -> None:
+def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, limit: float = math.inf) -> None:
     """Ask the agents of ranks for their snapshots, at once, and add these to the reports, or the errors.
 
     Args:
         reports: the ranks.
         token: the job's token.
         patience: seconds in which an agent must answer.
+        limit: seconds in which all of them must.
     """
     if not reports:
         return
+    end = Deadline(limit)
     pool = ThreadPoolExecutor(min(_CONCURRENCY, len(reports)), "rankmesh-diagnosis")
     try:
-        list(pool.map(lambda report: _add_snapshot(report, token, patience), reports))
+        list(pool.map(lambda report: _add_snapshot(report, token, patience, end), reports))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _add_snapshot(report: RankReport, token: str, patience: float) -> None:
+def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline) -> None:
     if report.state == "joining":
         return
+    if end.expired():
+        report.error = f"not asked: others have not answered within {end.seconds:g} s"
+        return
     stopped = report.local and process_state(report.pid) in ("T", "t")
-    limit = min(patience, _STOPPED_SECONDS) if stopped else patience
+    limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
         report.snapshot = fetch_snapshot(report.url, token, limit)
         if report.snapshot is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 from rankmesh_gateway import humanize
@@ -17,7 +16,7 @@ from rankmesh_gateway.diagnosis.frames import SourceLocation, location_of
 from rankmesh_gateway.diagnosis.graph import final_components, reaching
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
 from rankmesh_gateway.humanize import seconds
-from rankmesh_gateway.schemas import HELD_UP_SECONDS
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, Stall, StallKind
 
 MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
@@ -28,45 +27,7 @@ _SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
 _NAMED = 4
 """Maximum number of places, and of keys, in a sentence."""
 
-Kind = Literal[
-    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow"
-]
-_ORDER: Sequence[Kind] = get_args(Kind)
-
-
-@dataclass
-class Stall:
-    """A cause that holds up ranks, in words.
-
-    Attributes:
-        kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
-            its agent does not answer, or left no dump; ``order``: ranks wait for each other in collectives, or make
-            different ones under one number; ``messages``: in messages;
-            ``tags``: in messages whose tags differ; ``key``: it waits for a key of the store; ``elsewhere``: it is in
-            the user's code; ``slow``: all ranks are in the call.
-        job: the job.
-        ranks: the ranks that are the cause.
-        text: the finding in a sentence.
-        remedy: what to do.
-        seconds: since when ranks wait; 0 if none does.
-        call: the call that they wait in, empty if there is none.
-        waiting: the ranks that wait for it, directly or not.
-        last: the last collective that all members of its group have completed.
-        places: the place of each rank in ``ranks`` and ``waiting`` that is known.
-        young: whether the wait may be a slow step.
-    """
-
-    kind: Kind
-    job: str
-    ranks: list[int]
-    text: str
-    remedy: str
-    seconds: float = 0.0
-    call: str = ""
-    waiting: list[int] = field(default_factory=list)
-    last: str = ""
-    places: dict[int, str] = field(default_factory=dict)
-    young: bool = False
+_ORDER: Sequence[StallKind] = get_args(StallKind)
 
 
 class _Wait(NamedTuple):
@@ -269,7 +230,7 @@ class _WaitForGraph:
 
     # Sentences
 
-    def _stall(self, kind: Kind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
+    def _stall(self, kind: StallKind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
         own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
         wait = direct[0][1] if direct else own[0][1] if own else None
         age = max([each.age for _, each in direct or own], default=0.0)
@@ -334,7 +295,7 @@ class _WaitForGraph:
             return None
         kinds = {wait.kind for wait in waits.values()}
         ops = {wait.op for wait in waits.values()}
-        kind: Kind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
+        kind: StallKind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
         by_label: dict[str, list[int]] = defaultdict(list)
         for rank, wait in waits.items():
             by_label[wait.label].append(rank)
@@ -504,7 +465,7 @@ class _WaitForGraph:
         places: dict[int, SourceLocation | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
         return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
 
-    def _remedy(self, kind: Kind, ranks: Sequence[int]) -> str:
+    def _remedy(self, kind: StallKind, ranks: Sequence[int]) -> str:
         report = self._reports[ranks[0]]
         numbers = " ".join(map(str, ranks[:_NAMED]))
         if kind == "stopped":

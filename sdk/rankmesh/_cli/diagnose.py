@@ -22,8 +22,9 @@ from rankmesh._cli.options import (
     settings,
 )
 from rankmesh_gateway.diagnosis.reports import RankReport
-from rankmesh_gateway.diagnosis.stalls import Stall, find_stalls
+from rankmesh_gateway.diagnosis.stalls import find_stalls
 from rankmesh_gateway.humanize import printable
+from rankmesh_gateway.schemas import Stall
 
 
 @command

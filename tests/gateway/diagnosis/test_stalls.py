@@ -9,7 +9,8 @@ import pytest
 
 from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport
-from rankmesh_gateway.diagnosis.stalls import Stall, find_stalls
+from rankmesh_gateway.diagnosis.stalls import find_stalls
+from rankmesh_gateway.schemas import Stall
 
 WORLD = "776f726c64000000"
 

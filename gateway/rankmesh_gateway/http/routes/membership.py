@@ -43,9 +43,9 @@ async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     return await handlers.leave(registry, body, request.receive)
 
 
-@router.get("/snapshot", include_in_schema=False)
+@router.get("/snapshot")
 async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
-    """Return the ranks and groups of all jobs."""
+    """Return the ranks and groups of all jobs, for `rankmesh diagnose`."""
     return await handlers.snapshot(registry, None, request.receive)
 
 
