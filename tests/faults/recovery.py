@@ -93,9 +93,17 @@ KINDS = {
         hosts=True,
     ),
     "ddp": Kind("restart, DDP", 20, f"{RANKMESH_RUN} --max-restarts 1", f"{_DDP} rankmesh", 10, needs="torch"),
+    "ddp at once": Kind(
+        "the same, --failure-grace 0",
+        20,
+        f"{RANKMESH_RUN} --max-restarts 1 --failure-grace 0",
+        f"{_DDP} rankmesh",
+        10,
+        needs="torch",
+    ),
     # gloo of torch 2.13 finds the addresses of dead ranks in the store, unless each attempt has one of its own.
     "torchrun": Kind(
-        "restart, DDP: torchrun and gloo",
+        "the same, torchrun and gloo",
         20,
         f"{TORCHRUN} --max-restarts 1",
         f"{_DDP} gloo",
@@ -329,13 +337,23 @@ def write_page(paths: Sequence[str]) -> None:
     PAGE.write_text(_TABLE.sub(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text()))
 
 
+def _write(path: Path, outcomes: Sequence[Outcome], loads: Sequence[float]) -> None:
+    result = {
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load": f"{min(loads):.0f} to {max(loads):.0f}",
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    path.write_text(json.dumps(result))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and return 1 if something was wrong or left."""
     parser = argparse.ArgumentParser(prog="python -m faults.recovery", description=__doc__)
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--rounds", type=int, help="of each kind; by default 50 of shrink, 20 of the others")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--json", help="write the outcomes to this file")
+    parser.add_argument("--json", help="write the outcomes to this file, after each round")
     parser.add_argument("--page", nargs="+", metavar="FILE", help="write the table of docs/elastic.md, run nothing")
     options = parser.parse_args(arguments)
     if options.page:
@@ -351,16 +369,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loads.append(os.getloadavg()[0])
         state = "ok" if not outcome.wrong + outcome.left else "\n".join(["WRONG", *outcome.wrong, *outcome.left])
         print(f"{outcome.kind} --first {outcome.seed}: {outcome.seconds or -1:.2f} s, {state}", flush=True)
+        if options.json:
+            _write(Path(options.json), outcomes, loads)
     print(f"\n{len(outcomes)} rounds in {time.monotonic() - began:.0f} s\n")
     print("\n".join(table(outcomes)))
-    if options.json:
-        result = {
-            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "load": f"{min(loads):.0f} to {max(loads):.0f}",
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        Path(options.json).write_text(json.dumps(result))
     return int(any(outcome.wrong or outcome.left for outcome in outcomes))
 
 
