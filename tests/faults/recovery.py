@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
@@ -119,8 +120,8 @@ class Mark(NamedTuple):
     """A line of a rank's record (recovery_rank.py)."""
 
     at: float
+    process: str
     attempt: int
-    rank: int
     what: str
     value: str
 
@@ -167,13 +168,9 @@ class Ending(NamedTuple):
         printed = re.findall(r"all ranks identical: (\w+)", self.output)
         return {mark.value for mark in self.marks if mark.what == "parameters"} | set(printed)
 
-    def times(self, what: str, attempt: int, after: float = 0.0) -> list[float]:
-        """When something first came to pass in an attempt, for each rank of which it did."""
-        first: dict[int, float] = {}
-        for mark in self.marks:
-            if (mark.what, mark.attempt) == (what, attempt) and mark.at > after:
-                first.setdefault(mark.rank, mark.at)
-        return list(first.values())
+    def last(self, what: str, attempt: int) -> dict[str, float]:
+        """When something came to pass for the last time in an attempt, in each process in which it did."""
+        return {mark.process: mark.at for mark in self.marks if (mark.what, mark.attempt) == (what, attempt)}
 
 
 def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
@@ -237,9 +234,9 @@ def _on_hosts(
 
 
 def _read(marks: Path) -> list[Mark]:
-    lines = [line.split() for path in marks.iterdir() for line in path.read_text().splitlines()]
+    lines = [[path.name, *line.split()] for path in marks.iterdir() for line in path.read_text().splitlines()]
     return sorted(
-        Mark(float(at), int(attempt), int(rank), what, "".join(value)) for at, attempt, rank, what, *value in lines
+        Mark(float(at), process, int(attempt), what, "".join(value)) for process, at, attempt, what, *value in lines
     )
 
 
@@ -258,18 +255,23 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
     if kind.size != SIZE and "single process: equal" not in ending.output:
         outcome.wrong.append("the parameters are not those of one process on its own")
-    killed = [mark.at for mark in ending.marks if mark.what == "killed"]
-    if len(killed) != 1:
-        outcome.wrong.append(f"{len(killed)} ranks were killed")
+    kills = [mark.at for mark in ending.marks if mark.what == "killed"]
+    if len(kills) != 1:
+        outcome.wrong.append(f"{len(kills)} ranks were killed")
         return
+    (killed,) = kills
     for attempt in sorted({mark.attempt for mark in ending.marks}):
-        steps = ending.times(f"step-{kind.size}", attempt, killed[0])
-        if len(steps) == kind.size and (attempt or kind.size < SIZE):
-            outcome.seconds = max(steps) - killed[0]
-            for moment, of in (("error", 0), ("started", attempt), ("joined", attempt)):
-                name = "failed" if moment == "error" else moment
-                if times := ending.times(name, of, killed[0]):
-                    setattr(outcome, moment, max(times) - killed[0])
+        joined = {process: at for process, at in ending.last("joined", attempt).items() if at > killed}
+        steps: dict[str, float] = {}
+        for mark in ending.marks:
+            if mark.what == "step" and mark.at > joined.get(mark.process, math.inf):
+                steps.setdefault(mark.process, mark.at)
+        if len(steps) == kind.size:
+            outcome.seconds, outcome.joined = max(steps.values()) - killed, max(joined.values()) - killed
+            errors = [at for at in ending.last("failed", 0).values() if at > killed]
+            outcome.error = max(errors) - killed if errors else None
+            starts = [at for at in ending.last("started", attempt).values() if at > killed]
+            outcome.started = max(starts) - killed if starts else None
             return
     outcome.wrong.append("no step was made after the kill")
 
