@@ -134,7 +134,7 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             rendezvous = NodeRendezvous(job, hosts_gateway=gateway is not None)
             cleanup.callback(rendezvous.close)
             cleanup.callback(_end_rendezvous, rendezvous, gateway, inbox)
-        end = None
+        end, restarts = None, 0
         while True:
             if rendezvous is not None:
                 joined = _join(rendezvous, inbox, settings.timeout, end)
@@ -145,7 +145,8 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
                 gateway.restart(job.attempt)
             if end is not None:
                 remove_orphans(settings.shm_dir)
-            announced = _greeting(job) if end is None else _restarted(job)
+            announced = _greeting(job) if end is None else _restarted(job, failed=job.restarts > restarts)
+            restarts = job.restarts
             end = _run_attempt(job, gateway, rendezvous, restore_limit, writers, inbox, announced)
             if end.stopped or not _continues(job, end, rendezvous):
                 return end.status
@@ -275,12 +276,12 @@ def _start_ranks(
     return ranks
 
 
-def _restarted(job: Plan) -> list[bytes]:
+def _restarted(job: Plan, *, failed: bool) -> list[bytes]:
     who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
     where = ""
     if job.options.min_nodes < job.options.nnodes:
         where = f" on {job.nodes} node{'s' * (job.nodes > 1)}; this is node {job.node}"
-    count = f"restart {job.restarts} of {job.options.max_restarts}: " if job.restarts else ""
+    count = f"restart {job.restarts} of {job.options.max_restarts}: " if failed else ""
     return [f"[rankmesh] {count}{who} again{where}".encode()]
 
 

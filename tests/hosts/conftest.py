@@ -17,17 +17,15 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 
-@pytest.fixture(scope="session")
-def _made() -> Iterator[list[Host]]:
+def _make(count: int) -> Iterator[list[Host]]:
     if why := why_not():
         pytest.skip(f"several hosts: {why}")
-    with network_hosts(2) as hosts:
+    with network_hosts(count) as hosts:
         yield hosts
 
 
-@pytest.fixture
-def hosts(_made: list[Host], tmp_path: Path) -> Iterator[Hosts]:
-    there = Hosts(_made, tmp_path)
+def _lend(made: list[Host], folder: Path) -> Iterator[Hosts]:
+    there = Hosts(made, folder)
     try:
         yield there
     finally:
@@ -35,3 +33,23 @@ def hosts(_made: list[Host], tmp_path: Path) -> Iterator[Hosts]:
             there.heal(host)
         there.end()
     assert not there.left()
+
+
+@pytest.fixture(scope="session")
+def _two() -> Iterator[list[Host]]:
+    yield from _make(2)
+
+
+@pytest.fixture
+def hosts(_two: list[Host], tmp_path: Path) -> Iterator[Hosts]:
+    yield from _lend(_two, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def _three() -> Iterator[list[Host]]:
+    yield from _make(3)
+
+
+@pytest.fixture
+def three_hosts(_three: list[Host], tmp_path: Path) -> Iterator[Hosts]:
+    yield from _lend(_three, tmp_path)

@@ -305,7 +305,7 @@ class RendezvousState:
             return
         if len(live) < self._terms.max_nodes and now - self._enough_since < last_call:
             return
-        live.sort(key=lambda each: (not each.hosts_gateway, each.attempt == STARTING, each.order))
+        live.sort(key=lambda each: (not each.hosts_gateway, -each.attempt, each.order))
         self._assign(live[: self._terms.max_nodes])
 
     def _assign(self, chosen: list[_Launcher]) -> None:
