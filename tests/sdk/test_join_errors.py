@@ -82,7 +82,7 @@ def test_a_join_that_times_out_names_the_missing_ranks(ranks: Ranks, scheme: str
 
 
 def none_of_three(me: Me, method: str) -> None:
-    failing = {"init_method": method, "world_size": 3, "timeout": 1}
+    failing = {"init_method": method, "world_size": 3, "timeout": 6}
     fail_then_work(me, failing, {"init_method": method, "world_size": 1})
 
 
