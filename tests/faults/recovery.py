@@ -59,6 +59,7 @@ class Kind(NamedTuple):
         variables: of the environment.
         needs: module that has to be installed.
         hosts: whether the ranks are on two hosts, of which one is lost, and comes back.
+        joins: whether the job goes on with one host, and the other joins it, with an attempt of its own.
         exact: whether the parameters are bit for bit those of an undisturbed job. The others' differ in their last
             bits, for they are summed in another order: by fewer ranks, or by gloo, whose order depends on DDP's
             buckets, and those are others in the first step of a process.
@@ -74,7 +75,13 @@ class Kind(NamedTuple):
     variables: Mapping[str, str] = {}
     needs: str = "sklearn"
     hosts: bool = False
+    joins: bool = False
     exact: bool = True
+
+    @property
+    def last_epochs(self) -> int:
+        """In how many of the last epochs no rank is killed: those in which the host joins again."""
+        return 10 if self.joins else 1
 
 
 _TRAIN = "train_digits --checkpoint digits.npz"
@@ -87,10 +94,22 @@ KINDS = {
     "hosts": Kind(
         "restart, a host lost and back",
         20,
-        "rankmesh run --nnodes 2 --nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 2",
+        "rankmesh run --nnodes 2 --node-rank {node} --nproc-per-node 2 --master-addr host1 --max-restarts 2",
         _TRAIN,
         30,
         hosts=True,
+    ),
+    "elastic": Kind(
+        "restart without the lost host, which joins again",
+        20,
+        "rankmesh run --nnodes 1:2 --nproc-per-node 2 --master-addr host1 --max-restarts 1",
+        _TRAIN,
+        30,
+        size=2,
+        variables={"RECOVERY_STEP_SECONDS": "0.05"},
+        hosts=True,
+        joins=True,
+        exact=False,
     ),
     "ddp": Kind("restart, DDP", 20, f"{RANKMESH_RUN} --max-restarts 1", f"{_DDP} rankmesh", 10, needs="torch"),
     # gloo of torch 2.13 finds the addresses of dead ranks in the store, unless each attempt has one of its own.
@@ -213,14 +232,20 @@ def _on_hosts(
         hosts = Hosts(made, folder)
 
         def start(node: int) -> Any:
-            launcher = f"{kind.launcher} --node-rank {node}"
-            return hosts.start(f"host{node + 1}", f"{launcher} {arguments}", RANKMESH_TOKEN="the secret of both")
+            launcher = kind.launcher.format(node=node)
+            token = {"RANKMESH_TOKEN": "the secret of both"}
+            return hosts.start(f"host{node + 1}", f"{launcher} {arguments}", **token, **kind.variables)
 
         try:
             started = [start(0), start(1)]
             if victim >= 0:
                 wait_until(lambda: any(mark.what == "killed" for mark in _read(marks)), "the kill", SECONDS)
                 started[1].end()
+                if kind.joins:
+                    smaller = f"step-{kind.size}"
+                    wait_until(
+                        lambda: any(mark.what == smaller for mark in _read(marks)), "a step without the host", SECONDS
+                    )
                 started[1] = start(1)
             codes = [each.wait(SECONDS) for each in started]
             return max(codes), "".join(each.output for each in started), hosts.left()
@@ -250,6 +275,8 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
     if kind.size != SIZE and "single process: equal" not in ending.output:
         outcome.wrong.append("the parameters are not those of one process on its own")
+    if kind.joins and len({mark.rank for mark in ending.marks if mark.what == "parameters"}) != SIZE:
+        outcome.wrong.append("the job did not end with all ranks")
     killed = [mark.at for mark in ending.marks if mark.what == "killed"]
     if len(killed) != 1:
         outcome.wrong.append(f"{len(killed)} ranks were killed")
@@ -270,7 +297,7 @@ def one(name: str, seed: int, undisturbed: Ending) -> Outcome:
     """Run one round."""
     kind, draw = KINDS[name], random.Random(f"{name} {seed}")
     victim = draw.choice((2, 3)) if kind.hosts else draw.randrange(SIZE)
-    step = draw.randrange(STEPS_OF_AN_EPOCH, STEPS_OF_AN_EPOCH * (kind.epochs - 1))
+    step = draw.randrange(STEPS_OF_AN_EPOCH, STEPS_OF_AN_EPOCH * (kind.epochs - kind.last_epochs))
     outcome = Outcome(name, seed)
     try:
         ending = job(kind, victim, step, draw.uniform(0, DELAY))

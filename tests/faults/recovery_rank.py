@@ -7,6 +7,9 @@ Args:
     VICTIM: the rank that is killed in the first attempt, -1 for none.
     STEP, DELAY: after how many steps, and how many seconds after that.
     PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
+
+Environment:
+    RECOVERY_STEP_SECONDS: how long a world of two ranks waits after each step: a host takes seconds to come back.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ class Recorder:
 
     def __init__(self, folder: str, victim: int, step: int, delay: float) -> None:
         self._file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._who = f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['RANK']}"
-        self._left = step if self._who == f"0 {victim}" else 0
+        restarts, rank, size = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+        self._who = f"{os.environ.get('RANKMESH_ATTEMPT', restarts)} {rank}"
+        self._left = step if (restarts, rank, size) == ("0", str(victim), "4") else 0
         self._delay = delay
+        self._pause = float(os.environ.get("RECOVERY_STEP_SECONDS", 0)) if size == "2" else 0.0
 
     def mark(self, what: str) -> None:
         """Write that something has come to pass now."""
@@ -43,6 +48,7 @@ class Recorder:
     def step(self, size: int) -> None:
         """Write that a step is done in a world of some size."""
         self.mark(f"step-{size}")
+        time.sleep(self._pause)
         self._left -= 1
         if self._left == 0:
             threading.Timer(self._delay, self._kill).start()
