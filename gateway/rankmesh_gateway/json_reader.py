@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import is_dataclass
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -14,7 +15,7 @@ def read(kind: type[T], text: bytes) -> T:
     """Return the dataclass that JSON text stands for; no value is converted, left out or added.
 
     Args:
-        kind: a dataclass of numbers, strings, dataclasses, and lists of these.
+        kind: a dataclass of numbers, strings, dataclasses, lists of these, and None beside one of these.
         text: the JSON.
 
     Raises:
@@ -34,6 +35,9 @@ def _value(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and type(value) is dict:
         hints = _hints(kind)
         return kind(**{name: _value(hints.get(name), each) for name, each in value.items()})
+    if get_origin(kind) is UnionType:
+        kind = NoneType if value is None else next(each for each in get_args(kind) if each is not NoneType)
+        return _value(kind, value)
     if get_origin(kind) is Literal and value in get_args(kind):
         return value
     if kind is float and type(value) is int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo, RankInfo
+from rankmesh_agent.wire.schemas import AgentEntry, Member, RankGroupInfo, RankInfo
 
 HELD_UP_SECONDS = 10.0
 """Age from which a call that ranks are missing from is held up."""
@@ -120,6 +120,14 @@ class RegistrySnapshot:
 
     ranks: list[RankInfo]
     groups: list[RankGroupInfo]
+
+
+@dataclass
+class Newcomer:
+    """A process that waits for the world of a job to grow."""
+
+    job: str
+    member: Member
 
 
 @dataclass

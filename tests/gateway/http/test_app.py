@@ -57,6 +57,7 @@ async def test_the_openapi_document(direct):
         ("/v1/heartbeat", "post"),
         ("/v1/leave", "post"),
         ("/v1/ranks", "get"),
+        ("/v1/newcomers", "get"),
         ("/v1/jobs", "get"),
         ("/v1/groups", "get", "post"),
         ("/v1/groups/{group}", "get"),
