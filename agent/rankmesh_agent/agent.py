@@ -19,9 +19,10 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer, snapshot
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
-from rankmesh_agent.job_membership import JobMembership
+from rankmesh_agent.job_membership import JobMembership, JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -31,14 +32,26 @@ from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    FlightRecord,
+    GroupInfo,
+    GroupRequest,
+    GrowingWorld,
+    InFlight,
+    Member,
+)
 from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
+_MIN_BARRIER_SECONDS = 5.0
+"""Least time limit of the first barrier of a larger world, however late its ranks came."""
+_MAX_REASON = 500
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
 
@@ -58,6 +71,7 @@ class Agent:
             from now.
         instance: random name of this process and join; a new one if left out.
         delegated: whether an attached process makes this rank's collectives in shared memory; see SegmentOptions.
+        growth: how this process joins a world that grows, in place of ``rank`` and ``world_size``.
 
     Attributes:
         settings: see above.
@@ -84,22 +98,25 @@ class Agent:
         join_deadline: Deadline | None = None,
         instance: str = "",
         delegated: bool = False,
+        growth: JoinTerms | None = None,
     ) -> None:
         raise_limit()
+        terms = growth or JoinTerms(rank, world_size)
         self.settings = settings
+        self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
         self._started = time.monotonic()
         self._leaving = False
-        self._own_http = None
+        self._own_http: HttpServer | None = None
         self._recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
+            self._http = http
             job = self._job = JobMembership(
                 settings,
                 find_gateway,
-                rank=rank,
-                world_size=world_size,
+                terms=terms,
                 host=host,
                 http=http,
                 deadline=join_deadline or Deadline(timeout),
@@ -122,7 +139,7 @@ class Agent:
             )
             undo.callback(self._job_store.close)
             try:
-                self.world = self.group_registry.make(range(world_size), "world", timeout)
+                self.world = self.group_registry.make(range(job.world_size), "world", timeout)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
@@ -138,6 +155,8 @@ class Agent:
                     UPGRADE: SnapshotServer(self.snapshot, settings.token),
                 }
                 http.start(self._app(http.names), upgrades, on_demand=True)
+            if terms.newcomer:
+                self.world.barrier(Options(timeout))  # the store has the keys of the epoch before by then
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -181,6 +200,84 @@ class Agent:
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
         """Return the first failure of the groups that this rank has not left that names one of these ranks."""
         return self.group_registry.failures.naming(ranks)
+
+    # Growth
+
+    def newcomers(self) -> int:
+        """Return how many processes wait for the world of the job to grow.
+
+        Raises:
+            GatewayUnreachableError: the gateway does not answer.
+        """
+        return self._job.newcomers()
+
+    def grow(self, world_size: int, seconds: float, check: Callable[[], None] = lambda: None) -> Agent:
+        """Join the epoch of a larger world, with this one's keys and values; return this rank's agent there.
+
+        All ranks of the world call it, and then close this agent, which until then goes on as before.
+
+        Args:
+            world_size: ranks in the larger world.
+            seconds: time limit.
+            check: see JoinTerms.
+
+        Raises:
+            JoinTimeoutError: ranks or newcomers are missing; names them.
+            RankFailedError: a rank has failed or left meanwhile.
+            WorldSizeMismatchError: the ranks of the world call for different sizes.
+        """
+
+        def check_all() -> None:
+            check()
+            self._raise_if_world_failed()
+
+        deadline = Deadline(seconds)
+        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size)
+        larger = Agent(
+            self.settings,
+            self._find_gateway,
+            rank=rank,
+            world_size=world_size,
+            host=self._host,
+            timeout=self.world.timeout,
+            http=None if self._own_http is not None else self._http,
+            join_deadline=deadline,
+            delegated=self._delegated,
+            growth=JoinTerms(rank, world_size, growth=world, check=check_all),
+        )
+        try:
+            self._job_store.copy_to(larger._job_store)
+            larger.world.barrier(Options(max(deadline.remaining(), _MIN_BARRIER_SECONDS)))
+        except BaseException as error:
+            larger.close(f"it could not grow the world: {type(error).__name__}: {error}"[:_MAX_REASON])
+            raise
+        return larger
+
+    def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
+        """Have a function called with the error of each rank of the world that fails, also between calls.
+
+        Args:
+            notify: called with the engine's lock held, so that it must not wait.
+        """
+
+        def on_lost(rank: int) -> None:
+            world = self.world
+            if rank in world.ranks and not self.engine.lost_peers[rank].clean:
+                notify(world.state.loss_error(rank))
+
+        with self.engine.lock:
+            self.engine.on_peer_lost.append(on_lost)
+            for rank in self.engine.lost_peers:
+                on_lost(rank)
+
+    def _raise_if_world_failed(self) -> None:
+        """Raise the error of the world, or of the loss of one of its ranks."""
+        self.engine.progress()
+        world = self.world
+        world.state.raise_if_failed()
+        error = world.peer_lost_error([rank for rank in range(world.size) if rank != world.rank], "grow_group")
+        if error is not None:
+            raise error
 
     # Groups
 

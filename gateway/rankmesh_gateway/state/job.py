@@ -299,6 +299,7 @@ class Job:
     def _restore(self, beat: Heartbeat, now: float) -> Epoch:
         """Add an epoch whose world was complete before this gateway was started."""
         epoch = self.epochs[beat.epoch] = Epoch(self.name, beat.epoch, beat.world_size)
+        self._last_used = max(self._last_used, beat.epoch)
         self._renumber()
         self._drop_old_epochs(now)
         return epoch

@@ -208,6 +208,7 @@ class RegistryMachine(RuleBasedStateMachine):
         error = None
         if world is None:
             world = self.epochs[number] = World(size)
+            self.last_used = max(self.last_used, number)
             self.drop_old()
         elif world.size != size:
             error = WorldSizeMismatchError
