@@ -11,8 +11,10 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
+
+import numpy as np
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer, snapshot
@@ -27,6 +29,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import Disconnect
 from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
@@ -42,6 +45,7 @@ from rankmesh_agent.wire.schemas import (
     GroupRequest,
     GrowingWorld,
     InFlight,
+    LostRank,
     Member,
 )
 from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
@@ -51,6 +55,8 @@ from rankmesh_agent.wire.version import __version__
 
 _MIN_BARRIER_SECONDS = 5.0
 """Least time limit of the first barrier of a larger world, however late its ranks came."""
+_BARRIER_TAG = -1
+"""A tag that no message of the user has."""
 _MAX_REASON = 500
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
@@ -106,6 +112,8 @@ class Agent:
         self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
         self._started = time.monotonic()
         self._leaving = False
+        self._notify: Callable[[DistBackendError], None] | None = None
+        self._notified: set[int] = set()
         self._own_http: HttpServer | None = None
         self._recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
@@ -156,7 +164,7 @@ class Agent:
                 }
                 http.start(self._app(http.names), upgrades, on_demand=True)
             if terms.newcomer:
-                self.world.barrier(Options(timeout))  # the store has the keys of the epoch before by then
+                self._synchronize(timeout)
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -203,13 +211,16 @@ class Agent:
 
     # Growth
 
-    def newcomers(self) -> int:
+    def newcomers(self, seconds: float) -> int:
         """Return how many processes wait for the world of the job to grow.
 
+        Args:
+            seconds: time limit.
+
         Raises:
-            GatewayUnreachableError: the gateway does not answer.
+            GatewayUnreachableError: the gateway does not answer in time.
         """
-        return self._job.newcomers()
+        return self._job.newcomers(Deadline(seconds))
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None] = lambda: None) -> Agent:
         """Join the epoch of a larger world, with this one's keys and values; return this rank's agent there.
@@ -247,28 +258,11 @@ class Agent:
         )
         try:
             self._job_store.copy_to(larger._job_store)
-            larger.world.barrier(Options(max(deadline.remaining(), _MIN_BARRIER_SECONDS)))
+            larger._synchronize(max(deadline.remaining(), _MIN_BARRIER_SECONDS))
         except BaseException as error:
             larger.close(f"it could not grow the world: {type(error).__name__}: {error}"[:_MAX_REASON])
             raise
         return larger
-
-    def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
-        """Have a function called with the error of each rank of the world that fails, also between calls.
-
-        Args:
-            notify: called with the engine's lock held, so that it must not wait.
-        """
-
-        def on_lost(rank: int) -> None:
-            world = self.world
-            if rank in world.ranks and not self.engine.lost_peers[rank].clean:
-                notify(world.state.loss_error(rank))
-
-        with self.engine.lock:
-            self.engine.on_peer_lost.append(on_lost)
-            for rank in self.engine.lost_peers:
-                on_lost(rank)
 
     def _raise_if_world_failed(self) -> None:
         """Raise the error of the world, or of the loss of one of its ranks."""
@@ -278,6 +272,49 @@ class Agent:
         error = world.peer_lost_error([rank for rank in range(world.size) if rank != world.rank], "grow_group")
         if error is not None:
             raise error
+
+    def _synchronize(self, seconds: float) -> None:
+        """Wait until all ranks of a larger world are here: its store has the values of the epoch before then.
+
+        A barrier of messages, which this agent can send for an attached process, too. By dissemination: Hensgen, Finkel
+        and Manber, Two algorithms for barrier synchronization, 1988.
+        """
+        world, nothing, options = self.world, np.empty(0, np.uint8), Options(seconds)
+        distance = 1
+        while distance < world.size:
+            work = world.send(
+                nothing, (world.rank + distance) % world.size, _BARRIER_TAG, options._replace(async_op=True)
+            )
+            world.receive(nothing, (world.rank - distance) % world.size, _BARRIER_TAG, options)
+            if work is not None:
+                work.wait()
+            distance *= 2
+
+    def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
+        """Have a function called with the error of each rank of the world that fails, also between calls.
+
+        Args:
+            notify: called by the thread of the heartbeats, so that it must not wait.
+        """
+        self._notify = notify
+        self._heartbeats.wake()
+
+    def _notify_failures(self, lost: Iterable[LostRank]) -> None:
+        """Call the function for failures of ranks.
+
+        Args:
+            lost: the ranks that the disconnect monitor has found to be gone; the engine may have to read more first.
+        """
+        world, known, causes = self.world, self.engine.lost_peers, {each.rank: each.cause for each in lost}
+        for rank in world.ranks:
+            if self._notify is None or rank in self._notified:
+                continue
+            end = known.get(rank) or (Disconnect(causes[rank], clean=False) if rank in causes else None)
+            if end is not None and not end.clean:
+                self._notified.add(rank)
+                with self.engine.lock:
+                    error = world.state.loss_error(rank, end)
+                self._notify(error)
 
     # Groups
 
@@ -452,7 +489,9 @@ class Agent:
         self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
-        self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        lost = self._disconnects.failed_peers()
+        self._notify_failures(lost)
+        self._job.send_heartbeat(self.groups(), lost)
 
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

@@ -165,10 +165,10 @@ class JobMembership:
                 return
             self.gateway.heartbeat(beat)
 
-    def newcomers(self) -> int:
+    def newcomers(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""
         with self._gateway_lock:
-            return self.gateway.newcomers(self.name)
+            return self.gateway.newcomers(self.name, deadline)
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""

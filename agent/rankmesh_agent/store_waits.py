@@ -32,7 +32,7 @@ class StoreWaitMonitor:
         self._known: set[int] = set()
         self.follow(world)
         with engine.lock:
-            engine.on_peer_lost.append(self._on_peer_lost)
+            engine.on_peer_lost = self._on_peer_lost
             if engine.lost_peers:
                 self._end_all_if_alone()
 

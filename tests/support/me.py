@@ -50,6 +50,13 @@ class Me:
         method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
 
+    def join(self, **options: Any) -> None:
+        """Join the job of the run's first ranks when its world grows."""
+        import rankmesh
+
+        method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
+        rankmesh.init_process_group(**{"init_method": method, "join": True, **options})
+
     def report(self, **what: Any) -> None:
         """Tell the test something: it finds it in ``Rank.reported``."""
         print(json.dumps(what), flush=True)

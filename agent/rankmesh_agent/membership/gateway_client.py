@@ -255,21 +255,35 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
 
-    def newcomers(self, job: str) -> int:
+    def newcomers(self, job: str, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow.
 
         Raises:
-            GatewayUnreachableError: the gateway does not answer.
+            GatewayUnreachableError: the gateway does not answer before the deadline.
         """
-        try:
-            answer = self._http.request("GET", f"{self.url}/v1/newcomers", None, timeout=_RESPONSE_SECONDS)
-            if answer.status == HTTPStatus.OK:
-                return sum(each["job"] == job for each in answer.json())
-            raise _refusal(answer, self.url)
-        except (NoResponseError, KeyError, TypeError) as error:
-            raise GatewayUnreachableError(
-                f"the gateway at {self.url} does not answer: {error}", address=self.url
-            ) from None
+        while True:
+            try:
+                answer = self._http.request("GET", f"{self.url}/v1/newcomers", None, timeout=_RESPONSE_SECONDS)
+            except NoResponseError as error:
+                failure = str(error) or type(error).__name__
+            else:
+                try:
+                    if answer.status == HTTPStatus.OK:
+                        return sum(each["job"] == job for each in answer.json())
+                except (ValueError, KeyError, TypeError):
+                    raise _not_a_gateway(answer, self.url) from None
+                if answer.status not in _UNAVAILABLE:
+                    raise _refusal(answer, self.url)
+                failure = str(_refusal(answer, self.url))
+            if deadline.expired():
+                raise GatewayUnreachableError(
+                    f"the gateway at {self.url} has not answered within {deadline.seconds:.1f} s which processes wait "
+                    f"to join: {failure}",
+                    address=self.url or None,
+                )
+            with contextlib.suppress(DistNetworkError):
+                self.url = self._find() or self.url  # it may have moved
+            time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
 
     def raise_if_left(self, job: str, epoch: int) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.

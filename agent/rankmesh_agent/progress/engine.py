@@ -70,7 +70,7 @@ class ProgressEngine(Driver):
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
-        on_peer_lost: each is called, with the lock held, with the rank of a peer whose connection has ended.
+        on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ProgressEngine(Driver):
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Disconnect] = {}
         self.on_peer_failure: Callable[[], None] | None = None
-        self.on_peer_lost: list[Callable[[int], None]] = []
+        self.on_peer_lost: Callable[[int], None] | None = None
         self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
         for connection in connections.values():
             connection.parallel_reads = not oversubscribed
@@ -341,8 +341,8 @@ class ProgressEngine(Driver):
         self._changed.notify_all()
         if self.on_peer_failure is not None and not end.clean:
             self.on_peer_failure()
-        for callback in self.on_peer_lost:
-            callback(peer.rank)
+        if self.on_peer_lost is not None:
+            self.on_peer_lost(peer.rank)
 
     # The end
 

@@ -100,9 +100,9 @@ class RemoteAgent:
             raise ProtocolError("the agent's response to the lease request is malformed") from error
         self.world = self._make_group(world, descriptors, max(deadline.remaining(), _MIN_JOIN_SECONDS))
 
-    def newcomers(self) -> int:
+    def newcomers(self, seconds: float) -> int:
         """See Agent."""
-        frame = self._client.request_json(Request.NEWCOMERS, {}, CONTROL_SECONDS)
+        frame = self._client.request_json(Request.NEWCOMERS, {"seconds": seconds}, seconds)
         return int(attach_frames.decode_json(frame.document)["count"])
 
     def grow(self, world_size: int, seconds: float) -> RemoteAgent:

@@ -223,7 +223,7 @@ class Session:
 
     def newcomers(self, document: Json) -> Json:
         """Return how many processes wait for the world to grow."""
-        return {"count": self._agent.newcomers()}
+        return {"count": self._agent.newcomers(float(document["seconds"]))}
 
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""

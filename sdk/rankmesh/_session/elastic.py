@@ -76,7 +76,7 @@ def _newcomers(session: Session, seconds: float) -> int:
     failure: DistNetworkError | None = None
     if world.rank == 0:
         try:
-            count[0] = min(session.agent.newcomers(), MAX_WORLD_SIZE - world.size)
+            count[0] = min(session.agent.newcomers(seconds), MAX_WORLD_SIZE - world.size)
         except DistNetworkError as error:
             failure = error
     world.broadcast(count, 0, Options(seconds))
