@@ -7,8 +7,9 @@ EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
-# Most tests wait for processes; a file's tests share worlds, so they stay together.
-PARALLEL ?= --numprocesses 4 --dist loadfile
+# Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
+# tests/conftest.py has them.
+PARALLEL ?= --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # If the environment forbids bytecode files, as many containers do, each process of a test compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -18,7 +19,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -60,6 +61,10 @@ test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test
 test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends with a table by kind of fault
 	$(if $(ARGS),,$(BIN)/python -m pytest tests/faults --numprocesses 2)
 	PYTHONPATH=tests $(BIN)/python -m faults --seeds $(SEEDS) $(ARGS)
+
+# ARGS="--kind shrink --rounds 5" runs a part; ARGS="--page FILE" writes the table of docs/elastic.md from --json FILE.
+test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
+	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ def draw(runs: Mapping[str, np.ndarray], *, epochs: int, title: str, path: Path)
     """Save the loss curves as a picture.
 
     Args:
-        runs: name and loss of every step; the same number of steps in each epoch.
+        runs: name and loss of every step; about the same number of steps in each epoch.
         epochs: how many epochs the steps make.
         title: title of the picture.
         path: where it goes; folders are made.
@@ -27,7 +27,7 @@ def draw(runs: Mapping[str, np.ndarray], *, epochs: int, title: str, path: Path)
     for (name, losses), colour, style in zip(runs.items(), COLOURS, STYLES, strict=False):
         steps = (np.arange(len(losses)) + 1) * epochs / len(losses)
         axes.plot(steps, losses, color=colour, alpha=0.15, linewidth=1)
-        means = losses.reshape(epochs, -1).mean(axis=1)
+        means = [part.mean() for part in np.array_split(losses, epochs)]
         axes.plot(np.arange(epochs) + 0.5, means, color=colour, linestyle=style, linewidth=2.5, label=name)
     axes.set(xlabel="epoch", ylabel="cross-entropy", yscale="log", xlim=(0, epochs))
     axes.set_title(title, loc="left")

@@ -11,7 +11,8 @@ ranks must end with bitwise identical parameters, and rank 0 trains once more, a
 arrive at the same parameters but for rounding.
 
 With ``--checkpoint`` the state is saved after each epoch. If a rank dies, the launcher starts all of them again
-(``--max-restarts``), and they go on after the last epoch that is complete, to the very same parameters.
+(``--max-restarts``), and they go on after the last epoch that is complete, to the very same parameters. Their number
+may change (``--nnodes MIN:MAX``): the single process then takes the batches of as many ranks as each epoch had.
 """
 
 from __future__ import annotations
@@ -63,24 +64,41 @@ def load() -> tuple[Digits, Digits]:
     return Digits(images[tested:], labels[tested:]), Digits(images[:tested], labels[:tested])
 
 
-def batches(samples: int, options: argparse.Namespace, *, rank: int, size: int) -> Iterator[np.ndarray]:
+def epoch_batches(
+    samples: int, options: argparse.Namespace, epoch: int, *, rank: int, size: int
+) -> Iterator[np.ndarray]:
+    """Yield the indices of a rank's part of each batch of an epoch: see ``batches``."""
+    sampler = DistributedSampler(range(samples), num_replicas=size, rank=rank, seed=SEED)
+    part = max(1, options.batch // size)  # equally large parts: then the mean of the parts' means is the batch's mean
+    sampler.set_epoch(epoch)
+    indices = np.array(list(sampler))
+    yield from (indices[begin : begin + part] for begin in range(0, len(indices), part))
+
+
+def batches(samples: int, options: argparse.Namespace, *, rank: int, size: int, first: int = 0) -> Iterator[np.ndarray]:
     """Yield the indices of a rank's part of each batch: another order every epoch, and equally many on all ranks.
 
     The last batch of an epoch holds the rest. Where the samples cannot be shared out evenly, the epoch's first ones
-    come once more.
+    come once more. The first epochs can be left out.
     """
-    sampler = DistributedSampler(range(samples), num_replicas=size, rank=rank, seed=SEED)
-    part = max(1, options.batch // size)  # equally large parts: then the mean of the parts' means is the batch's mean
-    for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        indices = np.array(list(sampler))
-        yield from (indices[begin : begin + part] for begin in range(0, len(indices), part))
+    for epoch in range(first, options.epochs):
+        yield from epoch_batches(samples, options, epoch, rank=rank, size=size)
 
 
-def whole_batches(samples: int, options: argparse.Namespace, size: int) -> list[np.ndarray]:
-    """Return the indices of each batch: the parts of all ranks."""
-    parts = (batches(samples, options, rank=rank, size=size) for rank in range(size))
-    return [np.concatenate(batch) for batch in zip(*parts, strict=True)]
+def whole_batches(samples: int, options: argparse.Namespace, size: int, before: Sequence[int] = ()) -> list[np.ndarray]:
+    """Return the indices of each batch: the parts of all ranks.
+
+    Args:
+        samples: their number.
+        options: the command line.
+        size: number of ranks.
+        before: number of ranks in each of the first epochs, if it was another one.
+    """
+    plan = []
+    for epoch, ranks in enumerate([*before, *[size] * (options.epochs - len(before))]):
+        parts = (epoch_batches(samples, options, epoch, rank=rank, size=ranks) for rank in range(ranks))
+        plan += [np.concatenate(batch) for batch in zip(*parts, strict=True)]
+    return plan
 
 
 class LocalGradients:
@@ -116,13 +134,16 @@ def train(
         rate: learning rate.
         shown: whether to draw a progress bar.
         checkpoint: where to go on, and where to save the state after each epoch. It is equal on all ranks, and so are
-            the losses before it: the means over the ranks.
+            the losses before it: the means over the ranks. The plan's steps before it are not read.
     """
     optimizer = Momentum(network.parameters, rate)
     losses = np.zeros(len(plan))
     velocities = {f"velocity of {name}": velocity for name, velocity in optimizer.velocities.items()}
-    state = {**network.parameters, **velocities, "losses": losses}
-    begin = 0 if checkpoint is None else checkpoint.restore(state)
+    state = {**network.parameters, **velocities}
+    begin = saved = 0
+    if checkpoint is not None:
+        begin = saved = checkpoint.steps
+        checkpoint.restore({**state, "losses": losses[:begin]})
     if begin and shown:
         print(f"goes on after {begin} of {len(plan)} steps", flush=True)
     steps = range(begin, len(plan))
@@ -132,9 +153,10 @@ def train(
         gradients.wait()
         optimizer.step(gradients.grads)
         done = step + 1
-        if checkpoint is not None and done % checkpoint.every == 0:
-            dist.all_reduce(losses[done - checkpoint.every : done], dist.ReduceOp.AVG)
-            checkpoint.save(done, state)
+        if checkpoint is not None and checkpoint.is_due(done):
+            dist.all_reduce(losses[saved:done], dist.ReduceOp.AVG)
+            saved = done
+            checkpoint.save(done, {**state, "losses": losses[:done]})
     return losses
 
 
@@ -151,11 +173,18 @@ def identical_on_all_ranks(array: np.ndarray) -> bool:
     return all(np.array_equal(digest, other) for other in digests)
 
 
-def report(network: Network, losses: np.ndarray, training: Digits, test: Digits, options: argparse.Namespace) -> bool:
+def report(
+    network: Network,
+    losses: np.ndarray,
+    training: Digits,
+    test: Digits,
+    options: argparse.Namespace,
+    before: Sequence[int] = (),
+) -> bool:
     """Compare with one process on its own, draw the loss curve, and return whether all is well. For rank 0."""
     size = dist.get_world_size()
     alone = Network(WIDTHS, SEED)
-    plan = whole_batches(len(training.labels), options, size)
+    plan = whole_batches(len(training.labels), options, size, before)
     losses_alone = train(alone, training, plan, LocalGradients(alone.parameters), rate=options.lr)
     difference = float(np.abs(flat(network) - flat(alone)).max())
     accuracy = network.accuracy(test.images, test.labels)
@@ -178,11 +207,15 @@ def run(options: argparse.Namespace) -> bool:
     training, test = load()
     network = Network(WIDTHS, SEED)
     began = time.perf_counter()
-    plan = list(batches(len(training.labels), options, rank=rank, size=size))
-    checkpoint = None
+    samples = len(training.labels)
+    checkpoint, before = None, []
+    plan: list[np.ndarray] = []
     if options.checkpoint:
-        settings = (size, options.epochs, options.batch, options.lr)
-        checkpoint = Checkpoint(options.checkpoint, every=len(plan) // options.epochs, settings=settings)
+        every = len(list(epoch_batches(samples, options, 0, rank=rank, size=size)))
+        settings = (options.epochs, options.batch, options.lr)
+        checkpoint = Checkpoint(options.checkpoint, every=every, settings=settings)
+        before, plan = checkpoint.sizes, [np.empty(0, int)] * checkpoint.steps
+    plan += batches(samples, options, rank=rank, size=size, first=len(before))
     gradients = GradientBucketer(network.parameters)
     losses = train(network, training, plan, gradients, rate=options.lr, shown=rank == 0, checkpoint=checkpoint)
     took = time.perf_counter() - began
@@ -191,7 +224,7 @@ def run(options: argparse.Namespace) -> bool:
     if rank == 0:
         print(f"{len(losses)} steps on {size} rank(s) in {took:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.4f}")
         print("all ranks identical" if well else "RANKS DIFFER")
-        well = report(network, losses, training, test, options) and well
+        well = report(network, losses, training, test, options, before) and well
     if options.hold:
         hold(options.hold, rank)
     if checkpoint is not None:

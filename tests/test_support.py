@@ -43,6 +43,11 @@ def test_waiting_for_a_mark_fails_as_soon_as_a_rank_has(ranks: Ranks) -> None:
     ranks.wait([zero])
 
 
+def test_a_rank_that_fails_ends_the_waits_of_those_that_have_to_succeed(ranks: Ranks) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)^1-rank-1 failed first:.*another rank failed .* 'never'.*no luck"):
+        ranks.run(mark_or_fail, 2)
+
+
 def mark(me: Me) -> None:
     me.mark(f"made-{me.rank}")
 

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.snapshot import SnapshotServer, snapshot
+from rankmesh_agent.diagnostics.dump import DumpWriter
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
@@ -48,7 +49,7 @@ from rankmesh_agent.wire.schemas import (
     LostRank,
     Member,
 )
-from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, UPGRADE, RankDump, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
@@ -163,6 +164,9 @@ class Agent:
                     UPGRADE: SnapshotServer(self.snapshot, settings.token),
                 }
                 http.start(self._app(http.names), upgrades, on_demand=True)
+            self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
+            if settings.dump_dir:
+                self._recorder.on_failure = self._dumps.on_failure
             if terms.newcomer:
                 self._synchronize(timeout)
             undo.pop_all()
@@ -405,16 +409,29 @@ class Agent:
         Args:
             attached: whether another process makes the calls.
         """
-        groups = self.group_registry.all()
         return snapshot(
             self._job.name,
             self._job.epoch,
             self.member.rank,
             attached=attached,
             recorder=self._recorder,
-            awaited={id(message.record) for group in groups for message in group.messages.waiting.copy().values()},
+            awaited=self._awaited(),
             store_waits=self._job_store.pending_waits(),
         )
+
+    def _dump(self, at: float, awaited: Collection[float]) -> RankDump:
+        """Return this rank as it was at a time by the monotonic clock; see DumpWriter."""
+        job, member = self._job, self.member
+        found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
+        found.time = time.time() - time.monotonic() + at
+        found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
+        add_calls(found, self._recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
+        return found
+
+    def _awaited(self) -> set[float]:
+        """Return the begin of each message for which a thread waits, by the monotonic clock."""
+        groups = self.group_registry.all()
+        return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
     def in_flight(self, group: str) -> list[InFlight] | None:
         """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
@@ -456,6 +473,7 @@ class Agent:
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
             steps.callback(self._heartbeats.stop)
+            steps.callback(self._dumps.close)
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
@@ -477,6 +495,7 @@ class Agent:
         self._leaving = True
         with contextlib.ExitStack() as steps:  # all are taken, also if one fails
             steps.callback(self._heartbeats.close_in_child)
+            steps.callback(self._dumps.close_in_child)
             if self._own_http is not None:
                 steps.callback(self._own_http.close_in_child)
             steps.callback(self._job_store.close_in_child)
@@ -491,7 +510,9 @@ class Agent:
         self._job_store.check()
         lost = self._disconnects.failed_peers()
         self._notify_failures(lost)
-        self._job.send_heartbeat(self.groups(), lost)
+        restart = self._job.send_heartbeat(self.groups(), lost)
+        if restart is not None:
+            self.group_registry.abort_all(restart)
 
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

@@ -18,7 +18,7 @@ from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
 
@@ -238,6 +238,14 @@ class GroupRegistry:
             pending = list(self._pending)
         for group in pending:
             group.abort(error)
+
+    def abort_all(self, error: DistError) -> None:
+        """End the groups that still work, because of an error that names ranks of the job."""
+        for group in self.all():
+            if group.failure is None:
+                numbers = zip(group.state.ranks, group.state.global_ranks, strict=True)
+                ranks = [number for rank, number in numbers if rank in error.ranks]
+                group.abort(from_code(error.code, error.message, ranks=ranks, group=group.name))
 
     def leave(self) -> None:
         """End all groups at this rank as far as others notice; see LocalCommunicator.leave."""

@@ -18,11 +18,11 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.selection import TransportSelector
-from rankmesh_agent.wire.errors import RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
 
@@ -102,7 +102,7 @@ class JobMembership:
                 terms.rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
-                shared_memory.host_id(settings.shm_dir),
+                host_id(settings.shm_dir),
                 os.getpid(),
                 [f"{address}:{port}" for address in http.addresses],
                 http.urls[0],
@@ -157,13 +157,17 @@ class JobMembership:
         listener.close()
         self._say_goodbye = self.engine.say_goodbye
 
-    def send_heartbeat(self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True) -> None:
-        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left."""
+    def send_heartbeat(
+        self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
+    ) -> DistBackendError | None:
+        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left.
+
+        Returns:
+            See GatewayClient.heartbeat.
+        """
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
-            if self._left:
-                return
-            self.gateway.heartbeat(beat)
+            return None if self._left else self.gateway.heartbeat(beat)
 
     def newcomers(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""

@@ -21,10 +21,10 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
@@ -111,7 +111,7 @@ class Standalone:
     @property
     def host_id(self) -> str:
         """Equal for processes that can share memory with this one."""
-        return shared_memory.host_id(self.settings.shm_dir)
+        return host_id(self.settings.shm_dir)
 
     def start(self) -> None:
         """Serve, and register with the gateway."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from epoch_checkpoints import EpochCheckpoints
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -53,6 +54,7 @@ def train(
     training: TensorDataset,
     options: argparse.Namespace,
     average: Callable[[nn.Module], object] = lambda model: None,
+    checkpoints: EpochCheckpoints | None = None,
 ) -> None:
     """Train in place; rank 0 prints the mean loss of every epoch.
 
@@ -61,13 +63,18 @@ def train(
         training: the samples of all ranks; each takes its share of them.
         options: of the command line.
         average: called when the gradients of a step are there, for a model that does not average them itself.
+        checkpoints: where to go on, and where to save the state after each epoch.
     """
     sampler = DistributedSampler(training, seed=SEED)
     loader = DataLoader(training, max(1, options.batch // dist.get_world_size()), sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     model.train()
-    for epoch in range(options.epochs):
+    begin = 0 if checkpoints is None else checkpoints.restore(model, optimizer)
+    if begin:
+        say(f"goes on after epoch {begin}")
+    for epoch in range(begin, options.epochs):
         sampler.set_epoch(epoch)
+        torch.manual_seed(SEED + epoch)  # of the dropout: an epoch is the same after a restart
         total = torch.zeros(2, dtype=torch.float64)
         for images, labels in loader:
             optimizer.zero_grad()
@@ -78,6 +85,8 @@ def train(
             total += torch.tensor([loss.item() * len(labels), len(labels)])
         dist.all_reduce(total)
         say(f"epoch {epoch + 1}: loss {total[0] / total[1]:.8f}")
+        if checkpoints is not None:
+            checkpoints.save(epoch + 1, model, optimizer)
 
 
 def report(model: nn.Module, parameters: dict[str, torch.Tensor], test: TensorDataset) -> None:

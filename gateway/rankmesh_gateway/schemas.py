@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rankmesh_agent.wire.schemas import AgentEntry, Member, RankGroupInfo, RankInfo
+from rankmesh_agent.wire.snapshot import RankSnapshot
 
 HELD_UP_SECONDS = 10.0
 """Age from which a call that ranks are missing from is held up."""
 
 JobState = Literal["forming", "running", "failing", "failed", "ended"]
+StallKind = Literal[
+    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow"
+]
 
 
 @dataclass
@@ -101,8 +105,103 @@ class JobStore:
 
 
 @dataclass
+class Stall:
+    """A cause that holds up ranks, in words.
+
+    Attributes:
+        kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
+            its agent does not answer, or left no dump; ``order``: ranks wait for each other in collectives, or make
+            different ones under one number; ``messages``: in messages;
+            ``tags``: in messages whose tags differ; ``key``: it waits for a key of the store; ``elsewhere``: it is in
+            the user's code; ``slow``: all ranks are in the call.
+        job: the job.
+        ranks: the ranks that are the cause.
+        text: the finding in a sentence.
+        remedy: what to do.
+        seconds: since when ranks wait; 0 if none does.
+        call: the call that they wait in, empty if there is none.
+        waiting: the ranks that wait for it, directly or not.
+        last: the last collective that all members of its group have completed.
+        places: the place of each rank in ``ranks`` and ``waiting`` that is known.
+        young: whether the wait may be a slow step.
+    """
+
+    kind: StallKind
+    job: str
+    ranks: list[int]
+    text: str
+    remedy: str
+    seconds: float = 0.0
+    call: str = ""
+    waiting: list[int] = field(default_factory=list)
+    last: str = ""
+    places: dict[int, str] = field(default_factory=dict)
+    young: bool = False
+
+
+@dataclass
+class DiagnosedRank:
+    """A rank, and whether its agent answers.
+
+    Attributes:
+        job, epoch, rank, host, pid: the rank.
+        state: see RankInfo.
+        answers: whether its agent does.
+        error: the reason why it does not.
+        process: state letter of the process, where the gateway is on its host and the agent does not answer; ``-`` if
+            there is no such process.
+    """
+
+    job: str
+    epoch: int
+    rank: int
+    host: str
+    pid: int
+    state: str
+    answers: bool
+    error: str
+    process: str
+
+
+@dataclass
+class Diagnosis:
+    """Why jobs are stuck.
+
+    Attributes:
+        ok: whether there is no finding.
+        time: when the agents were asked, in seconds since 1970.
+        findings: the findings, the most certain first.
+        ranks: the ranks of the newest epoch of each job that have not left.
+    """
+
+    ok: bool
+    time: float
+    findings: list[Stall]
+    ranks: list[DiagnosedRank]
+
+
+@dataclass
+class RankDetails(DiagnosedRank):
+    """A rank as its agent describes it now.
+
+    Attributes:
+        place: where the rank is in the user's code, as in the findings; empty if that is not known.
+        snapshot: its calls, its waits for keys, its stacks and its CPU time; null if its agent does not answer.
+    """
+
+    place: str
+    snapshot: RankSnapshot | None
+
+
+@dataclass
 class Overview:
-    """Snapshot of the whole gateway; ``time`` is in seconds since 1970."""
+    """Snapshot of the whole gateway.
+
+    Attributes:
+        time: in seconds since 1970.
+        findings: why jobs are stuck, of a diagnosis of the last seconds; refreshed while clients stream the overview.
+        gateway, ranks, agents, groups, inflight, rates, store: see there.
+    """
 
     time: float
     gateway: GatewayInfo
@@ -112,6 +211,7 @@ class Overview:
     inflight: list[GroupInFlight]
     rates: TotalRates
     store: list[JobStore]
+    findings: list[Stall] = field(default_factory=list)
 
 
 @dataclass

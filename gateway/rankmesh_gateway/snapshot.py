@@ -7,6 +7,7 @@ import time
 
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.clients.store_keys import StoreKeyCache
+from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.schemas import GatewayInfo, Overview, TotalRates
 from rankmesh_gateway.state.registry import Registry
 
@@ -20,11 +21,13 @@ class SnapshotCache:
     Args:
         registry: the registry.
         stores: the contents of the jobs' stores.
+        diagnosis: the findings on the jobs, which are refreshed while clients watch.
     """
 
-    def __init__(self, registry: Registry, stores: StoreKeyCache) -> None:
+    def __init__(self, registry: Registry, stores: StoreKeyCache, diagnosis: DiagnosisService) -> None:
         self._registry = registry
         self._stores = stores
+        self._diagnosis = diagnosis
         self._created_at = float("-inf")
         self._json = b""
 
@@ -42,6 +45,7 @@ class SnapshotCache:
             registry.in_flight(),
             rates,
             self._stores.known(),
+            self._diagnosis.known(),
         )
 
     async def refresh(self) -> Overview:
@@ -50,8 +54,9 @@ class SnapshotCache:
         return self.build()
 
     def cached_json(self) -> bytes:
-        """Return a recent snapshot as JSON, and have the stores' contents refreshed for a later one."""
+        """Return a recent snapshot as JSON, and have the stores and findings refreshed for a later one."""
         self._stores.refresh_soon()
+        self._diagnosis.refresh_soon()
         if time.monotonic() - self._created_at > _MAX_AGE_SECONDS:
             self._json = json.dumps(self.build(), default=vars).encode()
             self._created_at = time.monotonic()

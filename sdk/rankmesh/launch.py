@@ -6,13 +6,14 @@ environment contains it in both forms.
 The launcher starts one process a rank, hosts the job's gateway at MASTER_ADDR:MASTER_PORT (on node 0), prefixes every
 line of output with its rank, and terminates all ranks after a failure, with a report of its cause: the rank that the
 others' errors name, which need not be the first to exit, and its last output. With ``--max-restarts`` all ranks then
-start again, in a new epoch of the job.
+start again, in a new epoch of the job; with ``--nnodes MIN:MAX`` also when a node joins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import select
 import socket
@@ -38,9 +39,10 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import NO_NODE
 
 if TYPE_CHECKING:
-    from rankmesh._launcher.restart_rendezvous import RestartRendezvous
+    from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
 _GOODBYE_SECONDS = 4.0
 """Time limit for the launchers of other nodes to learn that the job is over."""
@@ -80,59 +82,112 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
         settings = Settings.from_env(os.environ)
         options = resolve_nodes(options, settings)
         job = plan(options, settings)
-        listener = _listen(job, settings) if options.node_rank == 0 else None
+        listener = _listen(job, settings)
     except (ValueError, DistNetworkError) as error:
         return _refuse(error)
     if listener is None:
-        return _launch(job, None, restore_limit, settings.shm_dir)
+        return _launch(job, None, restore_limit, settings)
     job = dataclasses.replace(job, port=listener.getsockname()[1])
     gateway = LauncherGateway(job, listener)
     try:
-        return _launch(job, gateway, restore_limit, settings.shm_dir)
+        return _launch(job, gateway, restore_limit, settings)
     finally:
         gateway.stop()
         remove_orphans(settings.shm_dir)
 
 
-def _listen(job: Plan, settings: Settings) -> socket.socket:
-    """Return the gateway's listening socket: at the master address, or at RANKMESH_BIND on several nodes."""
-    host = job.options.master_addr
+def _listen(job: Plan, settings: Settings) -> socket.socket | None:
+    """Return the gateway's listening socket: at the master address, or at RANKMESH_BIND on several nodes.
+
+    None if the gateway is elsewhere: on node 0, or on the node that has the master address.
+    """
+    options, purpose = job.options, "the launcher hosts the gateway"
+    if options.external_gateway or options.node_rank > 0:
+        return None
+    if options.node_rank == NO_NODE:
+        try:
+            probe = bind(options.master_addr, job.port, purpose=purpose)
+        except DistNetworkError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                return None
+            raise
+        if not settings.bind:
+            return probe
+        probe.close()
+    host = options.master_addr
     if not job.owns_job and settings.bind:
         host = settings.bind
-    return bind(host, job.port, purpose="the launcher hosts the gateway")
+    return bind(host, job.port, purpose=purpose)
 
 
-def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], shm_dir: str) -> int:
-    """Start the ranks and supervise them; after a failure start all of them again, as often as the options allow."""
+def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[[], None], settings: Settings) -> int:
+    """Start the ranks and supervise them; start all of them again as often as the options allow."""
     writers = standard_writers()
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         rendezvous = None
-        if job.options.max_restarts and not job.owns_job:
-            from rankmesh._launcher.restart_rendezvous import RestartRendezvous
+        if not job.owns_job and (job.options.max_restarts or job.options.min_nodes < job.options.nnodes):
+            from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
-            rendezvous = RestartRendezvous(job)
+            if gateway is not None:
+                gateway.start()
+            rendezvous = NodeRendezvous(job, hosts_gateway=gateway is not None)
             cleanup.callback(rendezvous.close)
             cleanup.callback(_end_rendezvous, rendezvous, gateway, inbox)
-            if gateway is None:  # a node that comes back, or comes late, begins where the others are
-                rendezvous.ask()
-                job = dataclasses.replace(job, attempt=rendezvous.latest)
-        announced = _greeting(job)
+        end, restarts = None, 0
         while True:
+            if rendezvous is not None:
+                joined = _join(rendezvous, inbox, settings.timeout, end)
+                if isinstance(joined, int):
+                    return joined
+                job = joined
+            if job.attempt and gateway is not None:
+                gateway.restart(job.attempt)
+            if end is not None:
+                remove_orphans(settings.shm_dir)
+            announced = _greeting(job) if end is None else _restarted(job, failed=job.restarts > restarts)
+            restarts = job.restarts
             end = _run_attempt(job, gateway, rendezvous, restore_limit, writers, inbox, announced)
-            attempt = _next_attempt(job, end, rendezvous)
-            if attempt is None:
+            if end.stopped or not _continues(job, end, rendezvous):
                 return end.status
-            job = dataclasses.replace(job, attempt=attempt)
-            announced = [_restarted(job)]
-            if gateway is not None:
-                gateway.restart(attempt)
-            remove_orphans(shm_dir)
+            job = dataclasses.replace(job, attempt=job.attempt + 1, restarts=job.restarts + 1)
+
+
+def _join(rendezvous: NodeRendezvous, inbox: SignalPipe, timeout: float, end: _RunResult | None) -> Plan | int:
+    """Wait for the nodes of the next attempt.
+
+    Args:
+        rendezvous: with the launchers of the other nodes.
+        inbox: signals to this process.
+        timeout: seconds for the nodes to come.
+        end: the end of the attempt before; None if this launcher has not started any ranks.
+
+    Returns:
+        The plan of this node's ranks, or the launcher's exit code if there is no further attempt.
+    """
+    from rankmesh._launcher.node_rendezvous import RendezvousError
+
+    deadline = Deadline(timeout)
+    while True:
+        try:
+            job = rendezvous.join(deadline, inbox.fd, _say)
+        except RendezvousError as error:
+            status = _refuse(error)
+            return status if end is None else end.status or 1
+        if job is not None:
+            return job
+        if received := inbox.read():
+            return 128 + received[0]
+        if rendezvous.latest.over:
+            why = f": {rendezvous.latest.reason}" if rendezvous.latest.failed else ""
+            _say(f"the job is over{why}")
+            return int(rendezvous.latest.failed) if end is None else end.status
 
 
 def _run_attempt(
     job: Plan,
     gateway: LauncherGateway | None,
-    rendezvous: RestartRendezvous | None,
+    rendezvous: NodeRendezvous | None,
     restore_limit: Callable[[], None],
     writers: tuple[TerminalWriter, TerminalWriter],
     inbox: SignalPipe,
@@ -152,8 +207,6 @@ def _run_attempt(
         # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
             gateway.start()
-        if rendezvous is not None:
-            rendezvous.begin(job.attempt)
         supervisor = Supervisor(
             ranks,
             writers,
@@ -173,22 +226,20 @@ def _run_attempt(
         return _RunResult(supervisor.status, failed=failure is not None, stopped=supervisor.signal is not None)
 
 
-def _next_attempt(job: Plan, end: _RunResult, rendezvous: RestartRendezvous | None) -> int | None:
-    """Return the number of the restart that follows an attempt, None if there is none."""
-    if end.stopped:
-        return None
+def _continues(job: Plan, end: _RunResult, rendezvous: NodeRendezvous | None) -> bool:
+    """Return whether another attempt may follow one that has ended."""
     if rendezvous is not None:
         rendezvous.settle()
-        if rendezvous.over:
-            return None
+        if rendezvous.is_over:
+            return False
         if rendezvous.is_outdated:
-            return rendezvous.latest
-    return job.attempt + 1 if end.failed and job.attempt < job.options.max_restarts else None
+            return True
+    return end.failed and job.restarts < job.options.max_restarts
 
 
-def _end_rendezvous(rendezvous: RestartRendezvous, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
+def _end_rendezvous(rendezvous: NodeRendezvous, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
     """Report that this launcher ends; the one with the gateway waits until the others know that the job is over."""
-    if not rendezvous.over:
+    if not rendezvous.is_over:
         rendezvous.report("stopped")
         rendezvous.settle()
     deadline = Deadline(_GOODBYE_SECONDS)
@@ -225,16 +276,24 @@ def _start_ranks(
     return ranks
 
 
-def _restarted(job: Plan) -> bytes:
+def _restarted(job: Plan, *, failed: bool) -> list[bytes]:
     who = "the rank starts" if job.world_size == 1 else f"all {job.world_size} ranks start"
-    return f"[rankmesh] restart {job.attempt} of {job.options.max_restarts}: {who} again".encode()
+    where = ""
+    if job.options.min_nodes < job.options.nnodes:
+        where = f" on {job.nodes} node{'s' * (job.nodes > 1)}; this is node {job.node}"
+    count = f"restart {job.restarts} of {job.options.max_restarts}: " if failed else ""
+    return [f"[rankmesh] {count}{who} again{where}".encode()]
 
 
 def _greeting(job: Plan) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
-    where = "" if job.owns_job else f" on node {job.options.node_rank} of {job.options.nnodes}"
+    where = "" if job.owns_job else f" on node {job.node} of {job.nodes}"
     greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health)"
     return [f"[rankmesh] {line}".encode() for line in (greeting, *job.options.remarks)]
+
+
+def _say(text: str) -> None:
+    print(f"[rankmesh] {text}", file=sys.stderr, flush=True)
 
 
 def _refuse(reason: object) -> int:

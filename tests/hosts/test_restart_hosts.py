@@ -52,7 +52,7 @@ dist.destroy_process_group()
 
 
 def test_a_host_that_is_cut_off_and_comes_back(hosts) -> None:
-    """Both launchers start their ranks again, each on its own; those of the host that is cut wait for the gateway."""
+    """One launcher waits for the other's node, the other for the gateway; the job uses one restart."""
     (hosts.folder / "cut.py").write_text(CUT)
     options = "--nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 1 --failure-grace 1 cut.py"
     started = [
@@ -62,8 +62,9 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts) -> None:
     for each in started:
         each.wait_for("in attempt 0")
     hosts.cut("host2")
-    for each in started:
-        each.wait_for("restart 1 of 1: all 4 ranks start again")
+    started[0].wait_for("1 of 2 node(s) are there: node 0 (host1); missing: node 1")
+    started[1].wait_for("waits for the gateway of job 'host1-29500' at http://host1:29500")
     hosts.heal("host2")
     assert [each.wait() for each in started] == [0, 0], hosts.transcript()
+    assert all("restart 1 of 1: all 4 ranks start again" in each.output for each in started), hosts.transcript()
     assert all("sum 4.0 in attempt 1" in each.output for each in started), hosts.transcript()

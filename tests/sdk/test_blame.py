@@ -24,8 +24,9 @@ def reduce_for_ever(count: int) -> None:
 
 
 def reduce_until_a_rank_is_stopped(me: Me, count: int) -> None:
-    me.init(timeout=SECONDS)
+    me.init()
     dist.barrier()
+    me.limit_calls(SECONDS)
     me.mark(f"going-{me.rank}")
     me.report(**me.attempt(reduce_for_ever, count))
 
@@ -54,9 +55,10 @@ def test_a_stopped_rank_is_blamed_and_no_other(ranks: Ranks, over, medium: str, 
 
 def wait_in_a_chain(me: Me) -> None:
     """Rank 0 waits for 1 in the world, 1 for 2 in a message, 2 for 3 in another group; 3 makes no call."""
-    me.init(timeout=SECONDS)
-    pair = dist.new_group([2, 3])
+    me.init()
+    pair = dist.new_group([2, 3], timeout=SECONDS)
     dist.barrier()
+    me.limit_calls(SECONDS)
     if me.rank == 0:
         me.report(**me.attempt(dist.broadcast, np.ones(1), 1))
     elif me.rank == 1:
@@ -78,8 +80,9 @@ def test_ranks_that_wait_for_each_other_blame_the_one_they_all_wait_for(ranks: R
 
 
 def wait_for_each_other(me: Me) -> None:
-    me.init(timeout=SECONDS)
+    me.init()
     dist.barrier()
+    me.limit_calls(SECONDS)
     me.report(**me.attempt(dist.recv, np.ones(1), 1 - me.rank))
     me.meet("reported")
     dist.destroy_process_group()
@@ -92,11 +95,12 @@ def test_in_a_deadlock_each_blames_the_other(ranks: Ranks) -> None:
 
 def wait_for_a_rank_that_makes_a_group(me: Me) -> None:
     """Rank 3 makes no call, rank 1 makes a group with it, and rank 0 waits for a message of rank 1 a moment longer."""
-    me.init(timeout=SECONDS)
+    me.init()
     dist.barrier()
+    me.limit_calls(SECONDS)
     if me.rank in (1, 2):
         me.mark(f"begins-{me.rank}")
-        me.report(**me.attempt(dist.new_group, [1, 2, 3]))
+        me.report(**me.attempt(dist.new_group, [1, 2, 3], SECONDS))
     elif me.rank == 0:
         me.wait_for("begins-1", "begins-2")
         time.sleep(0.1)
@@ -114,8 +118,9 @@ def test_a_rank_that_is_missing_in_a_new_group_is_blamed_by_others(ranks: Ranks,
 
 def leave_after_a_timeout(me: Me) -> None:
     """Rank 0 makes no call; rank 1 gives up a message of it, and leaves in order, for which rank 2 waits."""
-    me.init(timeout=SECONDS)
+    me.init()
     dist.barrier()
+    me.limit_calls(SECONDS)
     if me.rank == 1:
         me.report(**me.attempt(dist.recv, np.ones(1), 0))
         dist.destroy_process_group()

@@ -102,7 +102,8 @@ def end_together(me: Me, others: Sequence[int]) -> None:
 
 def wait_for_a_rank_without_descriptors(me: Me) -> None:
     """Rank 0 owns the store, and cannot accept rank 1: nothing of that is to be seen in what ranks 0 and 2 wait for."""
-    me.init(timeout=4)
+    me.init()
+    me.limit_calls(4)
     me.meet("joined")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if me.rank == 0:
@@ -131,10 +132,11 @@ def test_a_rank_at_its_limit_is_the_cause_of_a_timeout(ranks: Ranks) -> None:
 
 
 def wait_for_a_key_without_descriptors(me: Me) -> None:
-    me.init(timeout=4)
+    me.init()
     store = dist.get_default_store()
     if me.rank == 2:
         store.set("connected", b"")
+    store.set_timeout(timedelta(seconds=4))
     me.meet("joined")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if me.rank == 0:
@@ -142,7 +144,7 @@ def wait_for_a_key_without_descriptors(me: Me) -> None:
         (me.folder / "full").mkdir()  # a mark without a descriptor
     me.wait_for("full")
     if me.rank == 1:
-        me.report(**me.attempt(store.set, "key", b"value"))  # the time limit of the join
+        me.report(**me.attempt(store.set, "key", b"value"))
     else:
         me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=4)))
     end_together(me, [1, 2])

@@ -99,4 +99,4 @@ def test_a_host_without_shared_memory_is_told_in_one_warning_and_the_job_goes_ov
     assert [rank.code for rank in started] == [0] * 4, ranks.transcript()
     assert {rank.reported["medium"] for rank in started} == {"tcp"}
     assert started[0].stderr.count("collectives go over TCP, not shared memory") == 1
-    assert not any(rank.stderr for rank in started[1:])
+    assert not any(rank.complaints for rank in started[1:])

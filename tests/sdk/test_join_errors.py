@@ -61,7 +61,7 @@ def work(me: Me, options: dict) -> None:
 
 def two_of_four(me: Me, method: str) -> None:
     me.meet("started")
-    failing = {"init_method": method, "rank": (0, 2)[me.rank], "world_size": 4, "timeout": 2}
+    failing = {"init_method": method, "rank": (0, 2)[me.rank], "world_size": 4, "timeout": 6}
     fail_then_work(me, failing, {"init_method": method, "rank": me.rank, "world_size": 2}, together=True)
 
 

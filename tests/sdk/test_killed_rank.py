@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks, wait_until
+from support.processes import DEADLINE, Me, Ranks, wait_until
 
 import rankmesh as dist
 
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.processes
 
 def get(url: str, token: str = "") -> Any:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
         return json.load(answer)
 
 
 def events(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """All that happened and happens, as server-sent events say it."""
-    with urllib.request.urlopen(f"{url}/v1/events?after=0", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/v1/events?after=0", timeout=DEADLINE) as answer:
         kind = ""
         for line in answer:
             field, _, value = line.decode().rstrip("\n").partition(": ")

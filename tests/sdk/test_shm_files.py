@@ -1,4 +1,7 @@
-"""Files of shared memory: none is left, whenever a rank is killed, and ranks in several pid namespaces share them."""
+"""Files of shared memory: none is left, whenever a rank is killed, and ranks in several pid namespaces share them.
+
+RANKMESH_TEST_KILLS sets the number of ranks that are killed, 120 by default.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from rankmesh_agent.transports import shared_memory
 
 pytestmark = pytest.mark.processes
 
-_KILLS = 300
+_KILLS = int(os.environ.get("RANKMESH_TEST_KILLS", "120"))
 
 
 @pytest.fixture

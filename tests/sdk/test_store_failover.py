@@ -159,7 +159,6 @@ def wait_on(me: Me) -> None:
     dist.barrier()
     if me.rank == 0:
         me.wait_for("waiting")
-        time.sleep(0.3)
         die()
     waits: dict[str, Any] = {}
     if me.rank == 1:
@@ -173,12 +172,13 @@ def wait_on(me: Me) -> None:
             with pytest.raises(dist.RankFailedError) as caught:  # the world has failed
                 calls[name]()
             assert caught.value.ranks == (0,)
+            me.mark(f"failed-{name}")
             waits[name] = calls[name]()
 
         threads = [threading.Thread(target=call, args=[name]) for name in calls]
+        me.mark_when_waiting("waiting", len(threads))
         for thread in threads:
             thread.start()
-        me.mark("waiting")
         for thread in threads:
             thread.join(60)
         assert waits == {"get": b"value", "pop": b"popped", "wait": None}
@@ -187,8 +187,8 @@ def wait_on(me: Me) -> None:
             store.wait(["never"], timedelta(seconds=0.5))
         assert time.monotonic() - began < 30
     else:
-        me.wait_for("waiting")
-        time.sleep(1.0)
+        me.wait_for("failed-get", "failed-pop", "failed-wait")
+        time.sleep(0.3)  # the calls wait again
         store.queue_push("queue", "popped")
         store.set("key", "value")
     me.report(rank=me.rank)

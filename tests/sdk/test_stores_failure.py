@@ -30,7 +30,6 @@ def survivors_run(ranks, body, size, **options):
 
 def die_when_all_wait(me):
     me.wait_for(*(f"waits-{rank}" for rank in range(me.size - 1)))
-    time.sleep(0.5)  # the marks are made before the calls
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -61,7 +60,7 @@ def test_a_wait_ends_with_the_death_of_a_rank(me, call):
     dist.barrier()
     if me.rank == 2:
         die_when_all_wait(me)
-    me.mark(f"waits-{me.rank}")
+    me.mark_when_waiting(f"waits-{me.rank}")
     caught = me.attempt(CALLS[call], store)
     failed(me, caught, 2)
     assert caught["seconds"] < 30
@@ -114,7 +113,7 @@ def test_after_a_shrink_the_new_world_counts(me):
     dist.barrier()
     if me.rank == 3:
         die_when_all_wait_of(me, 0, 1)
-    me.mark(f"waits-{me.rank}")
+    me.mark_when_waiting(f"waits-{me.rank}")
     caught = me.attempt(store.get, "missing")
     failed(me, caught, 2)  # its number in the shrunken world
     assert shrunk.size() == 3
@@ -123,7 +122,6 @@ def test_after_a_shrink_the_new_world_counts(me):
 
 def die_when_all_wait_of(me, *ranks):
     me.wait_for(*(f"waits-{rank}" for rank in ranks))
-    time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -133,9 +131,8 @@ def lose_the_owner(me):
     dist.barrier()
     if me.rank == 0:
         me.wait_for("waits-1", "waits-2")
-        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    me.mark(f"waits-{me.rank}")
+    me.mark_when_waiting(f"waits-{me.rank}")
     caught = me.attempt(store.get, "missing")
     me.report(**caught)
 
@@ -165,7 +162,9 @@ def test_over_http(me):
         raise AssertionError("it has a value")
 
     if me.rank == 2:
-        die_when_all_wait(me)
+        me.wait_for("waits-0", "waits-1")
+        time.sleep(0.5)  # the marks are made before the requests
+        os.kill(os.getpid(), signal.SIGKILL)
     assert get("")[0] == 404  # the first request imports the framework
     me.mark(f"waits-{me.rank}")
     status, problem = get("?wait=20")
@@ -184,13 +183,12 @@ def test_a_wait_ends_with_the_world(me):
     dist.barrier()
     if me.rank == 1:
         me.wait_for("waits-0", "waits-2")
-        time.sleep(0.5)
         caught = me.attempt(dist.monitored_barrier, timeout=0.1)
         assert caught["error"] == "CollectiveTimeoutError", caught
         assert me.attempt(dist.all_reduce, np.ones(1), timeout=0.1)["error"] == "CollectiveTimeoutError"
         me.wait_for("ended-0", "ended-2")
     else:
-        me.mark(f"waits-{me.rank}")
+        me.mark_when_waiting(f"waits-{me.rank}")
         caught = me.attempt(store.get, "missing")
         assert caught["error"] == "RankFailedError", caught
         assert "rank 1 (" in caught["text"]

@@ -39,6 +39,7 @@ class Double:
 
     Attributes:
         overview: what is shown; tests set it.
+        snapshots: what the agent of each rank describes; tests set it.
         asked: the Last-Event-ID, or else ``after``, with which each stream was begun.
         first: one less than the number of its first event; as a gateway's, larger than those of gateways before it.
         silent: whether its streams say nothing at the moment, as if the network were gone.
@@ -47,6 +48,7 @@ class Double:
     def __init__(self, token: str = "") -> None:
         self.token = token
         self.overview: dict[str, Any] = {}
+        self.snapshots: dict[int, dict[str, Any]] = {}
         self.asked: list[str] = []
         self.silent = False
         self._drops = 0
@@ -99,6 +101,10 @@ class Double:
         @app.get("/v1/overview")
         async def overview() -> dict[str, Any]:
             return self._body()
+
+        @app.get("/v1/ranks/{rank}/snapshot")
+        async def snapshot(rank: int) -> dict[str, Any]:
+            return self.snapshots[rank]
 
         @app.get("/v1/events")
         async def events(request: Request, after: str = "0") -> StreamingResponse:

@@ -20,6 +20,8 @@ from typing import Any
 
 DEADLINE = 180.0
 """Seconds any run or wait may take."""
+RANK_FAILED = "rank-failed"
+"""The mark that ends the ranks' waits for other marks: one of those that have to succeed has failed."""
 GATEWAY = "TEST_GATEWAY"
 """The variable in which ranks find the gateway that has agents, if they are to attach."""
 
@@ -57,6 +59,12 @@ class Me:
         method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "join": True, **options})
 
+    def limit_calls(self, seconds: float) -> None:
+        """Give the world's next calls a time limit that the join did not have: it takes long on a busy machine."""
+        import rankmesh
+
+        rankmesh.group.WORLD._communicator.set_timeout(seconds)
+
     def report(self, **what: Any) -> None:
         """Tell the test something: it finds it in ``Rank.reported``."""
         print(json.dumps(what), flush=True)
@@ -66,14 +74,32 @@ class Me:
         (self.folder / name).touch()
 
     def wait_for(self, *names: str, seconds: float = DEADLINE) -> None:
-        """Wait for marks."""
+        """Wait for marks; fail at once when a rank has failed that had to succeed."""
         for name in names:
-            wait_until((self.folder / name).exists, f"the mark {name!r}", seconds)
+            wait_until(lambda name=name: self._is_made(name), f"the mark {name!r}", seconds)
+
+    def _is_made(self, name: str) -> bool:
+        if (self.folder / name).exists():
+            return True
+        assert not (self.folder / RANK_FAILED).exists(), f"another rank failed while this one waited for {name!r}"
+        return False
 
     def meet(self, name: str) -> None:
         """Wait until all ranks have come here, without RankMesh."""
         self.mark(f"{name}-{self.rank}")
         self.wait_for(*(f"{name}-{rank}" for rank in range(self.size)))
+
+    def mark_when_waiting(self, name: str, waits: int = 1) -> None:
+        """Make a mark as soon as so many calls of this process wait for keys of the job's store, in other threads."""
+        from rankmesh._session.session import require_session
+
+        store = require_session().agent._job_store
+
+        def watch() -> None:
+            wait_until(lambda: len(store.pending_waits()) == waits, f"{waits} waits for keys")
+            self.mark(name)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def attempt(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
         """Call something that is to fail; return the error as plain data, and how long it took."""

@@ -19,6 +19,61 @@ def rank(number: int, state: str = "alive", *, job: str = "job", host: str = "ho
     return {"job": job, "epoch": 1, "state": state, "heartbeat_age": 0.4, "reason": "", "member": member, **more}
 
 
+def finding(text: str, *, job: str = "job", **more: Any) -> dict[str, Any]:
+    """A finding on rank 2, for which the others wait."""
+    return {
+        "kind": "elsewhere",
+        "job": job,
+        "ranks": [2],
+        "text": text,
+        "remedy": "look at that line",
+        "seconds": 12.0,
+        "call": "all_reduce #3",
+        "waiting": [0, 1, 3],
+        "last": "all_reduce(float32[1000], SUM) #2, 12.0 s ago",
+        "places": {},
+        "young": False,
+        **more,
+    }
+
+
+def snapshot(number: int, *, answers: bool = True, **more: Any) -> dict[str, Any]:
+    """A rank in a call, as ``GET /v1/ranks/{rank}/snapshot`` has it."""
+    call = {"group": "aa", "seq": 3, "op": "all_reduce", "call": "all_reduce(float32[1000], SUM)", "age": 12.0}
+    call |= {"peer": None, "tag": 0, "awaited": True, "error": ""}
+
+    def frame(line: int, function: str, origin: str, file: str = "/home/me/train.py") -> dict[str, Any]:
+        return {"file": file, "line": line, "function": function, "code": f"line {line}", "origin": origin}
+
+    inner = [frame(76, "all_reduce", "rankmesh", "reduce.py"), frame(84, "futex_wait", "rankmesh", "futex.py")]
+    main = [frame(14, "<module>", "user"), frame(8, "step", "user"), *inner]
+    found = {
+        "job": "job",
+        "epoch": 1,
+        "rank": number,
+        "attached": False,
+        "groups": [{"id": "aa", "name": "world", "ranks": [0, 1, 2, 3], "seq": 3}],
+        "calls": [call],
+        "ended": [call | {"seq": 1, "age": 14.0, "error": "ValueError: of old"}, call | {"seq": 2}],
+        "store_waits": [{"op": "get", "keys": ["batch"], "age": 5.0, "seconds": 300.0}],
+        "stacks": [
+            {"name": "MainThread", "ident": 1, "native_id": 4000 + number, "daemon": False, "frames": main},
+            {"name": "rankmesh-heartbeat", "ident": 2, "native_id": 9, "daemon": True, "frames": inner},
+        ],
+        "clock": 100.0,
+        "cpu_seconds": 25.0,
+    }
+    place = {"job": "job", "epoch": 1, "rank": number, "host": "host-0", "pid": 4000 + number, "state": "alive"}
+    return {
+        **place,
+        "answers": answers,
+        "error": "" if answers else "no answer within 1 s",
+        "process": "" if answers else "T",
+        "place": "train.py:8 in step" if answers else "",
+        "snapshot": {**found, **more} if answers else None,
+    }
+
+
 def group(name: str = "world", ranks: int = 4, *, job: str = "job", **more: Any) -> dict[str, Any]:
     """A group whose members have begun a hundred operations and one each more than the member before."""
     return {

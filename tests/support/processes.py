@@ -14,6 +14,7 @@ import http.server
 import inspect
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -29,7 +30,7 @@ from typing import Any
 import pytest
 
 from support import hosting
-from support.me import DEADLINE, GATEWAY
+from support.me import DEADLINE, GATEWAY, RANK_FAILED
 from support.me import Me as Me  # for annotations of bodies, which the tests import with Ranks
 from support.me import wait_until as wait_until
 from support.rank_server import MARKER, ForkedProcess, Program, fork
@@ -38,6 +39,11 @@ TESTS = Path(__file__).parent.parent
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", *_LAUNCHERS)
 _SHM = Path("/dev/shm")
+_SLOW = re.compile(
+    r"^(.* still waits for (the gateway|a standalone agent) .*|waiting for \d+ of \d+ .* have passed; .*"
+    r"|rank \d+ is no replica of the job's store until it responds again: .*)\n",
+    re.MULTILINE,
+)
 Process = subprocess.Popen[bytes] | ForkedProcess
 
 
@@ -109,6 +115,11 @@ class Rank:
     def stderr(self) -> str:
         """What it wrote to standard error so far."""
         return self._stderr.read_text(errors="replace")
+
+    @property
+    def complaints(self) -> str:
+        """What it wrote to standard error, without what a rank logs where another one or the gateway is slow."""
+        return _SLOW.sub("", self.stderr)
 
     @property
     def reported(self) -> dict[str, Any]:
@@ -220,18 +231,23 @@ class Ranks:
         numbers = range(size) if ranks is None else ranks
         return [start(rank, dict(env(rank) if callable(env) else env)) for rank in numbers]
 
-    def wait(self, started: Sequence[Rank], seconds: float = DEADLINE) -> None:
-        """Wait until these have ended."""
+    def wait(self, started: Sequence[Rank], seconds: float = DEADLINE, *, to_succeed: bool = False) -> None:
+        """Wait until these have ended; if all have to succeed, one that fails ends the others' waits for marks."""
         deadline = time.monotonic() + seconds
         running = started
         while running := [rank for rank in running if rank.code is None]:
+            if to_succeed and any(rank.code for rank in started):
+                self.mark(RANK_FAILED)
             assert time.monotonic() < deadline, f"these still ran after {seconds:g} s:\n{self.transcript()}"
             time.sleep(0.01)
 
     def succeed(self, started: Sequence[Rank], seconds: float = DEADLINE) -> None:
-        """Wait until these have ended, with exit code 0 and nothing on standard error."""
-        self.wait(started, seconds)
-        assert all(rank.code == 0 and not rank.stderr for rank in started), self.transcript()
+        """Wait until these have ended, with exit code 0 and no complaints on standard error."""
+        self.wait(started, seconds, to_succeed=True)
+        failed = [rank for rank in started if rank.code or rank.complaints]
+        if failed:
+            first = min(failed, key=lambda rank: (rank.code == 0, rank.ended_at))
+            raise AssertionError(f"{first.name} failed first:\n{self.transcript()}")
 
     def run(self, body: Callable[..., Any], size: int, **options: Any) -> list[Rank]:
         """Start a body and wait until all ranks have succeeded."""

@@ -58,6 +58,7 @@ class Settings:
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
         torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
         flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
+        dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
         failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
         debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
@@ -88,6 +89,7 @@ class Settings:
     elastic_run: str | None = None
     torchrun_store: bool = False
     flight_recorder: int = 1000
+    dump_dir: str = ""
     failure_file: str = ""
     debug: str = "OFF"
 
@@ -136,6 +138,7 @@ class Settings:
             flight_recorder=_or_default(
                 integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),
+            dump_dir=environ.get("RANKMESH_DUMP_DIR", ""),
             failure_file=environ.get("RANKMESH_FAILURE_FILE", ""),
             debug=_debug(environ),
         )

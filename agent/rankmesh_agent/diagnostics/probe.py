@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -82,7 +83,7 @@ class Prober:
         total, free = shm_room(settings.shm_dir)
         return HostReport(
             socket.gethostname(),
-            shared_memory.host_id(settings.shm_dir),
+            host_id(settings.shm_dir),
             time.time(),
             __version__,
             platform.python_version(),

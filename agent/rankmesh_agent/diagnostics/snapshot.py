@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
@@ -33,6 +35,7 @@ _CLIENT_SECONDS = 10.0
 _MAX_CLIENTS = 8
 """Connections that are served at once; the server closes any more."""
 _MAX_KEYS = 10
+_MAX_ERROR_CHARACTERS = 500
 
 _log = logging.getLogger("rankmesh")
 
@@ -44,7 +47,7 @@ def snapshot(
     *,
     attached: bool,
     recorder: FlightRecorder,
-    awaited: Collection[int],
+    awaited: Collection[float],
     store_waits: Collection[KeyWaitInfo],
 ) -> RankSnapshot:
     """Return the snapshot of a rank.
@@ -52,37 +55,68 @@ def snapshot(
     Args:
         job, epoch, rank, attached: see RankSnapshot.
         recorder: has the groups and their calls.
-        awaited: ids of the records of messages for which a thread waits.
+        awaited: begin of each message for which a thread waits, by the monotonic clock.
         store_waits: the calls of the job's store that wait.
     """
-    now = time.monotonic()
-    groups, active, ended = recorder.snapshot()
-    latest: dict[str, deque[Record]] = defaultdict(lambda: deque(maxlen=MAX_ENDED))
-    for record in ended:
-        latest[record[0].id].append(record)
-    return RankSnapshot(
-        job,
-        epoch,
-        rank,
-        attached,
-        [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups],
-        [_call(record, now, awaited) for record in active[:MAX_CALLS]],
-        [_call(record, now, ()) for records in latest.values() for record in records],
-        [
-            SnapshotStoreWait(wait.op, list(wait.keys[:_MAX_KEYS]), now - wait.since, wait.seconds)
-            for wait in list(store_waits)[:MAX_CALLS]
-        ],
-        stacks(),
-    )
+    found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
+    add_calls(found, recorder, awaited, store_waits, time.monotonic(), MAX_ENDED)
+    return found
 
 
-def _call(record: Record, now: float, awaited: Collection[int]) -> SnapshotCall:
-    owner, what, seq, started, ended, _, _ = record
-    found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, now - (ended or started)))
+def add_calls(
+    found: RankSnapshot,
+    recorder: FlightRecorder,
+    awaited: Collection[float],
+    store_waits: Collection[KeyWaitInfo],
+    at: float,
+    max_ended: int,
+) -> None:
+    """Add the groups and calls of a rank to its snapshot, as they were at a time by the monotonic clock.
+
+    Args:
+        found: the snapshot.
+        recorder, awaited, store_waits: see ``snapshot``.
+        at: the time: a call that has failed since was in flight then.
+        max_ended: maximum number of ended calls of a group.
+    """
+    groups, active, records = recorder.snapshot()
+    failed_since = [record for record in records if record[5] and (record[4] or at) >= at]
+    in_flight = [record for record in [*failed_since, *active] if record[3] <= at]
+    since = set(map(id, failed_since))
+    latest: dict[str, deque[Record]] = defaultdict(lambda: deque(maxlen=max_ended))
+    for record in records:
+        if id(record) not in since:
+            latest[record[0].id].append(record)
+    found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
+    for record in in_flight[:MAX_CALLS]:
+        call = _call(record, at - record[3])
+        call.awaited = call.peer is None or record[3] in awaited
+        found.calls.append(call)
+    for record in (record for records in latest.values() for record in records):
+        call = _call(record, at - (record[4] or at))
+        call.error = record[5][:_MAX_ERROR_CHARACTERS]
+        found.ended.append(call)
+    found.store_waits += [
+        SnapshotStoreWait(wait.op, list(wait.keys[:_MAX_KEYS]), max(0.0, at - wait.since), wait.seconds)
+        for wait in list(store_waits)[:MAX_CALLS]
+    ]
+
+
+def _call(record: Record, age: float) -> SnapshotCall:
+    owner, what, seq = record[:3]
+    found = SnapshotCall(owner.id, seq, op_name(what), describe(record), max(0.0, age))
     if not isinstance(what, Call):
         _, _, _, found.peer, found.tag = what
-        found.awaited = id(record) in awaited
     return found
+
+
+def _clock() -> float:
+    """Return how many seconds this process has run."""
+    try:
+        fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 class SnapshotServer:

@@ -17,8 +17,12 @@ _MAX_FRAMES = 200
 """Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
 
-def stacks() -> list[ThreadStack]:
-    """Return the stacks of all threads, the main thread's first, then by name; each from the outermost call inwards."""
+def stacks(*, code: bool = True) -> list[ThreadStack]:
+    """Return the stacks of all threads, the main thread's first, then by name; each from the outermost call inwards.
+
+    Args:
+        code: whether to read the source lines; ``add_code`` does it later.
+    """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found = []
     for ident, innermost in sys._current_frames().items():
@@ -29,7 +33,7 @@ def stacks() -> list[ThreadStack]:
                 frame.f_code.co_filename,
                 line,
                 frame.f_code.co_qualname,
-                linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip(),
+                linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip() if code else "",
                 _origin(frame.f_code.co_filename, frame.f_globals.get("__name__")),
             )
             for frame, line in reversed(calls)
@@ -39,6 +43,13 @@ def stacks() -> list[ThreadStack]:
         found.append(ThreadStack(name, ident, native or 0, thread.daemon if thread is not None else False, frames))
     main = threading.main_thread().ident
     return sorted(found, key=lambda each: (each.ident != main, each.name, each.ident))
+
+
+def add_code(found: Sequence[ThreadStack]) -> None:
+    """Add the source lines to stacks that have none."""
+    for stack in found:
+        for frame in stack.frames:
+            frame.code = linecache.getline(frame.file, frame.line).strip()
 
 
 @functools.cache

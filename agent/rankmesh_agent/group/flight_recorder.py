@@ -10,12 +10,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from rankmesh_agent.wire.dtypes import display
+from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.schemas import FlightRecord, FlightState, InFlight
 from rankmesh_agent.wire.stats import GroupOpStats, OpStats
@@ -87,12 +88,17 @@ class FlightRecorder:
 
     Args:
         capacity: number of calls and messages to keep, 0 for none.
+
+    Attributes:
+        on_failure: called with the failure of a group; and with the timeout of a message, and its begin by the
+            monotonic clock. It must not wait.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._records: deque[Record] = deque(maxlen=capacity)
         self.record = self._records.append
         """Records a call or message that has ended."""
+        self.on_failure: Callable[[DistError, float | None], None] = lambda error, begun: None
         self._since = time.time() - time.monotonic()
         self._lock = threading.Lock()
         self._groups: list[RecordedGroup] = []

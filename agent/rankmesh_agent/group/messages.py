@@ -241,6 +241,8 @@ class PendingMessage:
         except BaseException as error:
             # A wait shorter than the operation's own deadline may end without ending the operation.
             if deadline is self.deadline or not isinstance(error, CollectiveTimeoutError):
+                if isinstance(error, CollectiveTimeoutError):
+                    self._state.recorder.on_failure(error, self.deadline.started)
                 self.abandon(error)
                 self._messages.end(self, error)
                 if isinstance(error, CollectiveTimeoutError) and self.deadline.seconds >= MIN_SECONDS:

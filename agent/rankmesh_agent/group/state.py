@@ -119,6 +119,7 @@ class GroupState(ABC):
         with self.lock:
             if self.failure is None:
                 self.failure = error
+                self.recorder.on_failure(error, None)
                 for hook in self.on_failure:
                     hook(error)
 

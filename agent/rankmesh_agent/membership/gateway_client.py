@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
 
 from rankmesh_agent.membership.join_reports import NEWCOMER, NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.errors import (
+    DistBackendError,
     DistNetworkError,
     GatewayUnreachableError,
     JoinTimeoutError,
@@ -37,6 +37,7 @@ from rankmesh_agent.wire.schemas import (
     JoinRequest,
     Leave,
     Member,
+    RestartReply,
 )
 from rankmesh_agent.wire.stats import HeartbeatStats
 
@@ -190,28 +191,35 @@ class GatewayClient:
         except (ValueError, KeyError, TypeError):
             raise _not_a_gateway(answer, url) from None
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> DistBackendError | None:
         """Send a rank's heartbeat; a gateway that is unreachable for the moment does not matter.
 
         After SUSPECT_SECONDS without a response the gateway is located again: it may have moved, or have ended with
         its host process and be this one's to host. The ranks' next heartbeats register them there.
 
         If the gateway has declared this rank failed, which is final, that is logged once.
+
+        Returns:
+            The error that ends this rank's groups, if all ranks of the job start again because its nodes have changed.
         """
         answer = self._send_heartbeat("heartbeat", heartbeat)
-        if answer is None or answer.status != HTTPStatus.OK or self._declared_failed:
-            return
+        if answer is None or answer.status != HTTPStatus.OK:
+            return None
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            self._declared_failed = heartbeat.member.rank in answer.json()["failed"]
-        if self._declared_failed:
-            _log.warning(
-                "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
-                "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
-                heartbeat.member.described(),
-                self.url,
-                FAILED_SECONDS,
-                heartbeat.epoch,
-            )
+            reply = answer.json()
+            if reply.get("restart"):
+                return RestartReply(**reply).error()
+            if heartbeat.member.rank in reply["failed"] and not self._declared_failed:
+                self._declared_failed = True
+                _log.warning(
+                    "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
+                    "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
+                    heartbeat.member.described(),
+                    self.url,
+                    FAILED_SECONDS,
+                    heartbeat.epoch,
+                )
+        return None
 
     def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.
@@ -293,10 +301,12 @@ class GatewayClient:
         """
         gone = []
         try:
-            answer = self._http.request("GET", f"{self.url}/v1/ranks?job={quote(job)}", None, timeout=_RESPONSE_SECONDS)
-            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
+            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
+            for rank in answer.json()["ranks"] if answer.status == HTTPStatus.OK else ():
                 silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
-                if rank["epoch"] == epoch and rank["state"] in ("failed", "left") and not silent:
+                joined = (rank["job"], rank["epoch"]) == (job, epoch)
+                if joined and rank["state"] in ("failed", "left") and not silent:
                     failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
                     gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):

@@ -45,7 +45,7 @@ class HeartbeatThread(threading.Thread):
         failures: a failed peer is reported without waiting for the next heartbeat; closed with this thread.
     """
 
-    def __init__(self, send: Callable[[], None], failures: FailureSource | None = None) -> None:
+    def __init__(self, send: Callable[[], object], failures: FailureSource | None = None) -> None:
         super().__init__(name=_NAME, daemon=True)
         self._send = send
         self._failures = failures
@@ -82,7 +82,7 @@ class HeartbeatThread(threading.Thread):
                     _log.exception("a heartbeat could not be sent")
                 time.sleep(_MIN_INTERVAL_SECONDS)
 
-    def take_over(self, send: Callable[[], None], failures: FailureSource) -> None:
+    def take_over(self, send: Callable[[], object], failures: FailureSource) -> None:
         """Send other heartbeats from now on; see the class's arguments. Only once, and if there were no failures."""
         self._send, self._failures = send, failures
         self._taken_over = True

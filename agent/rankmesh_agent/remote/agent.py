@@ -13,6 +13,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
@@ -68,7 +69,7 @@ class RemoteAgent:
         newcomer: bool = False,
     ) -> None:
         self.settings = settings
-        same_host = offer.host_id == shared_memory.host_id(settings.shm_dir)
+        same_host = offer.host_id == host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._client = AgentClient(offer, path, settings.token)
         self._groups: list[RemoteCommunicator] = []

@@ -23,7 +23,6 @@ import secrets
 import stat
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -337,17 +336,3 @@ def _remove_orphan(path: str) -> None:
             os.unlink(path)
     finally:
         os.close(descriptor)
-
-
-def host_id(directory: str) -> str:
-    """Return a name that is equal for two processes exactly if they see the same shared memory directory.
-
-    The kernel's boot id distinguishes machines; the directory's device and inode distinguish mount namespaces.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    machine = boot.read_text().strip() if boot.exists() else platform.node()
-    try:
-        where = os.stat(directory)
-    except OSError:
-        return f"{machine}/none-{os.getpid()}"
-    return f"{machine}/{where.st_dev}-{where.st_ino}"

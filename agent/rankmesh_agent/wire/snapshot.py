@@ -1,8 +1,10 @@
-"""Snapshot of one rank for diagnosis: the JSON document, and the HTTP Upgrade by which a client requests it.
+"""Snapshot of one rank for diagnosis: the JSON document, the HTTP Upgrade by which a client requests it, and the dump.
 
 The connection is upgraded, both sides prove that they know the job's token (``wire.handshake``), and the agent sends
 the document and closes the connection. Unlike an HTTP request, this needs no web framework, whose import takes longer
 than an operator of a stuck job should wait; and all parts of the document are of one moment.
+
+A dump is the snapshot of the moment in which a group failed, in a file.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ MAX_CALLS = 64
 """Maximum number of calls in flight, and of waits for keys, in a snapshot."""
 MAX_ENDED = 16
 """Maximum number of ended calls of each group in a snapshot."""
+MAX_DUMPED = 1000
+"""Maximum number of ended calls of each group in a dump."""
 MAX_SNAPSHOT_BYTES = 16 << 20
+DUMP_FORMAT = "rankmesh-dump/1"
 
 
 @dataclass
@@ -49,6 +54,7 @@ class SnapshotCall:
         peer: for a message, the rank at its other end; -1 for any rank.
         tag: tag of a message.
         awaited: whether a thread waits for the message; always for a collective.
+        error: of an ended call, the reason of its failure; empty if it succeeded.
     """
 
     group: str
@@ -59,6 +65,7 @@ class SnapshotCall:
     peer: int | None = None
     tag: int = 0
     awaited: bool = True
+    error: str = ""
 
 
 @dataclass
@@ -91,6 +98,8 @@ class RankSnapshot:
         ended: the latest calls of each group that have ended, the latest last.
         store_waits: calls of the job's store that wait.
         stacks: stacks of all threads.
+        clock: seconds that the process has run.
+        cpu_seconds: seconds of CPU time that its threads have used.
     """
 
     job: str
@@ -102,3 +111,27 @@ class RankSnapshot:
     ended: list[SnapshotCall] = field(default_factory=list)
     store_waits: list[SnapshotStoreWait] = field(default_factory=list)
     stacks: list[ThreadStack] = field(default_factory=list)
+    clock: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@dataclass
+class RankDump(RankSnapshot):
+    """Snapshot of a rank at the moment in which a group failed.
+
+    Attributes:
+        format: DUMP_FORMAT.
+        time: the moment, in seconds since 1970.
+        host, pid: the process.
+        world_size: number of ranks in the job.
+        failure: the error.
+        failed_ranks: the ranks that it names.
+    """
+
+    format: str = DUMP_FORMAT
+    time: float = 0.0
+    host: str = ""
+    pid: int = 0
+    world_size: int = 0
+    failure: str = ""
+    failed_ranks: list[int] = field(default_factory=list)

@@ -1,9 +1,10 @@
 // The ranks on their hosts.
 
 import { counts } from "./ages.js";
-import { byId, foreign, h, keep, say, show } from "./dom.js";
+import { byId, foreign, h, keep, say, set, show } from "./dom.js";
 import { age, many, natural, tally } from "./format.js";
 import { badge, ORDER } from "./marks.js";
+import { openRank } from "./rank.js";
 
 const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
 
@@ -73,15 +74,20 @@ function worldBody({ job, epoch }) {
 }
 
 function rankRow() {
-  const number = h("th", { scope: "row", class: column(0) });
+  const number = h("button", { type: "button", class: "rank", "aria-haspopup": "dialog" });
   const [state, showState] = badge();
   const beat = h("td", { class: column(2) });
   const process = h("td", { class: column(3) });
   const agent = h("td", { class: column(4) }, foreign());
-  const element = h("tr", {}, number, h("td", {}, state), beat, process, agent);
+  const element = h("tr", {}, h("th", { scope: "row", class: column(0) }, number), h("td", {}, state), beat, process, agent);
 
+  let shown = null;
+  number.addEventListener("click", () => openRank(shown));
   function update(rank) {
+    shown = rank;
     say(number, rank.member.rank < 0 ? "none yet" : String(rank.member.rank));
+    number.disabled = rank.member.rank < 0 || rank.state === "left";
+    set(number, "title", number.disabled ? null : `Stack, operations and CPU use of rank ${rank.member.rank}`);
     showState(rank.state);
     element.dataset.state = rank.state;
     counts(beat, rank.heartbeat_age, rank.at, (seconds) => `${age(seconds)} ago`);

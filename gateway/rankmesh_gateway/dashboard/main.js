@@ -11,8 +11,10 @@ import { showRanks } from "./hosts.js";
 import { showInflight } from "./inflight.js";
 import { addEvent, addNote, beginLog } from "./log.js";
 import { ORDER } from "./marks.js";
+import { initRank } from "./rank.js";
 import { showStore } from "./store.js";
 import { ask, Feed } from "./stream.js";
+import { showVerdict } from "./verdict.js";
 
 const KEY = "rankmesh-token";
 const REFRESH_MS = 50;
@@ -103,6 +105,7 @@ function showOverview(body) {
   gateway = overview.gateway.id;
   const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
   const failures = showAttention(overview, at);
+  showVerdict(overview);
   showCounts(overview);
   addOperations(overview.rates.operations ?? 0, at / 1000);
   addBytes(overview.rates.bytes ?? 0, at / 1000);
@@ -206,4 +209,5 @@ say(byId("gateway-address"), location.host);
 const master = `MASTER_ADDR=${location.hostname} MASTER_PORT=${location.port || 80}`;
 say(byId("start-line"), `${master} WORLD_SIZE=2 RANK=0 python train.py\n${master} WORLD_SIZE=2 RANK=1 python train.py`);
 beginLog();
+initRank((path, options) => ask(path, memory.get(), options));
 connect();

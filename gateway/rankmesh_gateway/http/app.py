@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import partial
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.middleware import Application, SecurityMiddleware
 from rankmesh_agent.http.server import create_application
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http import handlers
@@ -44,7 +47,8 @@ def create_framework_app(registry: Registry, token: str = "") -> Application:
     from rankmesh_gateway.clients.agent_client import AgentClient
     from rankmesh_gateway.clients.group_controller import GroupController
     from rankmesh_gateway.clients.store_keys import StoreKeyCache
-    from rankmesh_gateway.http.routes import agents, events, groups, health, membership, metrics
+    from rankmesh_gateway.diagnosis.service import DiagnosisService
+    from rankmesh_gateway.http.routes import agents, diagnosis, events, groups, health, membership, metrics
     from rankmesh_gateway.http.routes import dashboard as dashboard_routes
     from rankmesh_gateway.snapshot import SnapshotCache
 
@@ -56,9 +60,11 @@ def create_framework_app(registry: Registry, token: str = "") -> Application:
         handlers.problem_response,
     )
     client = AgentClient(token)
+    diagnosis_service = DiagnosisService(registry, token, host_id(Settings.from_env(os.environ).shm_dir))
     app.state.registry = registry
-    app.state.snapshots = SnapshotCache(registry, StoreKeyCache(registry, client))
+    app.state.diagnosis = diagnosis_service
+    app.state.snapshots = SnapshotCache(registry, StoreKeyCache(registry, client), diagnosis_service)
     app.state.controller = GroupController(registry, client)
-    for module in (health, metrics, membership, agents, groups, events, dashboard_routes):
+    for module in (health, metrics, membership, agents, groups, diagnosis, events, dashboard_routes):
         app.include_router(module.router)
     return app

@@ -19,6 +19,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     RankGroupInfo,
     RankInfo,
+    RestartReply,
 )
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, Newcomer
 from rankmesh_gateway.state.agent_pool import AgentPool
@@ -175,7 +176,7 @@ class Registry:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
 
         Returns:
-            The ranks of the same job and epoch that have failed.
+            The ranks of the same job and epoch that have failed; a RestartReply if the job's nodes have changed.
 
         Raises:
             InvalidRequestError: a value of the heartbeat is invalid.
@@ -197,6 +198,9 @@ class Registry:
                 self.agents.suspect(record.member, now)
             if now - self._polled >= _POLL_SECONDS:
                 self._poll_timeouts(now)
+            change = self.launchers.change_after(beat.job, job.attempt if epoch is not None else job.attempt - 1, now)
+            if change is not None:
+                return RestartReply([], change.reason, change.lost_ranks)
             return HeartbeatReply(epoch.failed() if epoch is not None else [])
 
     def leave(self, goodbye: Leave) -> None:
@@ -361,6 +365,7 @@ class Registry:
         pause, self._scanned = now - self._scanned, now
         if self._scans_expected and pause >= _PAUSE_SECONDS:
             self.agents.excuse(pause)
+            self.launchers.excuse(pause)
             for job in self._jobs.values():
                 job.excuse(pause)
         return now

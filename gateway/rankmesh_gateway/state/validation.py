@@ -8,6 +8,7 @@ from typing import TypeVar
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import (
+    NO_NODE,
     STARTING,
     UNASSIGNED,
     AgentHeartbeat,
@@ -103,10 +104,15 @@ def check_agent(beat: AgentHeartbeat) -> None:
 def check_launcher(beat: LauncherHeartbeat) -> None:
     """Raise InvalidRequestError unless the heartbeat's values are those of the launcher of a node."""
     _check_given({"job": beat.job, "instance": beat.instance})
-    if not 1 <= beat.nodes <= MAX_WORLD_SIZE or not 0 <= beat.node < beat.nodes:
+    _check_lengths({"host": beat.host})
+    if not 0 <= beat.min_nodes <= beat.nodes <= MAX_WORLD_SIZE or not beat.nodes:
+        raise InvalidRequestError(f"{beat.min_nodes} to {beat.nodes} nodes are no nodes of a job; check --nnodes")
+    if not (NO_NODE if beat.attempt == STARTING else 0) <= beat.node < beat.nodes:
         raise InvalidRequestError(f"node {beat.node} is not in a job of {beat.nodes}; check --nnodes and --node-rank")
     if beat.attempt < STARTING:
         raise InvalidRequestError(f"attempt {beat.attempt}: attempts count from 0, and {STARTING} is before the first")
+    if not (0 <= beat.attempt_nodes <= beat.nodes and beat.restarts >= 0 and beat.nproc >= 0 and beat.last_call >= 0):
+        raise InvalidRequestError("attempt_nodes, restarts, nproc and last_call are not negative")
 
 
 def check_lease(request: LeaseRequest) -> None:

@@ -13,9 +13,9 @@ import typer
 
 from rankmesh._cli import json_output
 from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command
-from rankmesh._cli.humanize import rate, seconds
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
+from rankmesh_gateway.humanize import rate, seconds
 
 OPERATIONS = (
     "all_reduce",

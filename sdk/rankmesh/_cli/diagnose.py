@@ -5,18 +5,39 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from rankmesh._cli import json_output, options
-from rankmesh._cli.exit_codes import NEGATIVE, OK, command, write
-from rankmesh._cli.humanize import printable
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
-from rankmesh._cli.reports import RankReport
-from rankmesh._cli.stacks import PATIENCE, PatienceOption
-from rankmesh._cli.stalls import Stall, find_stalls
+from rankmesh._cli.exit_codes import NEGATIVE, OK, USAGE, CommandError, command, write
+from rankmesh._cli.options import (
+    PATIENCE,
+    GatewayOption,
+    JobOption,
+    JsonOption,
+    PatienceOption,
+    TokenFileOption,
+    settings,
+)
+from rankmesh_gateway.diagnosis.reports import RankReport
+from rankmesh_gateway.diagnosis.stalls import find_stalls
+from rankmesh_gateway.humanize import printable
+from rankmesh_gateway.schemas import Stall
 
 
 @command
 def diagnose(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]",
+            exists=True,
+            file_okay=False,
+            help="Directory with dumps of flight recorders, of a job that is over; else a job that runs is diagnosed.",
+        ),
+    ] = None,
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
@@ -25,9 +46,16 @@ def diagnose(
 ) -> int:
     """Report why a job is stuck: which rank, in which call or line, since when, which ranks wait for it, what to do.
 
+    With a directory, why it was stuck, from the dumps that its ranks have left: in RANKMESH_DUMP_DIR, or from torch's
+    flight recorder.
+
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
-    failed; 3: no gateway answers.
+    failed; 3: no gateway answers. With a directory, 0: no rank waited for another; 1: one did, or left no dump.
     """
+    if directory is not None:
+        if gateway or token_file is not None:
+            raise CommandError("a directory of dumps needs no gateway: leave out --gateway and --token-file", USAGE)
+        return _diagnose_dumps(directory, job, json=json)
     from rankmesh._cli.snapshots import fetch_reports
 
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
@@ -40,12 +68,26 @@ def diagnose(
     return NEGATIVE if found else OK
 
 
+def _diagnose_dumps(directory: Path, job: str, *, json: bool) -> int:
+    from rankmesh._cli.dumps import read_dumps
+
+    reports = read_dumps(directory, job)
+    found = find_stalls(reports, over=True)
+    if json:
+        json_output.write(_document(reports, found, directory.absolute().as_uri()))
+    elif found:
+        write("\n".join(_findings(reports, found)) + "\n")
+    else:
+        write(f"nothing was stuck: there are {len(reports)} dumps in {printable(directory)}, and no rank waited\n")
+    return NEGATIVE if found else OK
+
+
 def _document(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> dict[str, object]:
     return {
         "ok": not found,
         "time": time.time(),
         "url": url,
-        "findings": [{**vars(each), "young": each.young} for each in found],
+        "findings": [vars(each) for each in found],
         "ranks": [
             {
                 "job": report.job,
@@ -73,6 +115,11 @@ def _text(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> It
     elif not found:
         count = "1 rank answers" if len(reports) == 1 else f"{len(reports)} ranks answer"
         yield f"nothing is stuck in {', '.join(map(printable, jobs))}: {count}, and none waits for another"
+    yield from _findings(reports, found)
+
+
+def _findings(reports: Sequence[RankReport], found: Sequence[Stall]) -> Iterator[str]:
+    jobs = {report.job for report in reports}
     for each in found:
         of_job = f"job {each.job}: " if len(jobs) > 1 else ""
         yield printable(f"{of_job}{each.text}")

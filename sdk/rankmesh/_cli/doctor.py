@@ -10,9 +10,9 @@ import typer
 
 from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import NEGATIVE, OK, CommandError, command
-from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
 from rankmesh._cli.tables import Table, show
+from rankmesh_gateway.humanize import rate, seconds, size
 
 if TYPE_CHECKING:
     from rankmesh._cli.probe import Pair, ProbeResults

@@ -37,6 +37,9 @@ TokenFileOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
 JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
+PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
+PATIENCE = 1.0
+"""Default of PatienceOption."""
 
 
 def settings() -> Settings:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, CommandError
-from rankmesh._cli.humanize import ranks, rate, seconds, size
 from rankmesh._cli.tables import Table
+from rankmesh_gateway.humanize import ranks, rate, seconds, size
 from rankmesh_gateway.schemas import is_held_up
 
 Overview = dict[str, Any]

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from rankmesh._cli import humanize
-from rankmesh._cli.humanize import rate, seconds, size
 from rankmesh._cli.probe import AgentProbe, Clock, Pair, ProbeResults
+from rankmesh_gateway import humanize
+from rankmesh_gateway.humanize import rate, seconds, size
 
 CLOCK_SECONDS = 1.0
 """Clocks that differ by more than this are reported: logs of several hosts do not match."""

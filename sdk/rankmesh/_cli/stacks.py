@@ -10,13 +10,18 @@ import typer
 
 from rankmesh._cli import json_output, options
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, command, print_error, write
-from rankmesh._cli.frames import Frame, Thread, folded, short, user_threads
-from rankmesh._cli.humanize import printable, ranks
-from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption, settings
-from rankmesh._cli.reports import RankReport
-
-PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
-PATIENCE = 1.0
+from rankmesh._cli.options import (
+    PATIENCE,
+    GatewayOption,
+    JobOption,
+    JsonOption,
+    PatienceOption,
+    TokenFileOption,
+    settings,
+)
+from rankmesh_gateway.diagnosis.frames import Frame, Thread, folded, short, user_threads
+from rankmesh_gateway.diagnosis.reports import RankReport
+from rankmesh_gateway.humanize import printable, ranks
 
 
 @command
@@ -45,16 +50,12 @@ def stacks(
         several = len({report.job for report in reports}) > 1
         write("\n".join("\n".join(_text(report, several=several, every=every)) + "\n" for report in reports))
     for report in silent:
-        print_error(f"{_name(report)} does not answer: {_why(report)}; 'rankmesh diagnose' explains it")
+        print_error(f"{report.name} does not answer: {_why(report)}; 'rankmesh diagnose' explains it")
     if missing:
         print_error(f"there is no rank {ranks(missing)}; 'rankmesh status' lists the ranks")
     if not reports and not missing:
         print_error("there are no ranks; 'rankmesh run' starts some")
     return NEGATIVE if missing or not reports else UNREACHABLE if silent else OK
-
-
-def _name(report: RankReport) -> str:
-    return f"rank {report.rank} ({report.host}, pid {report.pid})"
 
 
 def _why(report: RankReport) -> str:
@@ -76,11 +77,11 @@ def _document(report: RankReport) -> dict[str, object]:
 
 
 def _text(report: RankReport, *, several: bool, every: bool) -> Iterator[str]:
-    of_job = f" of {report.job}" if several else ""
+    title = f"{report.name} of {report.job}" if several else report.name
     if report.snapshot is None:
-        yield f"rank {report.rank}{of_job} ({report.host}, pid {report.pid}): no answer"
+        yield f"{title}: no answer"
         return
-    yield f"rank {report.rank}{of_job} ({report.host}, pid {report.pid})"
+    yield title
     if report.snapshot["attached"]:
         yield "  its process is attached to this agent; these are the agent's stacks"
     threads = report.snapshot["stacks"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankmesh._cli.humanize import printable
+from rankmesh_gateway.humanize import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,11 +15,15 @@ from urllib.parse import urlsplit
 from rankmesh._launcher.devices import cores, gpus
 from rankmesh._launcher.torchrun import add_arguments as take_theirs
 from rankmesh._launcher.torchrun import spellings
+from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
 AUTO = 0
 """``--nnodes auto``, as a number of nodes; rankmesh._launcher.nodes resolves it."""
 DEFAULT_PORT = 29500
 """Default MASTER_PORT of a job on several nodes, as in torchrun."""
+
+LAST_CALL_SECONDS = 5.0
+"""Default of ``--last-call``; torchrun waits 30 seconds."""
 
 _EPILOG = """\
 Everything after the script goes to the script untouched. Each rank finds RANK, LOCAL_RANK, WORLD_SIZE,
@@ -42,14 +46,17 @@ class Options:
         use_env: whether LOCAL_RANK is passed in the environment only, not as the first argument too.
         name: the program's display name.
         nproc: ranks on this node.
-        nnodes: nodes of the job, AUTO if the environment defines them.
-        node_rank: this node's number.
+        nnodes: nodes of the job, at most; AUTO if the environment defines them.
+        min_nodes: the least number of nodes with which the job runs.
+        node_rank: this node's number; NO_NODE if the gateway assigns one.
+        last_call: seconds to wait for more nodes once the least number is there.
+        external_gateway: whether no launcher hosts the gateway.
         master_addr: host of the gateway.
         master_port: its port; 0 for any free one.
         local_addr: address of this node's ranks; empty for the one that faces the gateway.
         job: name of the job; empty if none was given.
         role: ROLE_NAME of the ranks.
-        max_restarts: how often all ranks start again after a failure.
+        max_restarts: how often all ranks start again after a failure, or when a node is lost.
         failure_grace: seconds for the other ranks to end by themselves after a failure.
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
         remarks: notes about the given arguments, for the user.
@@ -61,7 +68,10 @@ class Options:
     name: str
     nproc: int
     nnodes: int
+    min_nodes: int
     node_rank: int
+    last_call: float
+    external_gateway: bool
     master_addr: str
     master_port: int
     local_addr: str
@@ -86,28 +96,40 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
     """
     parser = _parser(prog, use_env)
     given = parser.parse_args(argv)
-    if given.standalone and given.nnodes != 1:
+    min_nodes, nnodes = given.nnodes
+    if given.standalone and nnodes != 1:
         parser.error("--standalone means one node; leave it out, or leave out --nnodes")
     if given.module and given.no_python:
         parser.error("--module and --no-python exclude each other")
     if given.no_python and not given.use_env:
         parser.error("--no-python needs --use-env: a program need not understand --local-rank")
-    if given.nnodes == AUTO and (given.node_rank is not None or given.master_addr or given.rdzv_endpoint):
+    if nnodes == AUTO and (given.node_rank is not None or given.master_addr or given.rdzv_endpoint or given.gateway):
         parser.error(
             "--nnodes auto finds --node-rank and --master-addr as well: leave them out (MASTER_ADDR overrides)"
         )
-    if given.nnodes > 1 and given.rdzv_backend == "c10d" and given.node_rank is None:
+    if given.gateway and (given.master_addr or given.master_port or given.rdzv_endpoint or given.standalone):
+        parser.error("--gateway is the address of a running gateway: leave out --master-addr and the like")
+    if min_nodes == nnodes > 1 and given.rdzv_backend == "c10d" and given.node_rank is None:
         parser.error("nodes do not number themselves: give each its --node-rank, and 0 to the one that others reach")
-    node_rank = given.node_rank or 0
-    if node_rank >= max(given.nnodes, 1):
-        parser.error(f"--node-rank {node_rank}: with --nnodes {given.nnodes} it is 0 to {given.nnodes - 1}")
+    if min_nodes == nnodes > 1 and given.gateway and given.node_rank is None:
+        parser.error("give each node its --node-rank")
+    node_rank = given.node_rank
+    if node_rank is None:
+        node_rank = NO_NODE if min_nodes < nnodes else 0
+    if node_rank >= max(nnodes, 1):
+        parser.error(f"--node-rank {node_rank}: with --nnodes {nnodes} it is 0 to {nnodes - 1}")
     address, port = given.master_addr.strip("[]") or "127.0.0.1", given.master_port
     if given.rdzv_endpoint and not given.standalone:
         address, port = given.rdzv_endpoint
-    if given.nnodes > 1 and port == 0:
+    if given.gateway:
+        address, port = given.gateway
+    if nnodes > 1 and port == 0:
         parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
-        port = DEFAULT_PORT if given.nnodes > 1 else 0
+        port = DEFAULT_PORT if nnodes > 1 else 0
+    remarks = given.remarks
+    if min_nodes < nnodes and not given.max_restarts:
+        remarks += ("no --max-restarts: the job ends when a node is lost; nodes that join need none",)
     words = given.program[1:] if given.program[0] == "--" else given.program
     return Options(
         program=_program(parser, words[0], module=given.module, no_python=given.no_python),
@@ -115,8 +137,11 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         use_env=given.use_env,
         name=os.path.basename(words[0]),
         nproc=given.nproc_per_node,
-        nnodes=given.nnodes,
+        nnodes=nnodes,
+        min_nodes=min_nodes,
         node_rank=node_rank,
+        last_call=given.last_call,
+        external_gateway=bool(given.gateway),
         master_addr=address,
         master_port=port,
         local_addr=given.local_addr,
@@ -125,7 +150,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         max_restarts=given.max_restarts,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
-        remarks=given.remarks,
+        remarks=remarks,
     )
 
 
@@ -147,11 +172,25 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
     add(
         "nnodes",
         type=_nodes,
-        default=1,
+        default=(1, 1),
         metavar="N",
-        help="nodes of the job (default: 1), or 'auto': what Slurm, mpirun or Kubernetes started, one launcher a node",
+        help="nodes of the job (default: 1); MIN:MAX if nodes may be lost and join; or 'auto': what Slurm, mpirun or "
+        "Kubernetes started, one launcher a node",
     )
-    add("node-rank", type=_whole, metavar="N", help="which node this is, from 0 (default); node 0 hosts the gateway")
+    add(
+        "node-rank",
+        type=_whole,
+        metavar="N",
+        help="which node this is, from 0 (default); node 0 hosts the gateway. With --nnodes MIN:MAX nodes need none: "
+        "the one with the address --master-addr hosts the gateway",
+    )
+    add(
+        "last-call",
+        type=_seconds,
+        default=LAST_CALL_SECONDS,
+        metavar="SECONDS",
+        help=f"how long to wait for more nodes once MIN are there (default: {LAST_CALL_SECONDS:g})",
+    )
     add("master-addr", default="", metavar="HOST", help="address of node 0 (default: 127.0.0.1)")
     add(
         "master-port",
@@ -159,6 +198,7 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         metavar="PORT",
         help=f"port of the gateway (default: any free one on one node, {DEFAULT_PORT} on several)",
     )
+    add("gateway", type=_gateway, metavar="URL", help="a running gateway ('rankmesh gateway'), instead of node 0's")
     add("rdzv-endpoint", type=_endpoint, metavar="HOST[:PORT]", help="--master-addr and --master-port in one")
     add("rdzv-backend", choices=["static", "c10d"], default="static", help="either way the ranks meet at the gateway")
     add("rdzv-id", default="", metavar="NAME", help="the job's name")
@@ -225,13 +265,23 @@ def _nproc(text: str) -> int:
     return _count(text)
 
 
-def _nodes(text: str) -> int:
+def _nodes(text: str) -> tuple[int, int]:
+    """Return the minimum and the maximum of a job's nodes."""
     if text == "auto":
-        return AUTO
+        return AUTO, AUTO
     least, _, most = text.partition(":")
-    if most and most != least:
-        raise argparse.ArgumentTypeError(f"{text!r}: a job's nodes do not come and go, give their number")
-    return _count(least)
+    low, high = _count(least), _count(most or least)
+    if low > high:
+        raise argparse.ArgumentTypeError(f"{text!r}: the first number is the minimum, {low} is more than {high}")
+    return low, high
+
+
+def _gateway(text: str) -> tuple[str, int]:
+    scheme, _, place = text.rpartition("://")
+    host, port = _endpoint(place.rstrip("/"))
+    if scheme not in ("", "http") or port is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a gateway, such as http://host:8700")
+    return host, port
 
 
 def _endpoint(text: str) -> tuple[str, int | None]:

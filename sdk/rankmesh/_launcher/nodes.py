@@ -26,13 +26,14 @@ def resolve_nodes(options: Options, settings: Settings) -> Options:
     if launcher.rank is None or launcher.world_size is None:  # else WORLD_SIZE may be of ranks, and is not compared
         raise ValueError(f"--nnodes auto: {launcher.problem}")
     if launcher.world_size == 1:
-        return replace(options, nnodes=1)
+        return replace(options, nnodes=1, min_nodes=1)
     from rankmesh._rendezvous.launcher_env import with_master_address
 
     there = with_master_address(settings, launcher)
     return replace(
         options,
         nnodes=launcher.world_size,
+        min_nodes=launcher.world_size,
         node_rank=launcher.rank,
         master_addr=there.master_addr or options.master_addr,
         master_port=options.master_port or there.master_port or 0,

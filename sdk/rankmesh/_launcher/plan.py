@@ -21,25 +21,31 @@ class Plan:
         job: the job's id, equal on all nodes.
         token: the secret shared by its processes.
         port: the gateway's port; 0 until it listens, if the command line does not set one.
-        attempt: how often the job has been restarted.
+        node: this node's number in the attempt.
+        nodes: nodes of the attempt.
+        attempt: how often all ranks have been started again.
+        restarts: how often that was after a failure, and not only because a node joined.
     """
 
     options: Options
     job: str
     token: str
     port: int
+    node: int
+    nodes: int
     attempt: int = 0
+    restarts: int = 0
 
     @property
     def ranks(self) -> range:
         """The ranks of this node."""
-        first = self.options.node_rank * self.options.nproc
+        first = self.node * self.options.nproc
         return range(first, first + self.options.nproc)
 
     @property
     def world_size(self) -> int:
         """The ranks of the job."""
-        return self.options.nproc * self.options.nnodes
+        return self.options.nproc * self.nodes
 
     @property
     def url(self) -> str:
@@ -67,13 +73,13 @@ class Plan:
             "LOCAL_RANK": str(rank - self.ranks.start),
             "WORLD_SIZE": world_size,
             "LOCAL_WORLD_SIZE": str(options.nproc),
-            "GROUP_RANK": str(options.node_rank),
-            "GROUP_WORLD_SIZE": str(options.nnodes),
+            "GROUP_RANK": str(self.node),
+            "GROUP_WORLD_SIZE": str(self.nodes),
             "ROLE_NAME": options.role,
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": world_size,
             "TORCHELASTIC_RUN_ID": self.job,  # programs detect a launcher by it
-            "TORCHELASTIC_RESTART_COUNT": str(self.attempt),
+            "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
             "MASTER_ADDR": options.master_addr,
             "MASTER_PORT": str(self.port),
@@ -96,12 +102,13 @@ def plan(options: Options, settings: Settings) -> Plan:
     """Return the plan of a job: with a random id on one node, with an id that all nodes derive alike on several.
 
     Raises:
-        ValueError: there are several nodes and no token.
+        ValueError: there are several nodes and no token, or no name for the job at a gateway of its own.
     """
+    place = options.master_port, max(0, options.node_rank), options.nnodes
     if options.nnodes == 1:
         name = options.job or options.name.removesuffix(".py")
         job = f"{slug(name)[:40]}-{secrets.token_hex(4)}"
-        return Plan(options, job, settings.token or secrets.token_hex(32), options.master_port)
+        return Plan(options, job, settings.token or secrets.token_hex(32), *place)
     if not settings.token:
         raise ValueError(
             "a job on several nodes needs a token: set RANKMESH_TOKEN to the same secret on every node, for example "
@@ -109,5 +116,7 @@ def plan(options: Options, settings: Settings) -> Plan:
         )
     job = options.job or settings.job
     if job == Settings.job:
+        if options.external_gateway:
+            raise ValueError("the gateway may serve other jobs, too: name this one with --rdzv-id, alike on all nodes")
         job = f"{options.master_addr}-{options.master_port}"
-    return Plan(options, slug(job), settings.token, options.master_port)
+    return Plan(options, slug(job), settings.token, *place)

@@ -17,7 +17,7 @@ from rankmesh._launcher.signals import SignalPipe
 from rankmesh_agent.wire.schemas import RankInfo
 
 if TYPE_CHECKING:
-    from rankmesh._launcher.restart_rendezvous import RestartRendezvous
+    from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
 DRAIN_SECONDS = 1.0
 """Time limit for child processes that outlive a rank and keep its output open."""
@@ -57,7 +57,7 @@ class Supervisor:
         failure_grace: float,
         stop_grace: float,
         failures: FailureFile,
-        rendezvous: RestartRendezvous | None = None,
+        rendezvous: NodeRendezvous | None = None,
     ) -> None:
         self.first_failure: Rank | None = None
         self.signal: signal.Signals | None = None
@@ -86,7 +86,7 @@ class Supervisor:
         failure = self.failure()
         if failure is not None:
             return failure.exit_code
-        if self.signal is None and self._rendezvous is not None and self._rendezvous.is_outdated:
+        if self.signal is None and self._rendezvous is not None and self._rendezvous.must_end:
             return 1
         return 128 + self.signal if self.signal else 0
 
@@ -104,7 +104,7 @@ class Supervisor:
         """
         while not all(rank.released for rank in self._ranks):
             self._step()
-        if self._rendezvous is None or self.first_failure is not None or self.signal or self._rendezvous.is_outdated:
+        if self._rendezvous is None or self.first_failure is not None or self.signal or self._rendezvous.is_decided:
             return
         self._rendezvous.report("ended")
         while not self._rendezvous.is_decided and not self.signal:
@@ -169,8 +169,13 @@ class Supervisor:
                 self.on_exit(rank)
             if status.shell_status:
                 rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
-                if self.first_failure is None and self.signal is None and rank.ended_by_itself:
+                if self.first_failure is None and self._is_failure(rank):
                     self._on_first_failure(rank)
+
+    def _is_failure(self, rank: Rank) -> bool:
+        """Return whether a rank's end is a failure: no end by a signal, or because another node joins."""
+        joined = self._rendezvous is not None and self._rendezvous.nodes_changed
+        return self.signal is None and rank.ended_by_itself and not joined
 
     def _on_first_failure(self, rank: Rank) -> None:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)
@@ -185,13 +190,14 @@ class Supervisor:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
             self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
 
-    def _on_rendezvous(self, rendezvous: RestartRendezvous) -> None:
-        """End the ranks if the job is restarted because of a failure on another node."""
+    def _on_rendezvous(self, rendezvous: NodeRendezvous) -> None:
+        """End the ranks if another node's failure, or a change of the nodes, ends the attempt or the job."""
         rendezvous.acknowledge()
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
-        if rendezvous.is_outdated and self._running() and not begun:
+        why = rendezvous.must_end
+        if why and self._running() and not begun:
             self._terminate_at = time.monotonic() + self._failure_grace
-            self._message(f"a rank failed on another node; those of this node get {self._failure_grace:g} s to end")
+            self._message(f"{why}; those of this node get {self._failure_grace:g} s to end")
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.signal is None:

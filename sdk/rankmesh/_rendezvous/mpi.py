@@ -12,8 +12,8 @@ from rankmesh._rendezvous.methods import Rendezvous, rendezvous_through, resolve
 from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.sockets import address_towards
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
 
 _ANY_PORT = 9
@@ -62,7 +62,7 @@ def mpi_rendezvous(
         or (settings.master_addr is not None and settings.master_port is not None)
     )
     problem = _contradiction(rank, world_size, settings, comm.rank, comm.size)
-    own = shared_memory.host_id(settings.shm_dir), mpi().Get_processor_name(), configured, problem
+    own = host_id(settings.shm_dir), mpi().Get_processor_name(), configured, problem
     ranks = [_RankInfo(*each) for each in comm.allgather(own)]
     for number, each in enumerate(ranks):
         if each.problem:

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
-from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -169,8 +169,8 @@ def _offered(
         url = rendezvous.find()
         if url is not None:
             wait = min(LONG_POLL_SECONDS, deadline.remaining(), warning.remaining())
-            host_id = shared_memory.host_id(settings.shm_dir)
-            asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, host_id, wait)
+            here = host_id(settings.shm_dir)
+            asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, here, wait)
             try:
                 answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
             except NoResponseError as error:

@@ -21,7 +21,7 @@ from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._patches import keep_reducer_works
 from rankmesh_agent.config.settings import Settings, is_loopback
 from rankmesh_agent.net.deadline import Deadline, seconds_of
-from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
 
 _REMOTE = "elsewhere"
@@ -120,7 +120,7 @@ def _agree_on_settings(settings: Settings, store: Any, rank: int, size: int, dea
     """
     # A rank that is configured to listen beyond loopback is reachable from other hosts.
     reachable = settings.interface is not None if settings.bind is None else not is_loopback(settings.bind)
-    store.set(f"host/{rank}", _REMOTE if reachable else shared_memory.host_id(settings.shm_dir))
+    store.set(f"host/{rank}", _REMOTE if reachable else host_id(settings.shm_dir))
     if rank == 0:
         keys = [f"host/{each}" for each in range(size)]
         _wait_for_keys(store, keys, deadline)

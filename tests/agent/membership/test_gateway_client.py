@@ -19,8 +19,8 @@ from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, LostRank, Member
+from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError, RankFailedError
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, LostRank, Member
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 
@@ -260,6 +260,24 @@ class TestHeartbeat:
                 client.heartbeat(Heartbeat("job", 1, 2, member(0)))
         (message,) = caplog.messages
         assert message.startswith(f"{member(0).described()} is failed for the gateway at {url}: ")
+
+
+class TestRaiseIfLeft:
+    def test_the_gateway_does_not_load_the_framework_for_it(self, monkeypatch: pytest.MonkeyPatch):
+        loaded = []
+        monkeypatch.setattr("rankmesh_gateway.http.app.create_framework_app", lambda *_: loaded.append(1))
+        registry = Registry()
+        for rank in range(2):
+            registry.heartbeat(Heartbeat("job", 1, 2, member(rank)))
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            client.url = url
+            assert client.raise_if_left("job", 1)
+            registry.leave(Leave("job", 1, 1, member(1).instance, "no room"))
+            assert client.raise_if_left("another", 1)
+            with pytest.raises(RankFailedError, match="failed during the join: no room") as caught:
+                client.raise_if_left("job", 1)
+        assert caught.value.ranks == (1,)
+        assert not loaded
 
 
 class TestGatewayId:

@@ -12,6 +12,7 @@ from rankmesh._launcher import arguments, devices
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
 from rankmesh._launcher.plan import plan
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.schemas import NO_NODE
 
 
 @pytest.fixture
@@ -34,6 +35,13 @@ def script(tmp_path: Path) -> str:
         (["--nnodes=2", "--master-port=1234"], {"master_port": 1234}),
         (["--nnodes=2:2", "--rdzv_endpoint=node0:1234"], {"master_addr": "node0", "master_port": 1234, "nnodes": 2}),
         (["--nnodes=2", "--rdzv-endpoint=node0"], {"master_addr": "node0", "master_port": DEFAULT_PORT}),
+        (["--nnodes=1:3"], {"min_nodes": 1, "nnodes": 3, "node_rank": NO_NODE, "last_call": 5}),
+        (["--nnodes=1:3", "--rdzv-backend=c10d", "--node-rank=1"], {"node_rank": 1}),
+        (["--nnodes=3"], {"min_nodes": 3, "nnodes": 3, "node_rank": 0, "external_gateway": False}),
+        (
+            ["--nnodes=1:3", "--gateway=http://host1:1234/", "--last-call=2"],
+            {"master_addr": "host1", "master_port": 1234, "external_gateway": True, "last_call": 2},
+        ),
         (["--rdzv-endpoint=[::1]:1234"], {"master_addr": "::1", "master_port": 1234}),
         (["--nnodes=2", "--rdzv-backend=c10d", "--node-rank=1"], {"node_rank": 1}),
         (["--standalone", "--rdzv-endpoint=node0:1234"], {"master_addr": "127.0.0.1", "master_port": 0}),
@@ -139,6 +147,19 @@ def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
     ]
 
 
+def test_changing_nodes_without_restarts_are_remarked_on(script: str) -> None:
+    assert "the job ends when a node is lost" in parse(["--nnodes=1:2", script]).remarks[0]
+    assert parse(["--nnodes=1:2", "--max-restarts=1", script]).remarks == ()
+
+
+def test_a_job_at_a_gateway_of_its_own_needs_a_name(script: str) -> None:
+    given = ["--nnodes=1:2", "--gateway=host1:8700", script]
+    with pytest.raises(ValueError, match="--rdzv-id"):
+        plan(parse(given), Settings(token="secret"))
+    named = plan(parse(["--rdzv-id=mine", *given]), Settings(token="secret"))
+    assert (named.job, named.url) == ("mine", "http://host1:8700")
+
+
 def test_the_rendezvous_id_names_the_job(script: str) -> None:
     assert plan(parse(["--rdzv-id=my job", script]), Settings()).job.startswith("my-job-")
     several = plan(parse(["--nnodes=2", "--rdzv-id=my job", script]), Settings(token="secret", job="theirs"))
@@ -163,7 +184,15 @@ def test_role_and_address_of_a_node(script: str) -> None:
         (["--master-port", "65536"], "out of range"),
         (["--failure-grace", "-1"], "not a number of seconds"),
         (["--module", "--no-python"], "exclude each other"),
-        (["--nnodes", "1:4"], "nodes do not come and go"),
+        (["--nnodes", "3:2"], "3 is more than 2"),
+        (["--nnodes", "0:2"], "out of range"),
+        (["--nnodes", "1:many"], "'many' is not a whole number"),
+        (["--nnodes", "1:2", "--node-rank", "2"], "0 to 1"),
+        (["--nnodes", "1:2", "--standalone"], "one node"),
+        (["--nnodes", "1:2", "--gateway", "host1"], "not the URL of a gateway"),
+        (["--nnodes", "1:2", "--gateway", "https://host1:1"], "not the URL of a gateway"),
+        (["--nnodes", "1:2", "--gateway", "host1:1", "--master-addr", "host1"], "leave out --master-addr"),
+        (["--nnodes", "2", "--gateway", "host1:1"], "give each node its --node-rank"),
         (["--nnodes", "2", "--rdzv-backend", "c10d"], "give each its --node-rank"),
         (["--nnodes", "2", "--rdzv-endpoint", "node0:0"], "cannot know"),
         (["--rdzv-backend", "etcd"], "invalid choice: 'etcd'"),

@@ -34,9 +34,11 @@ from rankmesh_agent.wire.schemas.job import (
     Member,
     RankInfo,
     RankState,
+    RestartReply,
 )
 from rankmesh_agent.wire.schemas.launchers import (
     LAUNCHER_SECONDS,
+    NO_NODE,
     STARTING,
     LauncherHeartbeat,
     LauncherReply,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, RankFailedError
 from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Name, Number, Rank, Text, Texts, WorldSize
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
@@ -159,6 +160,26 @@ class HeartbeatReply:
     """The gateway's response: the failed ranks of this epoch. A rank that finds itself among them stays failed."""
 
     failed: list[Integer]
+
+
+@dataclass
+class RestartReply(HeartbeatReply):
+    """The response once the nodes of the job have changed: this rank's attempt ends, all ranks start again.
+
+    Attributes:
+        restart: the reason.
+        lost_ranks: the ranks of a node that is lost; empty if a node joins.
+    """
+
+    restart: str
+    lost_ranks: list[Integer]
+
+    def error(self) -> DistBackendError:
+        """Return the error of the calls that this ends."""
+        if self.lost_ranks:
+            ranks = ", ".join(map(str, self.lost_ranks))
+            return RankFailedError(f"rank(s) {ranks} failed: {self.restart}", ranks=self.lost_ranks)
+        return GroupAbortedError(self.restart)
 
 
 @dataclass

@@ -1,33 +1,42 @@
-"""Bodies of the heartbeats by which the launchers of a job agree on its restarts."""
+"""Bodies of the heartbeats by which the launchers of a job agree on its nodes and its restarts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from rankmesh_agent.wire.fields import Boolean, Integer, Name
+from rankmesh_agent.wire.fields import Boolean, Integer, Name, Number, Text
 
 LAUNCHER_SECONDS = 0.5
 """Interval of a launcher's heartbeats."""
 STARTING = -1
 """Attempt of a launcher that has not started any rank yet."""
+NO_NODE = -1
+"""Number of a node that the gateway is to assign, or that is not part of the attempt."""
 
-LauncherState = Literal["running", "failed", "ended", "stopped"]
+LauncherState = Literal["waiting", "running", "failed", "ended", "stopped"]
 
 
 @dataclass
 class LauncherHeartbeat:
-    """A launcher's report on its node, in a job that restarts after a failure.
+    """A launcher's report on its node, in a job whose nodes may change or that restarts after a failure.
 
     Attributes:
         job: its job.
-        node: its node.
-        nodes: nodes of the job.
+        node: its node in the attempt; before that the one that it wants, NO_NODE if it has no preference.
+        nodes: maximum number of nodes of the job.
         instance: random name of the launcher's process.
-        attempt: how often the job had been restarted when the launcher started its ranks; STARTING before that.
-        state: of this attempt: ``running``; ``failed`` if one of its ranks has; ``ended`` if all have, with success;
-            ``stopped`` if a signal has ended the launcher.
-        max_restarts: how often the job may be restarted.
+        attempt: of the node's ranks: how often the job's ranks had been started again; STARTING before that.
+        state: of this attempt: ``waiting`` if no ranks run; ``running``; ``failed`` if one of its ranks has; ``ended``
+            if all have, with success; ``stopped`` if the launcher ends.
+        max_restarts: how often the job may be restarted after a failure.
+        min_nodes: minimum number of nodes; 0 if it is ``nodes``.
+        nproc: ranks on each node; 0 if unknown.
+        last_call: seconds that the others wait for more nodes once the minimum is there.
+        attempt_nodes: nodes of the attempt; 0 before it.
+        restarts: how many of the attempts began after a failure.
+        hosts_gateway: whether the gateway is in the launcher's process.
+        host: its host name, for messages.
     """
 
     job: Name
@@ -37,6 +46,13 @@ class LauncherHeartbeat:
     attempt: Integer
     state: LauncherState
     max_restarts: Integer
+    min_nodes: Integer = 0
+    nproc: Integer = 0
+    last_call: Number = 0.0
+    attempt_nodes: Integer = 0
+    restarts: Integer = 0
+    hosts_gateway: Boolean = False
+    host: Text = ""
 
 
 @dataclass
@@ -44,10 +60,24 @@ class LauncherReply:
     """The state of the job.
 
     Attributes:
-        attempt: how often it has been restarted; ranks of an earlier attempt are to be ended.
-        over: whether it will not be restarted any more: it was stopped, its restarts are used up, or all nodes have
+        attempt: the attempt that it is at; ranks of an earlier attempt are to be ended.
+        over: whether no further attempt can follow: the job was stopped, its restarts are used up, or all nodes have
             ended, those included that are silent.
+        node: this node's number in the attempt; NO_NODE if it is not part of it.
+        nodes: nodes of the attempt; 0 while it waits for nodes.
+        restarts: how many of the attempts began after a failure.
+        reason: why the attempt began, empty for the first one; if the job has failed, why it is over.
+        failed: whether the job is over because of a failure.
+        membership: whether the attempt began because the nodes have changed, not because a rank has failed.
+        missing: while the attempt waits for nodes: which are there, and what is missing.
     """
 
     attempt: Integer
     over: Boolean
+    node: Integer = NO_NODE
+    nodes: Integer = 0
+    restarts: Integer = 0
+    reason: str = ""
+    failed: Boolean = False
+    membership: Boolean = False
+    missing: str = ""

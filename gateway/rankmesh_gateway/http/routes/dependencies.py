@@ -10,6 +10,7 @@ from fastapi.security import HTTPBearer
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_gateway.clients.group_controller import GroupController
+from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
 
@@ -17,6 +18,8 @@ RegistryDep = Annotated[Registry, from_state("registry")]
 """The registry that the application serves."""
 SnapshotDep = Annotated[SnapshotCache, from_state("snapshots")]
 """The application's snapshots."""
+DiagnosisDep = Annotated[DiagnosisService, from_state("diagnosis")]
+"""The application's diagnoses."""
 ControllerDep = Annotated[GroupController, from_state("controller")]
 """The application's controller of groups."""
 JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]

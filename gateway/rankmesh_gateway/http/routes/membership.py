@@ -49,9 +49,9 @@ async def newcomers(request: Request, registry: RegistryDep) -> list[Newcomer]:
     return await handlers.newcomers(registry, None, request.receive)
 
 
-@router.get("/snapshot", include_in_schema=False)
+@router.get("/snapshot")
 async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
-    """Return the ranks and groups of all jobs."""
+    """Return the ranks and groups of all jobs, for `rankmesh diagnose`."""
     return await handlers.snapshot(registry, None, request.receive)
 
 

@@ -8,8 +8,8 @@ MEANINGS = {
     400: "The request body cannot be read (`bad-request`).",
     401: "The job's token is missing or wrong.",
     403: "The request comes from another site's page.",
-    404: "No standalone agent is registered (`no-agents`), no rank reports the group (`group-not-found`), or no "
-    "world of the job is complete (`job-not-found`).",
+    404: "No standalone agent is registered (`no-agents`), no rank reports the group (`group-not-found`), no "
+    "world of the job is complete (`job-not-found`), or there is no such rank (`rank-not-found`).",
     409: "Other processes hold the rank, or all ranks (`rank-taken`), the world size differs "
     "(`world-size-mismatch`), or another group has the name (`group-exists`).",
     413: "The request body is too large.",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo, LauncherHeartbeat
+from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo, LauncherHeartbeat, LauncherReply
 
 pytestmark = pytest.mark.anyio
 
@@ -42,10 +42,11 @@ async def test_a_joiner_whose_connection_breaks_frees_its_rank(raw_post, ask, re
 async def test_launchers_agree_on_a_restart(client, state):
     beat = LauncherHeartbeat("job", 0, 2, "n0", 0, "running", 1)
     answer = await client.post("/v1/launchers", json=asdict(beat))
-    assert (answer.status_code, answer.json()) == (200, {"attempt": 0, "over": False})
+    assert (answer.status_code, LauncherReply(**answer.json())) == (200, LauncherReply(0, False, 0, 2))
     answer = await client.post("/v1/launchers", json=asdict(beat) | {"state": state})
     if state == "failed":
-        assert (answer.status_code, answer.json()) == (200, {"attempt": 1, "over": False})
+        reply = LauncherReply(**answer.json())
+        assert (answer.status_code, reply.attempt, reply.over, reply.nodes) == (200, 1, False, 0)
     else:
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     answer = await client.post("/v1/launchers", json=asdict(beat) | {"node": 2})

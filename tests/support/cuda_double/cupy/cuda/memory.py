@@ -106,11 +106,11 @@ class MemoryPool:
         return ptr
 
     def _take_back(self, arena: _Arena, ptr: int, size: int) -> None:
-        with self._lock:
-            self._used -= size
-            arena.free[size].append(ptr)
         if not arena.queue.closed:  # the next user of this stream writes there, as soon as the stream gets to it
             arena.queue.put(lambda: _memory.view(ptr, size).fill(_memory.FREED))
+        with self._lock:  # only now: that user, in another thread, may come at once, and what it writes comes later
+            self._used -= size
+            arena.free[size].append(ptr)
 
     def used_bytes(self) -> int:
         _streams.tidy()

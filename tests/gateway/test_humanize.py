@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh._cli import humanize
 from rankmesh._cli.tables import Table, lines
+from rankmesh_gateway import humanize
 
 
 @pytest.mark.parametrize(

@@ -9,63 +9,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from rankmesh._cli import humanize
-from rankmesh._cli.frames import SourceLocation, location_of
-from rankmesh._cli.humanize import seconds
-from rankmesh._cli.reports import RankReport
-from rankmesh_gateway.schemas import HELD_UP_SECONDS
+from rankmesh_gateway import humanize
+from rankmesh_gateway.diagnosis.frames import SourceLocation, location_of
+from rankmesh_gateway.diagnosis.graph import final_components, reaching
+from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
+from rankmesh_gateway.humanize import seconds
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, Stall, StallKind
 
 MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
 _ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no rank completes before all have begun them."""
+_SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
+"""Collectives whose arguments are equal at all ranks."""
 _NAMED = 4
 """Maximum number of places, and of keys, in a sentence."""
 
-Kind = Literal[
-    "failed", "joining", "stopped", "ended", "silent", "order", "messages", "tags", "key", "elsewhere", "slow"
-]
-_ORDER: Sequence[Kind] = get_args(Kind)
-
-
-@dataclass
-class Stall:
-    """A cause that holds up ranks, in words.
-
-    Attributes:
-        kind: ``failed``: the rank has failed; ``joining``: a world is not complete; ``stopped``, ``ended``, ``silent``:
-            its agent does not answer; ``order``: ranks wait for each other in collectives; ``messages``: in messages;
-            ``tags``: in messages whose tags differ; ``key``: it waits for a key of the store; ``elsewhere``: it is in
-            the user's code; ``slow``: all ranks are in the call.
-        job: the job.
-        ranks: the ranks that are the cause.
-        text: the finding in a sentence.
-        remedy: what to do.
-        seconds: since when ranks wait; 0 if none does.
-        call: the call that they wait in, empty if there is none.
-        waiting: the ranks that wait for it, directly or not.
-        last: the last collective that all members of its group have completed.
-        places: the place of each rank in ``ranks`` and ``waiting`` that is known.
-    """
-
-    kind: Kind
-    job: str
-    ranks: list[int]
-    text: str
-    remedy: str
-    seconds: float = 0.0
-    call: str = ""
-    waiting: list[int] = field(default_factory=list)
-    last: str = ""
-    places: dict[int, str] = field(default_factory=dict)
-
-    @property
-    def young(self) -> bool:
-        """True if the wait may be a slow step."""
-        return self.kind in ("elsewhere", "key") and self.seconds < HELD_UP_SECONDS
+_ORDER: Sequence[StallKind] = get_args(StallKind)
 
 
 class _Wait(NamedTuple):
@@ -83,24 +45,28 @@ class _Wait(NamedTuple):
     keys: Sequence[str] = ()
 
 
-def find_stalls(reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = ()) -> list[Stall]:
+def find_stalls(
+    reports: Sequence[RankReport], groups: Sequence[Mapping[str, Any]] = (), *, over: bool = False
+) -> list[Stall]:
     """Return the findings, the most certain first.
 
     Args:
         reports: the ranks of any number of jobs.
         groups: their groups as the gateway lists them: what it knows of the ranks that do not answer.
+        over: whether the jobs are over: then every wait is a finding, however young.
     """
     jobs: dict[str, list[RankReport]] = defaultdict(list)
     for report in reports:
         jobs[report.job].append(report)
-    found = [each for job in jobs.values() for each in _WaitForGraph(job, groups).find_stalls()]
+    found = [each for job in jobs.values() for each in _WaitForGraph(job, groups, over=over).find_stalls()]
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
 class _WaitForGraph:
     """The ranks of one job."""
 
-    def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]], *, over: bool) -> None:
+        self._min_seconds, self._slow_seconds = (0.0, 0.0) if over else (MIN_SECONDS, HELD_UP_SECONDS)
         self._reports = {report.rank: report for report in reports if report.state != "joining"}
         self._joining = [report for report in reports if report.state == "joining"]
         self._job = reports[0].job
@@ -118,11 +84,13 @@ class _WaitForGraph:
         self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self._job, epoch)}
         self._waits = {rank: list(self._waits_of(rank)) for rank in self._snapshots}
         self._places = {
-            rank: location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
+            rank: self._reports[rank].place
+            or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
             for rank, each in self._snapshots.items()
             if not each["attached"]
         }
         self._blocked = {rank for rank in self._snapshots if self._waits[rank] and self._is_inside(rank)}
+        self._mismatched: set[tuple[str, int]] = set()
 
     def _is_inside(self, rank: int) -> bool:
         """Return whether a rank is in a call of RankMesh; True if its stack does not tell."""
@@ -199,13 +167,16 @@ class _WaitForGraph:
         for rank, report in self._reports.items():
             if report.state == "failed":
                 reason = report.reason or "it was silent"
-                text = f"{self._name(rank)} has failed: {reason}"
+                text = f"{report.name} has failed: {reason}"
                 yield Stall("failed", self._job, [rank], text, "look at its output, and start the job again")
         edges = {rank: frozenset(each for wait in self._waits[rank] for each in wait.ranks) for rank in self._snapshots}
         blocked = {rank: edges[rank] if rank in self._blocked else frozenset[int]() for rank in self._snapshots}
         blocked |= dict.fromkeys(self._silent, frozenset())
+        for group in self._groups.values():
+            if finding := self._mismatch(group, blocked):
+                yield finding
         causes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for component in _final_components(blocked):
+        for component in final_components(blocked):
             if len(component) > 1:
                 if finding := self._circle(sorted(component), blocked):
                     yield finding
@@ -216,13 +187,16 @@ class _WaitForGraph:
                 causes[key].append(rank)
         for (kind, *_), ranks in causes.items():
             direct = self._direct(ranks)
-            behind = sorted(_reaching(blocked, {each for each, _ in direct}) - set(ranks))
+            behind = sorted(reaching(blocked, {each for each, _ in direct}) - set(ranks))
             found = self._stall(kind, sorted(ranks), direct, behind)
-            if found.seconds >= MIN_SECONDS or kind in ("stopped", "ended", "silent"):
+            found.young = kind in ("elsewhere", "key") and found.seconds < self._slow_seconds
+            if found.seconds >= self._min_seconds or kind in ("stopped", "ended", "silent"):
                 yield found
 
     def _cause(self, rank: int, edges: Mapping[int, Collection[int]]) -> tuple[Any, ...] | None:
         """Return the kind of a rank that waits for none, and what else findings must share to be one; or None."""
+        if self._reports[rank].state == NO_DUMP:
+            return ("silent", self._reports[rank].error)
         if rank in self._silent:
             process = self._reports[rank].process
             return ("stopped" if process in ("T", "t") else "ended" if process in ("-", "Z", "X") else "silent", rank)
@@ -235,9 +209,11 @@ class _WaitForGraph:
         if direct:
             first, wait = direct[0]
             return ("elsewhere", wait.label, -1 if wait.kind == "collective" else first)
-        calls = [wait for wait in self._waits[rank] if wait.kind != "store" and wait.age >= HELD_UP_SECONDS]
+        calls = [wait for wait in self._waits[rank] if wait.kind != "store" and wait.age >= self._slow_seconds]
         if rank in self._blocked and calls and not edges[rank]:
             wait = calls[0]
+            if (wait.group, wait.seq) in self._mismatched:
+                return None
             ends = [] if wait.kind == "collective" else sorted((rank, wait.peer))
             return ("slow", wait.group, wait.seq, wait.tag, *ends)
         return None
@@ -254,15 +230,19 @@ class _WaitForGraph:
 
     # Sentences
 
-    def _stall(self, kind: Kind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
+    def _stall(self, kind: StallKind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
         own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
         wait = direct[0][1] if direct else own[0][1] if own else None
         age = max([each.age for _, each in direct or own], default=0.0)
         subject = _subject(ranks)
         parts: list[str] = []
         if kind in ("stopped", "ended", "silent"):
-            parts.append(f"{subject} does not answer: {self._state_of(ranks[0])}")
-            if last := self._last_of(ranks[0], wait):
+            report = self._reports[ranks[0]]
+            if report.state == NO_DUMP:
+                parts.append(f"{subject} left no dump" + (f" ({report.error})" if report.error else ""))
+            else:
+                parts.append(f"{subject} does not answer: {self._state_of(ranks[0])}")
+            if len(ranks) == 1 and (last := self._last_of(ranks[0], wait)):
                 parts.append(f"its last operation was {last}")
             if direct:
                 parts.append(f"{self._waiters(direct)} in {direct[0][1].label} for {seconds(age)}")
@@ -288,6 +268,8 @@ class _WaitForGraph:
             what = wait.label if wait.kind == "collective" else f"{wait.label}, where rank {direct[0][0]} waits,"
             parts.append(f"{subject} {_verb(ranks, 'has', 'have')} not come to {what} for {seconds(age)}")
             parts.append(self._whereabouts(ranks))
+            if len(ranks) == 1 and self._reports[ranks[0]].last:
+                parts.append(f"its last operation was {self._reports[ranks[0]].last}")
             parts.append(self._waiters(direct))
         waiting = sorted({each for each, _ in direct})
         if indirect := [rank for rank in behind if rank not in waiting]:
@@ -309,11 +291,11 @@ class _WaitForGraph:
         """Return the finding on ranks that wait for each other; None if the wait is young."""
         waits = {rank: next(wait for wait in self._waits[rank] if not wait.ranks.isdisjoint(ranks)) for rank in ranks}
         age = min(wait.age for wait in waits.values())
-        if age < MIN_SECONDS:
+        if age < self._min_seconds:
             return None
         kinds = {wait.kind for wait in waits.values()}
         ops = {wait.op for wait in waits.values()}
-        kind: Kind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
+        kind: StallKind = "order" if kinds != {"message"} else "messages" if len(ops) == 1 else "tags"
         by_label: dict[str, list[int]] = defaultdict(list)
         for rank, wait in waits.items():
             by_label[wait.label].append(rank)
@@ -322,7 +304,7 @@ class _WaitForGraph:
             for label, there in by_label.items()
         ]
         parts = [f"{_subject(ranks)} wait for each other for {seconds(age)}: {', '.join(each[:_NAMED])}"]
-        behind = sorted(_reaching(blocked, set(ranks)) - set(ranks))
+        behind = sorted(reaching(blocked, set(ranks)) - set(ranks))
         if behind:
             parts.append(f"behind them {self._waiting_at(behind)}")
         remedies: dict[str, str] = {
@@ -338,15 +320,54 @@ class _WaitForGraph:
         last = self._last_common(next((wait for wait in waits.values() if wait.kind == "collective"), None))
         return Stall(kind, self._job, ranks, "; ".join(parts), remedy, age, first.label, behind, last, places)
 
+    def _mismatch(self, group: Mapping[str, Any], blocked: Mapping[int, Collection[int]]) -> Stall | None:
+        """Return the finding on ranks that make different collectives under one number, the earliest in flight."""
+        waits = [
+            wait
+            for waits in self._waits.values()
+            for wait in waits
+            if wait.kind == "collective" and wait.group == group["id"] and wait.seq
+        ]
+        seq = min((wait.seq for wait in waits), default=0)
+        age = max((wait.age for wait in waits if wait.seq == seq), default=0.0)
+        if not seq or age < self._min_seconds:
+            return None
+        by_call: dict[str, list[int]] = defaultdict(list)
+        ops: set[str] = set()
+        for rank, snapshot in self._snapshots.items():
+            calls = {
+                (call["op"], call["call"] if call["op"] in _SAME_ARGUMENTS else call["op"])
+                for call in [*snapshot["calls"], *snapshot["ended"]]
+                if (call["group"], call["seq"], call["peer"]) == (group["id"], seq, None)
+            }
+            if calls:
+                by_call[", ".join(sorted(text for _, text in calls))].append(rank)
+                ops.update(op for op, _ in calls)
+        if len(by_call) < 2:
+            return None
+        self._mismatched.add((group["id"], seq))
+        most = max(by_call.values(), key=len)
+        everyone = sorted(rank for there in by_call.values() for rank in there)
+        ranks = [rank for rank in everyone if rank not in most or 2 * len(most) <= len(everyone)]
+        each = [
+            f"{_subject(there)} {_verb(there, 'is', 'are')} in {call}{self._at(there)}"
+            for call, there in by_call.items()
+        ]
+        number = f"collective #{seq}{_of_group(group['name'])}"
+        behind = sorted((reaching(blocked, set(everyone)) | set(everyone)) - set(ranks))
+        parts = [f"{number} differs between the ranks for {seconds(age)}: {', '.join(each[:_NAMED])}"]
+        if indirect := [rank for rank in behind if rank not in everyone]:
+            parts.append(f"behind them {self._waiting_at(indirect)}")
+        remedy = "make these calls in one order on all ranks" if len(ops) > 1 else "give equal arguments on all ranks"
+        last = self._last_common(next(wait for wait in waits if wait.seq == seq))
+        places = self._place_texts([*ranks, *behind])
+        return Stall("order", self._job, ranks, "; ".join(parts), remedy, age, number, behind, last, places)
+
     def _joining_stall(self) -> Stall:
         known = sorted(report.rank for report in self._joining if report.rank >= 0)
         there = _subject(known) if known else f"{len(self._joining)} processes without a rank"
         text = f"job {self._job} waits for more ranks to join; {there} {_verb(self._joining, 'is', 'are')} there"
         return Stall("joining", self._job, known, text, "look at the output of the ranks that are missing")
-
-    def _name(self, rank: int) -> str:
-        report = self._reports[rank]
-        return f"rank {rank} ({report.host}, pid {report.pid})"
 
     def _state_of(self, rank: int) -> str:
         report = self._reports[rank]
@@ -444,13 +465,16 @@ class _WaitForGraph:
         places: dict[int, SourceLocation | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
         return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
 
-    def _remedy(self, kind: Kind, ranks: Sequence[int]) -> str:
+    def _remedy(self, kind: StallKind, ranks: Sequence[int]) -> str:
         report = self._reports[ranks[0]]
         numbers = " ".join(map(str, ranks[:_NAMED]))
         if kind == "stopped":
             return f"'kill -CONT {report.pid}' on {report.host} lets it go on"
         if kind == "ended":
             return "look at its output, and start the job again"
+        if report.state == NO_DUMP:
+            whose = "its" if len(ranks) == 1 else "their"
+            return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
         if kind == "silent" and report.process:
             return (
                 "C code that holds the interpreter's lock (GIL) is the likely cause: 'py-spy dump --native --pid "
@@ -459,11 +483,15 @@ class _WaitForGraph:
         if kind == "silent":
             return f"see on {report.host} whether process {report.pid} runs; 'rankmesh doctor' measures the network"
         if kind == "key":
-            return "look for the rank that should set it; 'rankmesh store set' sets it by hand"
+            by_hand = "" if report.state == DUMPED else "; 'rankmesh store set' sets it by hand"
+            return f"look for the rank that should set it{by_hand}"
         if kind == "slow":
             return "'rankmesh doctor' measures the paths between the ranks"
         if all(self._snapshots[rank]["attached"] for rank in ranks if rank in self._snapshots):
             return "look at the stack of its process ('py-spy dump'): the agent that it is attached to does not have it"
+        if report.state == DUMPED:
+            known = self._places.get(ranks[0]) is not None
+            return "look at that line" if known else "look at its output: the dump has no line of a rank without a call"
         return f"look at that line; 'rankmesh stacks {numbers}' has the whole stack"
 
 
@@ -481,58 +509,3 @@ def _verb(ranks: Sequence[Any], one: str, several: str) -> str:
 
 def _it(ranks: Sequence[int]) -> str:
     return "it" if len(ranks) == 1 else "them"
-
-
-def _reaching(edges: Mapping[int, Collection[int]], targets: set[int]) -> set[int]:
-    """Return the ranks from which a path leads to one of the targets, and the targets."""
-    back: dict[int, list[int]] = defaultdict(list)
-    for rank, others in edges.items():
-        for other in others:
-            back[other].append(rank)
-    found, todo = set(targets), list(targets)
-    while todo:
-        fresh = [rank for rank in back[todo.pop()] if rank not in found]
-        found.update(fresh)
-        todo += fresh
-    return found
-
-
-def _final_components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
-    """Return the strongly connected components of a graph that no edge leaves (Kosaraju's algorithm)."""
-    nodes = {*edges, *(other for others in edges.values() for other in others)}
-    order: list[int] = []
-    seen: set[int] = set()
-    for root in sorted(nodes):
-        if root in seen:
-            continue
-        seen.add(root)
-        stack = [(root, iter(sorted(edges.get(root, ()))))]
-        while stack:
-            node, left = stack[-1]
-            fresh = next((other for other in left if other not in seen), None)
-            if fresh is None:
-                order.append(node)
-                stack.pop()
-            else:
-                seen.add(fresh)
-                stack.append((fresh, iter(sorted(edges.get(fresh, ())))))
-    back: dict[int, list[int]] = defaultdict(list)
-    for node, others in edges.items():
-        for other in others:
-            back[other].append(node)
-    component_of: dict[int, int] = {}
-    components: list[set[int]] = []
-    for root in reversed(order):
-        if root in component_of:
-            continue
-        todo = [root]
-        component_of[root] = len(components)
-        members = set()
-        while todo:
-            node = todo.pop()
-            members.add(node)
-            fresh_nodes = [other for other in back[node] if other not in component_of]
-            component_of.update(dict.fromkeys(fresh_nodes, len(components)))
-            todo += fresh_nodes
-        components.append(members)
-    return [each for each in components if all(other in each for node in each for other in edges.get(node, ()))]

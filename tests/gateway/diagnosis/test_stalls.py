@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rankmesh._cli.frames import location_of
-from rankmesh._cli.reports import RankReport
-from rankmesh._cli.stalls import Stall, find_stalls
+from rankmesh_gateway.diagnosis.frames import location_of
+from rankmesh_gateway.diagnosis.reports import RankReport
+from rankmesh_gateway.diagnosis.stalls import find_stalls
+from rankmesh_gateway.schemas import Stall
 
 WORLD = "776f726c64000000"
 

@@ -1,0 +1,81 @@
+"""Report on a rank: what the gateway, its agent and this host's kernel know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankmesh_gateway.diagnosis.frames import SourceLocation
+
+Snapshot = dict[str, Any]
+"""The JSON of wire.snapshot.RankSnapshot."""
+DUMPED = "dumped"
+NO_DUMP = "no-dump"
+"""States of ranks whose job is over: whether there is a dump."""
+
+
+@dataclass
+class RankReport:
+    """A rank, as the gateway, its agent and this host's kernel report it.
+
+    Attributes:
+        job, epoch, rank, host, pid, url: the rank.
+        state, reason, heartbeat_age: see RankInfo; or ``state`` is DUMPED or NO_DUMP.
+        local: whether it is on this host.
+        snapshot: of the agent, None if it does not answer.
+        error: the reason why it does not.
+        process: state letter of the process, as in /proc/PID/stat: ``T`` stopped, ``R`` running; ``-`` if there is no
+            such process; empty if it is on another host, or the agent answers.
+        place: where its call in flight was made, if a dump has no stacks.
+        last: its last operation, if a dump has neither stacks nor calls in flight.
+    """
+
+    job: str
+    epoch: int
+    rank: int
+    host: str
+    pid: int
+    url: str
+    state: str
+    reason: str = ""
+    heartbeat_age: float = 0.0
+    local: bool = False
+    snapshot: Snapshot | None = None
+    error: str = ""
+    process: str = ""
+    place: SourceLocation | None = None
+    last: str = ""
+
+    @property
+    def name(self) -> str:
+        """The rank as text."""
+        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+
+
+def newest_ranks(
+    listed: Iterable[Mapping[str, Any]], here: str, job: str = "", ranks: Collection[int] = ()
+) -> list[RankReport]:
+    """Return a report, without a snapshot, on each rank of the newest epoch of its job that has not left.
+
+    Args:
+        listed: ranks in the JSON of RankInfo.
+        here: id of this host.
+        job: only this job, if not empty.
+        ranks: only these, if not empty.
+
+    Raises:
+        KeyError, TypeError: the JSON has another form.
+    """
+    wanted = [each for each in listed if job in ("", each["job"])]
+    newest: dict[str, int] = {}
+    for each in wanted:
+        newest[each["job"]] = max(each["epoch"], newest.get(each["job"], 0))
+    found = []
+    for each in wanted:
+        member = each["member"]
+        if each["epoch"] == newest[each["job"]] and each["state"] != "left" and (not ranks or member["rank"] in ranks):
+            place = each["job"], each["epoch"], member["rank"], member["host"], member["pid"], member["http"]
+            health = each["state"], each["reason"], each["heartbeat_age"]
+            found.append(RankReport(*place, *health, local=member["host_id"] == here))
+    return found

@@ -1,0 +1,140 @@
+"""Diagnoses of the jobs at a gateway: it asks the agents when a client asks for one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.snapshot import RankSnapshot
+from rankmesh_gateway.diagnosis.frames import location_of
+from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
+from rankmesh_gateway.diagnosis.snapshots import add_snapshots
+from rankmesh_gateway.diagnosis.stalls import find_stalls
+from rankmesh_gateway.json_reader import from_document
+from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, RankDetails, Stall
+from rankmesh_gateway.state.registry import Registry
+
+_PATIENCE_SECONDS = 1.0
+"""Time in which an agent must answer."""
+_LIMIT_SECONDS = 3.0
+"""Time in which all of them must."""
+_MIN_AGE_SECONDS = 2.0
+"""Age up to which a diagnosis is given to another client."""
+_AGE_FACTOR = 20.0
+"""The same, by the time that it took: clients that watch take a twentieth of a core at most."""
+_STALE_SECONDS = 5.0
+"""Time after which the findings of a diagnosis that was not made anew are forgotten."""
+
+
+class RankNotFoundError(DistNetworkError):
+    """No rank, or one of several jobs, has that number."""
+
+    code = "rank-not-found"
+    status = 404
+
+
+class DiagnosisService:
+    """Diagnoses the jobs of a registry. For the server's event loop; threads ask the agents.
+
+    Args:
+        registry: the registry, which knows the ranks.
+        token: the token of the agents.
+        here: id of this host.
+    """
+
+    def __init__(self, registry: Registry, token: str, here: str) -> None:
+        self._registry = registry
+        self._token = token
+        self._here = here
+        self._latest: asyncio.Task[Diagnosis] | None = None
+        self._known: Diagnosis | None = None
+        self._expires_at = float("-inf")
+
+    def known(self) -> list[Stall]:
+        """Return the findings of the last diagnosis; none if it is old."""
+        if self._known is None or time.monotonic() >= self._expires_at + _STALE_SECONDS:
+            return []
+        return self._known.findings
+
+    def refresh_soon(self) -> asyncio.Task[Diagnosis]:
+        """Begin a diagnosis, unless there is a recent one; return the latest."""
+        if self._latest is None or (self._latest.done() and time.monotonic() >= self._expires_at):
+            self._latest = asyncio.ensure_future(self._diagnose())
+        return self._latest
+
+    async def diagnose(self, job: str | None = None) -> Diagnosis:
+        """Return the findings on one job or on all, those of a recent diagnosis if there is one."""
+        found = await asyncio.shield(self.refresh_soon())
+        if job is None:
+            return found
+        findings = [each for each in found.findings if each.job == job]
+        return Diagnosis(not findings, found.time, findings, [each for each in found.ranks if each.job == job])
+
+    async def details(self, rank: int, job: str | None = None) -> RankDetails:
+        """Return what the agent of a rank describes.
+
+        Args:
+            rank: its number.
+            job: its job; None if no other has such a rank.
+
+        Raises:
+            RankNotFoundError: there is no such rank, or there are several.
+        """
+        found = newest_ranks(map(asdict, self._registry.ranks(job)), self._here, ranks=[rank])
+        if len(found) != 1:
+            jobs = ", ".join(repr(each.job) for each in found[:20])
+            which = "" if job is None else f" of job {job!r}"
+            raise RankNotFoundError(
+                f"there is a rank {rank} in each of the jobs {jobs}: give one with ?job="
+                if found
+                else f"there is no rank {rank}{which} here: GET /v1/ranks lists the ranks"
+            )
+        (report,) = found
+        snapshot = (await asyncio.to_thread(self._ask, found))[0]
+        place = None
+        if report.snapshot is not None and not report.snapshot["attached"]:
+            place = location_of(report.snapshot["stacks"], waits=bool(report.snapshot["calls"]))
+        return RankDetails(**vars(_diagnosed(report)), place="" if place is None else str(place), snapshot=snapshot)
+
+    async def _diagnose(self) -> Diagnosis:
+        began = time.monotonic()
+        try:
+            self._known = await asyncio.to_thread(self._find)
+            return self._known
+        finally:
+            took = time.monotonic() - began
+            self._expires_at = began + took + max(_MIN_AGE_SECONDS, _AGE_FACTOR * took)
+
+    def _find(self) -> Diagnosis:
+        at = time.time()
+        reports = newest_ranks(map(asdict, self._registry.ranks()), self._here)
+        groups = [asdict(group) for group in self._registry.groups()]
+        self._ask(reports)
+        findings = find_stalls(reports, groups)
+        return Diagnosis(not findings, at, findings, [_diagnosed(report) for report in reports])
+
+    def _ask(self, reports: Sequence[RankReport]) -> list[RankSnapshot | None]:
+        """Add the snapshots to reports, and return them."""
+        add_snapshots(reports, self._token, _PATIENCE_SECONDS, _LIMIT_SECONDS)
+        return [_read(report) for report in reports]
+
+
+def _read(report: RankReport) -> RankSnapshot | None:
+    """Return a report's snapshot; remove it if it has another form."""
+    if report.snapshot is None:
+        return None
+    try:
+        return from_document(RankSnapshot, report.snapshot)
+    except (TypeError, RecursionError):
+        report.snapshot = None
+        report.error = "its agent answers in a form that this gateway does not know: their versions differ"
+        return None
+
+
+def _diagnosed(report: RankReport) -> DiagnosedRank:
+    answers = report.snapshot is not None
+    place = report.job, report.epoch, report.rank, report.host, report.pid
+    return DiagnosedRank(*place, report.state, answers, report.error, report.process)

@@ -1,0 +1,237 @@
+"""Rendezvous of the launchers of a job on several nodes, for its nodes and restarts: a heartbeat to the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from http import HTTPStatus
+
+from rankmesh._launcher.plan import Plan
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
+from rankmesh_agent.wire.schemas import (
+    LAUNCHER_SECONDS,
+    NO_NODE,
+    STARTING,
+    LauncherHeartbeat,
+    LauncherReply,
+    LauncherState,
+)
+
+FIRST_REPORT_SECONDS = 3.0
+"""Seconds without enough nodes, or without a gateway, before the first report of that."""
+REPORT_SECONDS = 10.0
+"""Interval of the reports after that."""
+_RESPONSE_SECONDS = 2.0
+
+
+class RendezvousError(Exception):
+    """This node cannot be part of the job; the text has the reason."""
+
+
+class NodeRendezvous:
+    """This launcher's heartbeat, and what the gateway replies.
+
+    Args:
+        job: plan of the job.
+        hosts_gateway: whether the gateway is in this process.
+
+    Attributes:
+        fd: descriptor that becomes readable when a reply has changed something.
+        attempt: the attempt of this node's ranks.
+        latest: the last reply.
+        refusal: why the gateway rejects this launcher; empty if it does not.
+    """
+
+    def __init__(self, job: Plan, *, hosts_gateway: bool) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.attempt = STARTING
+        self.latest = LauncherReply(STARTING, over=False)
+        self.refusal = ""
+        self._plan = job
+        options = job.options
+        self._beat = LauncherHeartbeat(
+            job.job,
+            options.node_rank,
+            options.nnodes,
+            secrets.token_hex(16),
+            STARTING,
+            "waiting",
+            options.max_restarts,
+            min_nodes=options.min_nodes,
+            nproc=options.nproc,
+            last_call=options.last_call,
+            hosts_gateway=hosts_gateway,
+            host=socket.gethostname(),
+        )
+        self._reported = 1
+        self._exchanged = 0
+        self._settled = threading.Condition()
+        self._unanswered = "its address is not known yet"
+        self._ended_alone = False
+        self._http = HttpClient(job.token)
+        self._changed = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._send_heartbeats, name="rankmesh-launcher-heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the job is at a later attempt than the ranks of this node."""
+        return self.latest.attempt > self.attempt
+
+    @property
+    def must_end(self) -> str:
+        """The reason for which the ranks of this node are to be ended; empty if there is none."""
+        latest = self.latest
+        if latest.over and latest.failed:
+            return f"{latest.reason}, and no restart is left" if latest.membership else latest.reason
+        return latest.reason if self.is_outdated else self.refusal
+
+    @property
+    def nodes_changed(self) -> bool:
+        """True if the attempt of this node's ranks has ended because another node joins."""
+        latest = self.latest
+        return self.is_outdated and latest.membership and latest.restarts == self._beat.restarts
+
+    @property
+    def is_decided(self) -> bool:
+        """True if this node, whose ranks have ended, need not wait for the others any more."""
+        return self.latest.over or self.is_outdated or self._ended_alone or bool(self.refusal)
+
+    @property
+    def is_over(self) -> bool:
+        """True if this node need not take part in another attempt."""
+        return self.latest.over or self._ended_alone or bool(self.refusal)
+
+    def join(self, deadline: Deadline, interrupt: int, report: Callable[[str], None]) -> Plan | None:
+        """Wait until the next attempt has its nodes, this one among them.
+
+        Args:
+            deadline: end of the wait while nodes or the gateway are missing; a spare node waits for the job's end.
+            interrupt: descriptor that ends the wait by becoming readable.
+            report: called with a line of text from time to time.
+
+        Returns:
+            The plan of this node's ranks in the attempt; None if the job is over, or the wait was interrupted.
+
+        Raises:
+            RendezvousError: the gateway rejects this launcher, or nodes are missing at the deadline.
+        """
+        self.report("waiting")
+        next_report = time.monotonic() + FIRST_REPORT_SECONDS
+        while True:
+            self.acknowledge()
+            latest = self.latest
+            if self.refusal:
+                raise RendezvousError(self.refusal)
+            if latest.over:
+                return None
+            if latest.nodes and latest.node != NO_NODE and self.is_outdated:
+                return self._begin(latest)
+            spare = not self._unanswered and latest.nodes > 0
+            if deadline.expired() and not spare:
+                raise RendezvousError(f"waited {deadline.seconds:g} s: {self._missing()}")
+            if time.monotonic() >= next_report:
+                report(self._missing() + ("" if spare else f" ({deadline.remaining():.0f} s left)"))
+                next_report = time.monotonic() + REPORT_SECONDS
+            until = (
+                next_report - time.monotonic() if spare else min(next_report - time.monotonic(), deadline.remaining())
+            )
+            if interrupt in select.select([self.fd, interrupt], [], [], max(0.0, until))[0]:
+                return None
+
+    def report(self, state: LauncherState) -> None:
+        """Report the state of this node's ranks."""
+        with self._settled:
+            self._beat = replace(self._beat, state=state)
+            self._reported += 1
+        self._changed.set()
+
+    def settle(self) -> None:
+        """Wait for the reply to the last report, or until there is none in time."""
+        with self._settled:
+            self._settled.wait_for(lambda: self._exchanged == self._reported, 2 * _RESPONSE_SECONDS)
+
+    def acknowledge(self) -> None:
+        """Make ``fd`` unreadable until the next change."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        """Send the last report and end the heartbeat."""
+        self._closed = True
+        self._changed.set()
+        self._thread.join()
+        self._http.close()
+        os.close(self.fd)
+
+    def _begin(self, latest: LauncherReply) -> Plan:
+        """Report that the ranks of an attempt run; return their plan."""
+        self.attempt = latest.attempt
+        with self._settled:
+            self._beat = replace(
+                self._beat,
+                node=latest.node,
+                attempt=latest.attempt,
+                attempt_nodes=latest.nodes,
+                restarts=latest.restarts,
+            )
+        self.report("running")
+        return replace(
+            self._plan, attempt=latest.attempt, restarts=latest.restarts, node=latest.node, nodes=latest.nodes
+        )
+
+    def _missing(self) -> str:
+        where = f"job {self._plan.job!r} at {self._plan.url}"
+        if self._unanswered:
+            return f"waits for the gateway of {where}: {self._unanswered}"
+        if self.latest.nodes:
+            return f"waits as a spare node of {where}, which has its {self.latest.nodes} nodes"
+        return f"waits for the nodes of {where}: {self.latest.missing}"
+
+    def _send_heartbeats(self) -> None:
+        while True:
+            self._changed.clear()
+            closed = self._closed
+            self._exchange()
+            if closed:
+                return
+            self._changed.wait(LAUNCHER_SECONDS)
+
+    def _exchange(self) -> None:
+        """Send a heartbeat and record the reply."""
+        with self._settled:
+            beat, number = self._beat, self._reported
+        before = self.latest, self.refusal, self._ended_alone
+        try:
+            url = f"{self._plan.url}/v1/launchers"
+            self._record(self._http.request("POST", url, asdict(beat), timeout=_RESPONSE_SECONDS))
+        except (NoResponseError, DescriptorLimitError, ValueError, TypeError, KeyError) as error:
+            self._unanswered = str(error) or type(error).__name__
+            # With the gateway gone, the job has ended on its node, or its launcher is lost.
+            self._ended_alone = beat.state == "ended"
+        with self._settled:
+            self._exchanged = number
+            self._settled.notify_all()
+        if before != (self.latest, self.refusal, self._ended_alone):
+            os.eventfd_write(self.fd, 1)
+
+    def _record(self, answer: HttpResponse) -> None:
+        if answer.status == HTTPStatus.OK:
+            reply = LauncherReply(**answer.json())
+            if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
+                self.latest = reply
+            self._unanswered, self._ended_alone = "", False
+        elif answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.refusal = f"the gateway at {self._plan.url} refuses: {answer.json()['detail']}"
+        else:
+            self._unanswered = f"it answers {answer.status}"

@@ -1,0 +1,368 @@
+"""Recoveries of a training: ``python -m faults.recovery`` kills a rank in each round, and times the next step.
+
+A round starts four ranks that train on the digits, kills one, or a host with two, at a random moment, and waits for the
+end. The job must end as an undisturbed one does, and leave nothing behind. The rounds are one after the other, each
+drawn from its seed, and the kinds take turns. ``--page FILE...`` writes the table of docs/elastic.md from results of
+``--json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.host_commands import Hosts, why_not
+from support.me import wait_until
+from support.network_hosts import network_hosts
+from support.processes import Ranks, free_port
+
+PAGE = Path(__file__).parents[2] / "docs" / "elastic.md"
+_TABLE = re.compile(r"(<!-- rounds: begin -->\n).*(<!-- rounds: end -->)", re.DOTALL)
+RANK = Path(__file__).with_name("recovery_rank.py")
+SIZE = 4
+SECONDS = 180.0
+STEPS_OF_AN_EPOCH = 23
+DELAY = 0.02
+"""The longest delay between the end of the drawn step and the kill: a few steps."""
+RANKMESH_RUN = "-m rankmesh.run --nproc-per-node 4 --master-port {port}"
+TORCHRUN = "-m torch.distributed.run --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
+
+
+class Kind(NamedTuple):
+    """A way to recover.
+
+    Attributes:
+        text: a row's title.
+        rounds: how many make a full run.
+        launcher: arguments of Python before the program.
+        program: see recovery_rank.py; its arguments.
+        epochs: how many it trains.
+        code: the launcher's exit code, if a rank is killed.
+        size: of the world that goes on.
+        variables: of the environment.
+        needs: module that has to be installed.
+        hosts: whether the ranks are on two hosts, of which one is lost, and comes back.
+        exact: whether the parameters are bit for bit those of an undisturbed job. The others' differ in their last
+            bits, for they are summed in another order: by fewer ranks, or by gloo, whose order depends on DDP's
+            buckets, and those are others in the first step of a process.
+    """
+
+    text: str
+    rounds: int
+    launcher: str
+    program: str
+    epochs: int
+    code: int = 0
+    size: int = SIZE
+    variables: Mapping[str, str] = {}
+    needs: str = "sklearn"
+    hosts: bool = False
+    exact: bool = True
+
+
+_TRAIN = "train_digits --checkpoint digits.npz"
+_DDP = "ddp_digits --checkpoint ddp --backend "
+KINDS = {
+    "shrink": Kind(
+        "shrink", 50, f"{RANKMESH_RUN} --failure-grace 600", "shrink_digits", 30, code=137, size=3, exact=False
+    ),
+    "restart": Kind("restart", 20, f"{RANKMESH_RUN} --max-restarts 1", _TRAIN, 30),
+    "hosts": Kind(
+        "restart, a host lost and back",
+        20,
+        "rankmesh run --nnodes 2 --nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 2",
+        _TRAIN,
+        30,
+        hosts=True,
+    ),
+    "ddp": Kind("restart, DDP", 20, f"{RANKMESH_RUN} --max-restarts 1", f"{_DDP} rankmesh", 10, needs="torch"),
+    # gloo of torch 2.13 finds the addresses of dead ranks in the store, unless each attempt has one of its own.
+    "torchrun": Kind(
+        "restart, DDP: torchrun and gloo",
+        20,
+        f"{TORCHRUN} --max-restarts 1",
+        f"{_DDP} gloo",
+        10,
+        variables={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        needs="torch",
+        exact=False,
+    ),
+}
+
+
+class Mark(NamedTuple):
+    """A line of a rank's record (recovery_rank.py)."""
+
+    at: float
+    attempt: int
+    rank: int
+    what: str
+    value: str
+
+
+@dataclass
+class Outcome:
+    """What became of a round.
+
+    Attributes:
+        kind, seed: which one.
+        seconds: from the kill to the end of the first step of the recovered job at all its ranks.
+        error, started, joined: from the kill until the last survivor had its error, the last rank of the next attempt
+            was started, and the last rank was in the world again; None where there is no such moment.
+        wrong: what was not as in an undisturbed job.
+        left: what was left behind.
+    """
+
+    kind: str
+    seed: int
+    seconds: float | None = None
+    error: float | None = None
+    started: float | None = None
+    joined: float | None = None
+    wrong: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+class Ending(NamedTuple):
+    """How a job ended: its exit code, its output, the records of its ranks, and what it left."""
+
+    code: int
+    output: str
+    marks: list[Mark]
+    left: list[str]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Per cent of the test set."""
+        return [float(found) for found in re.findall(r"test accuracy: ([\d.]+)%", self.output)]
+
+    @property
+    def parameters(self) -> set[str]:
+        """Digests of the parameters that ranks ended with."""
+        printed = re.findall(r"all ranks identical: (\w+)", self.output)
+        return {mark.value for mark in self.marks if mark.what == "parameters"} | set(printed)
+
+    def times(self, what: str, attempt: int, after: float = 0.0) -> list[float]:
+        """When something first came to pass in an attempt, for each rank of which it did."""
+        first: dict[int, float] = {}
+        for mark in self.marks:
+            if (mark.what, mark.attempt) == (what, attempt) and mark.at > after:
+                first.setdefault(mark.rank, mark.at)
+        return list(first.values())
+
+
+def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
+    """Run a job in which a rank is killed, none if ``victim`` is -1."""
+    folder = Path(tempfile.mkdtemp(prefix="rankmesh-recovery-"))
+    shm = Path(tempfile.mkdtemp(prefix="rankmesh-recovery-", dir="/dev/shm"))
+    marks = folder / "marks"
+    marks.mkdir()
+    program = f"--epochs {kind.epochs}" if kind.program != "shrink_digits" else ""
+    arguments = f"{RANK} {marks} {victim} {step} {delay} {kind.program} {program}"
+    try:
+        run = _on_hosts if kind.hosts else _on_this_host
+        code, output, left = run(kind, arguments, folder, shm, marks, victim)
+        left += [f"shared memory {path.name}" for path in shm.iterdir()]
+        left += [f"checkpoint {path}" for name in ("digits.npz", "ddp/*") for path in folder.glob(name)]
+        return Ending(code, output, _read(marks), left)
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(shm)
+
+
+def _on_this_host(
+    kind: Kind, arguments: str, folder: Path, shm: Path, marks: Path, victim: int
+) -> tuple[int, str, list[str]]:
+    ranks, port = Ranks(folder), free_port()
+    command = [*kind.launcher.format(port=port).split(), *arguments.split()]
+    try:
+        started = ranks.command(*command, name="job", RANKMESH_SHM_DIR=str(shm), **kind.variables)
+        ranks.wait([started], SECONDS)
+        left = [f"process {pid}" for pid in ranks.left()]
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                left.append(f"port {port}")
+        return started.code or 0, started.stdout + started.stderr, left
+    finally:
+        with contextlib.suppress(AssertionError):
+            ranks.end()
+
+
+def _on_hosts(
+    kind: Kind, arguments: str, folder: Path, shm: Path, marks: Path, victim: int
+) -> tuple[int, str, list[str]]:
+    """Run a launcher on each of two hosts; the ranks of the second die when its rank comes to the step."""
+    with network_hosts(2) as made:
+        hosts = Hosts(made, folder)
+
+        def start(node: int) -> Any:
+            launcher = f"{kind.launcher} --node-rank {node}"
+            return hosts.start(f"host{node + 1}", f"{launcher} {arguments}", RANKMESH_TOKEN="the secret of both")
+
+        try:
+            started = [start(0), start(1)]
+            if victim >= 0:
+                wait_until(lambda: any(mark.what == "killed" for mark in _read(marks)), "the kill", SECONDS)
+                started[1].end()
+                started[1] = start(1)
+            codes = [each.wait(SECONDS) for each in started]
+            return max(codes), "".join(each.output for each in started), hosts.left()
+        finally:
+            hosts.end()
+
+
+def _read(marks: Path) -> list[Mark]:
+    lines = [line.split() for path in marks.iterdir() for line in path.read_text().splitlines()]
+    return sorted(
+        Mark(float(at), int(attempt), int(rank), what, "".join(value)) for at, attempt, rank, what, *value in lines
+    )
+
+
+def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> None:
+    """Fill in what became of a round."""
+    outcome.left += ending.left
+    for what, found, wanted in (
+        ("exit code", ending.code, kind.code),
+        ("number of different parameters", len(ending.parameters), 1),
+    ):
+        if found != wanted:
+            outcome.wrong.append(f"{what}: {found}, not {wanted}")
+    if len(ending.accuracy) != 1 or abs(ending.accuracy[0] - undisturbed.accuracy[0]) > (0 if kind.exact else 0.5):
+        outcome.wrong.append(f"accuracy: {ending.accuracy}, not {undisturbed.accuracy}")
+    if kind.exact and ending.parameters != undisturbed.parameters:
+        outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
+    if kind.size != SIZE and "single process: equal" not in ending.output:
+        outcome.wrong.append("the parameters are not those of one process on its own")
+    killed = [mark.at for mark in ending.marks if mark.what == "killed"]
+    if len(killed) != 1:
+        outcome.wrong.append(f"{len(killed)} ranks were killed")
+        return
+    for attempt in sorted({mark.attempt for mark in ending.marks}):
+        steps = ending.times(f"step-{kind.size}", attempt, killed[0])
+        if len(steps) == kind.size and (attempt or kind.size < SIZE):
+            outcome.seconds = max(steps) - killed[0]
+            for moment, of in (("error", 0), ("started", attempt), ("joined", attempt)):
+                name = "failed" if moment == "error" else moment
+                if times := ending.times(name, of, killed[0]):
+                    setattr(outcome, moment, max(times) - killed[0])
+            return
+    outcome.wrong.append("no step was made after the kill")
+
+
+def one(name: str, seed: int, undisturbed: Ending) -> Outcome:
+    """Run one round."""
+    kind, draw = KINDS[name], random.Random(f"{name} {seed}")
+    victim = draw.choice((2, 3)) if kind.hosts else draw.randrange(SIZE)
+    step = draw.randrange(STEPS_OF_AN_EPOCH, STEPS_OF_AN_EPOCH * (kind.epochs - 1))
+    outcome = Outcome(name, seed)
+    try:
+        ending = job(kind, victim, step, draw.uniform(0, DELAY))
+    except AssertionError as error:
+        outcome.wrong.append(f"it did not end: {error}")
+    else:
+        judge(outcome, kind, ending, undisturbed)
+        if outcome.wrong:
+            outcome.wrong.append(ending.output[-4000:])
+    return outcome
+
+
+def rounds(names: Sequence[str], count: int | None, first: int) -> Iterator[Outcome]:
+    """Run the rounds of some kinds in turns, as a machine is not equally fast at all times; before, a job of each."""
+    undisturbed = {}
+    for name in names:
+        undisturbed[name] = found = job(KINDS[name], -1, 0, 0.0)
+        if found.code or found.left or len(found.parameters) != 1:
+            raise SystemExit(f"{name}, undisturbed: {found.left}\n{found.output}")
+        print(f"{name}: undisturbed, accuracy {found.accuracy}, parameters {found.parameters}", flush=True)
+    counts = {name: count or KINDS[name].rounds for name in names}
+    for number in range(max(counts.values())):
+        for name in names:
+            if number < counts[name]:
+                yield one(name, first + number, undisturbed[name])
+
+
+HEADINGS = ("", "rounds", "wrong", "left", "error", "started", "joined", "next step", "longest")
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the lines of the table, in Markdown."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
+    for name, kind in KINDS.items():
+        if found := [outcome for outcome in outcomes if outcome.kind == name]:
+            wrong, left = (sum(bool(getattr(outcome, what)) for outcome in found) for what in ("wrong", "left"))
+            cells = [kind.text, str(len(found)), str(wrong), str(left)]
+            cells += [_seconds(found, what, statistics.median) for what in ("error", "started", "joined", "seconds")]
+            lines.append(f"| {' | '.join([*cells, _seconds(found, 'seconds', max)])} |")
+    return lines
+
+
+def _seconds(outcomes: Sequence[Outcome], what: str, choose: Callable[[list[float]], float]) -> str:
+    found = [getattr(outcome, what) for outcome in outcomes if getattr(outcome, what) is not None]
+    return f"{choose(found):.2f}" if found else ""
+
+
+def write_page(paths: Sequence[str]) -> None:
+    """Write the table of docs/elastic.md from results."""
+    runs = [json.loads(Path(path).read_text()) for path in paths]
+    outcomes = [Outcome(**each) for run in runs for each in run["outcomes"]]
+    machine = "; ".join(dict.fromkeys(run["machine"] for run in runs))
+    load = ", ".join(run["load"] for run in runs)
+    lines = [*table(outcomes), "", f"{runs[-1]['date']}, {machine}; load averages {load}."]
+    text = "\n".join(lines)
+    PAGE.write_text(_TABLE.sub(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print the table, and return 1 if something was wrong or left."""
+    parser = argparse.ArgumentParser(prog="python -m faults.recovery", description=__doc__)
+    parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
+    parser.add_argument("--rounds", type=int, help="of each kind; by default 50 of shrink, 20 of the others")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--json", help="write the outcomes to this file")
+    parser.add_argument("--page", nargs="+", metavar="FILE", help="write the table of docs/elastic.md, run nothing")
+    options = parser.parse_args(arguments)
+    if options.page:
+        write_page(options.page)
+        return 0
+    names = [name for name in options.kind or KINDS if importlib.util.find_spec(KINDS[name].needs)]
+    if why := why_not():
+        names = [name for name in names if not KINDS[name].hosts]
+        print(f"left out: rounds with hosts: {why}")
+    outcomes, began, loads = [], time.monotonic(), []
+    for outcome in rounds(names, options.rounds, options.first):
+        outcomes.append(outcome)
+        loads.append(os.getloadavg()[0])
+        state = "ok" if not outcome.wrong + outcome.left else "\n".join(["WRONG", *outcome.wrong, *outcome.left])
+        print(f"{outcome.kind} --first {outcome.seed}: {outcome.seconds or -1:.2f} s, {state}", flush=True)
+    print(f"\n{len(outcomes)} rounds in {time.monotonic() - began:.0f} s\n")
+    print("\n".join(table(outcomes)))
+    if options.json:
+        result = {
+            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "load": f"{min(loads):.0f} to {max(loads):.0f}",
+            "outcomes": [asdict(outcome) for outcome in outcomes],
+        }
+        Path(options.json).write_text(json.dumps(result))
+    return int(any(outcome.wrong or outcome.left for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

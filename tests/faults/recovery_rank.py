@@ -1,0 +1,117 @@
+"""The program of a rank in a recovery round: an example, with a record of its steps, that may kill itself on the way.
+
+    python recovery_rank.py MARKS VICTIM STEP DELAY PROGRAM [ARGUMENT]...
+
+Args:
+    MARKS: folder of the record, a file a process: lines of time.monotonic(), attempt, rank, and what came to pass.
+    VICTIM: the rank that is killed in the first attempt, -1 for none.
+    STEP, DELAY: after how many steps, and how many seconds after that.
+    PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FOLDERS = {"train_digits": EXAMPLES, "shrink_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
+
+
+class Recorder:
+    """Writes marks, and kills this process after a step, if that is what the command line says."""
+
+    def __init__(self, folder: str, victim: int, step: int, delay: float) -> None:
+        self._file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._who = f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['RANK']}"
+        self._left = step if self._who == f"0 {victim}" else 0
+        self._delay = delay
+
+    def mark(self, what: str) -> None:
+        """Write that something has come to pass now."""
+        os.write(self._file, f"{time.monotonic()} {self._who} {what}\n".encode())
+
+    def step(self, size: int) -> None:
+        """Write that a step is done in a world of some size."""
+        self.mark(f"step-{size}")
+        self._left -= 1
+        if self._left == 0:
+            threading.Timer(self._delay, self._kill).start()
+
+    def _kill(self) -> None:
+        self.mark("killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(method: Callable[..., Any], call: Callable[[], object]) -> Callable[..., Any]:
+    """Return a function that calls both."""
+
+    def both(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        call()
+        return result
+
+    return both
+
+
+def run_numpy(recorder: Recorder, program: str) -> int:
+    """Run a program that trains with NumPy."""
+    import rankmesh as dist
+
+    dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
+    shrink = after(dist.shrink_group, lambda: recorder.mark("joined"))
+
+    def shrink_group(*arguments: Any, **named: Any) -> Any:
+        recorder.mark("failed")
+        return shrink(*arguments, **named)
+
+    dist.shrink_group = shrink_group
+    sys.path.insert(0, str(EXAMPLES))
+    train_digits = importlib.import_module("train_digits")
+    optimizer, compare = train_digits.Momentum, train_digits.identical_on_all_ranks
+    optimizer.step = after(optimizer.step, lambda: recorder.step(dist.get_world_size()))
+
+    def marked(array: Any) -> bool:
+        recorder.mark(f"parameters {hashlib.sha256(array).hexdigest()[:16]}")
+        return bool(compare(array))
+
+    train_digits.identical_on_all_ranks = marked
+    return int(importlib.import_module(program).main())
+
+
+def run_torch(recorder: Recorder, program: str) -> int:
+    """Run a program that trains with torch."""
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
+    register_optimizer_step_post_hook(lambda *ignored: recorder.step(dist.get_world_size()))
+    runpy.run_path(str(FOLDERS[program] / f"{program}.py"), run_name="__main__")
+    return 0
+
+
+def main() -> int:
+    """Run the program; return its exit code."""
+    marks, victim, step, delay, program, *arguments = sys.argv[1:]
+    recorder = Recorder(marks, int(victim), int(step), float(delay))
+    recorder.mark("started")
+    sys.path[0] = str(FOLDERS[program])
+    sys.argv = [program, *arguments]
+    try:
+        return (run_torch if program == "ddp_digits" else run_numpy)(recorder, program)
+    except Exception:
+        recorder.mark("failed")
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The recovery rounds find what they look for."""
+
+from __future__ import annotations
+
+import pytest
+from faults.recovery import KINDS, Ending, Mark, Outcome, judge, one, table
+
+UNDISTURBED = Ending(0, "all ranks identical\nsingle process: equal\ntest accuracy: 96.94%", [], [])
+
+
+@pytest.mark.processes
+def test_a_round_of_shrinking() -> None:
+    outcome = one("shrink", 0, UNDISTURBED)
+    assert outcome.wrong + outcome.left == []
+    assert outcome.seconds is not None
+    assert outcome.error is not None
+    assert outcome.joined is not None
+    assert 0 < outcome.error < outcome.joined < outcome.seconds
+    assert table([outcome])[-1].startswith("| shrink | 1 | 0 | 0 |")
+
+
+def ending(code: int = 137, output: str = UNDISTURBED.output, steps: int = 3, digests: str = "aaa") -> Ending:
+    """How a job ends in which rank 0 dies: the others shrink, make a step, and have these parameters."""
+    marks = [Mark(1.0, 0, rank, "step-4", "") for rank in range(4)] + [Mark(2.0, 0, 0, "killed", "")]
+    marks += [Mark(2.1 + 0.1 * rank, 0, rank, "step-3", "") for rank in range(1, 1 + steps)]
+    marks += [Mark(3.0, 0, rank, "parameters", digest) for rank, digest in enumerate(digests, 1)]
+    return Ending(code, output, marks, [])
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        (ending(), ""),
+        (ending(code=1), "exit code: 1, not 137"),
+        (ending(output="single process: equal\ntest accuracy: 60.00%"), "accuracy: [60.0], not [96.94]"),
+        (ending(output="test accuracy: 96.94%"), "the parameters are not those of one process on its own"),
+        (ending(digests="aab"), "number of different parameters: 2, not 1"),
+        (ending(steps=2), "no step was made after the kill"),
+    ],
+)
+def test_what_is_wrong(found: Ending, wrong: str) -> None:
+    outcome = Outcome("shrink", 0)
+    judge(outcome, KINDS["shrink"], found, UNDISTURBED)
+    assert outcome.wrong == ([wrong] if wrong else [])
+    if not wrong:
+        assert outcome.seconds == pytest.approx(0.4)

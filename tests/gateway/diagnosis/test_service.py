@@ -1,0 +1,199 @@
+"""Diagnoses that the gateway makes: of agents that answer, that do not, and that answer nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import httpx
+import pytest
+from support.gateway_requests import Requests
+
+from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
+from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot, SnapshotCall, SnapshotGroup
+from rankmesh_gateway.diagnosis import service
+from rankmesh_gateway.state.registry import Registry
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "secret"
+WORLD = "776f726c64000000"
+
+
+def described(rank: int, waits: bool) -> RankSnapshot:
+    """A rank of three that is in all_reduce #2, or has not come to it."""
+    line = StackFrame("/home/me/train.py", 14 if waits else 8, "<module>" if waits else "load_batch", "", "user")
+    inner = [StackFrame("reduce.py", 76, "all_reduce", "", "rankmesh")] if waits else []
+    calls = [SnapshotCall(WORLD, 2, "all_reduce", "all_reduce(float32[8], SUM)", 40.0)] if waits else []
+    return RankSnapshot(
+        "job",
+        1,
+        rank,
+        attached=False,
+        groups=[SnapshotGroup(WORLD, "world", [0, 1, 2], 2 if waits else 1)],
+        calls=calls,
+        ended=[SnapshotCall(WORLD, 1, "all_reduce", "all_reduce(float32[8], SUM)", 41.0)],
+        stacks=[ThreadStack("MainThread", 1, 1, False, [line, *inner])],
+        clock=100.0,
+        cpu_seconds=12.5,
+    )
+
+
+class AgentDouble:
+    """An agent that serves snapshots.
+
+    Attributes:
+        url: its address.
+        taken: how many snapshots it was asked for.
+    """
+
+    def __init__(self, take: Callable[[], Any]) -> None:
+        self.taken = 0
+
+        def count() -> Any:
+            self.taken += 1
+            return take()
+
+        listener = bind("127.0.0.1", 0, purpose="an agent's double listens")
+        self.url = url_of(listener)
+        self._server = HttpServer(listener)
+        self._server.start(lambda: None, {UPGRADE: SnapshotServer(count, TOKEN)}, on_demand=True)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[], Any]], AgentDouble]]:
+    """Starts agents."""
+    made: list[AgentDouble] = []
+
+    def start(take: Callable[[], Any]) -> AgentDouble:
+        made.append(AgentDouble(take))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """The URL of an agent that does not answer: the kernel accepts the connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield url_of(listener)
+
+
+def join(registry: Registry, ask: Requests, urls: list[str], job: str = "job") -> None:
+    """Have ranks join whose agents are at these addresses."""
+    for rank, url in enumerate(urls):
+        request = ask.join(rank, len(urls))
+        registry.join(replace(request, job=job, member=replace(request.member, http=url)))
+
+
+async def test_the_findings(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any):
+    agents = [serve(lambda rank=rank: described(rank, rank != 2)) for rank in range(3)]
+    join(registry, ask, [agent.url for agent in agents])
+    answers = await asyncio.gather(*(direct.get("/v1/diagnosis") for _ in range(5)))
+    assert [agent.taken for agent in agents] == [1, 1, 1], "the clients share a diagnosis"
+    (found,) = {answer.text for answer in answers}
+    document = json.loads(found)
+    assert answers[0].headers["cache-control"] == "no-store"
+    (finding,) = document["findings"]
+    assert finding["text"] == (
+        "rank 2 has not come to all_reduce #2 for 40.0 s; it is at train.py:8 in load_batch; ranks 0-1 wait at "
+        "train.py:14"
+    )
+    assert (document["ok"], finding["ranks"], finding["kind"], finding["young"]) == (False, [2], "elsewhere", False)
+    assert [(each["rank"], each["answers"]) for each in document["ranks"]] == [(0, True), (1, True), (2, True)]
+    other = (await direct.get("/v1/diagnosis?job=other")).json()
+    assert (other["ok"], other["findings"], other["ranks"]) == (True, [], [])
+    assert (await direct.get("/v1/diagnosis", headers={"Authorization": "Bearer wrong"})).status_code == 401
+
+
+async def test_a_diagnosis_is_made_anew(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service, "_MIN_AGE_SECONDS", 0.0)
+    monkeypatch.setattr(service, "_AGE_FACTOR", 0.0)
+    waits = [True, True]
+    agents = [serve(lambda rank=rank: described(rank, waits[rank])) for rank in range(2)]
+    join(registry, ask, [agent.url for agent in agents])
+    await direct.get("/v1/diagnosis")
+    waits[0] = False
+    assert [each["ranks"] for each in (await direct.get("/v1/diagnosis")).json()["findings"]] == [[0]]
+
+
+async def test_a_slow_agent_delays_nothing_else(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, deaf: str
+):
+    agent = serve(lambda: described(0, True))
+    join(registry, ask, [agent.url, deaf])
+    diagnosis = asyncio.create_task(direct.get("/v1/diagnosis"))
+    await asyncio.sleep(0)
+    assert (await direct.get("/v1/ranks/0/snapshot")).json()["answers"]
+    assert not diagnosis.done(), "the other agent is still waited for"
+    (finding,) = (await diagnosis).json()["findings"]
+    assert (finding["kind"], finding["ranks"], finding["waiting"]) == ("silent", [1], [0])
+    assert "no answer within 1 s" in finding["text"]
+
+
+async def test_all_agents_have_a_limit(registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rankmesh_gateway.diagnosis.snapshots._CONCURRENCY", 1)
+    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "_LIMIT_SECONDS", 0.5)
+    join(registry, ask, [deaf] * 10)
+    found = await service.DiagnosisService(registry, TOKEN, "here").diagnose()
+    errors = [rank.error for rank in found.ranks]
+    assert errors[0] == "no answer within 0.2 s"
+    assert errors[-1] == "not asked: others have not answered within 0.5 s"
+
+
+async def test_a_rank(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any):
+    agent = serve(lambda: described(0, False))
+    join(registry, ask, [agent.url])
+    answer = await direct.get("/v1/ranks/0/snapshot")
+    found = answer.json()
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert (found["rank"], found["answers"], found["error"]) == (0, True, "")
+    assert found["place"] == "train.py:8 in load_batch"
+    assert found["snapshot"] == json.loads(json.dumps(asdict(described(0, False))))
+    assert (await direct.get("/v1/ranks/0/snapshot", headers={"Authorization": ""})).status_code == 401
+
+
+async def test_a_rank_that_is_not_there(direct: httpx.AsyncClient, registry: Registry, ask: Requests, deaf: str):
+    join(registry, ask, [deaf])
+    missing = await direct.get("/v1/ranks/7/snapshot?job=job")
+    assert (missing.status_code, missing.json()["code"]) == (404, "rank-not-found")
+    assert missing.json()["detail"] == "there is no rank 7 of job 'job' here: GET /v1/ranks lists the ranks"
+    join(registry, ask, [deaf], "other")
+    several = await direct.get("/v1/ranks/0/snapshot")
+    assert (several.status_code, several.json()["code"]) == (404, "rank-not-found")
+    assert "a rank 0 in each of the jobs 'job', 'other': give one with ?job=" in several.json()["detail"]
+    one = (await direct.get("/v1/ranks/0/snapshot?job=other")).json()
+    assert (one["answers"], one["error"], one["snapshot"]) == (False, "no answer within 1 s", None)
+
+
+async def test_an_agent_that_answers_nonsense(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any):
+    join(registry, ask, [serve(lambda: {"calls": 3}).url, serve(lambda: described(1, True)).url])
+    found = (await direct.get("/v1/diagnosis")).json()
+    assert [each["answers"] for each in found["ranks"]] == [False, True]
+    assert "in a form that this gateway does not know" in found["ranks"][0]["error"]
+
+
+def test_no_thread_remains(registry: Registry, ask: Requests, deaf: str):
+    join(registry, ask, [deaf])
+    asyncio.run(service.DiagnosisService(registry, TOKEN, "here").diagnose())
+    deadline = time.monotonic() + 10
+    while [thread for thread in threading.enumerate() if thread.name.startswith("rankmesh-diagnosis")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

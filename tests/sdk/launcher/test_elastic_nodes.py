@@ -1,0 +1,225 @@
+"""``rankmesh run --nnodes MIN:MAX``: nodes are lost and join, the ranks that are there start again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launchers import Launchers
+from support.processes import free_port, wait_until
+
+pytestmark = pytest.mark.processes
+
+TOLD = """
+    told = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("TORCHELASTIC_", "GROUP_"))}
+    told |= {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
+    print("told", json.dumps(told), flush=True)
+    attempt = int(os.environ["RANKMESH_ATTEMPT"])
+    dist.init_process_group()
+    all_reduce()
+"""
+
+
+class Nodes(Launchers):
+    """Launchers of one job on this host, each a node."""
+
+    def options(self, *arguments: str, port: bool = True) -> None:
+        self.port = free_port()
+        place = (f"--master-port={self.port}",) if port else ()
+        self.given = (*place, "--failure-grace=20", "--stop-grace=5", *arguments)
+
+    def node(self, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return self.start(TOLD + script, *self.given, *arguments, **variables)
+
+    def first(self, script: str) -> subprocess.Popen[str]:
+        """Start the node that has the gateway."""
+        node = self.node(script)
+        wait_until(lambda: listens(self.port), "the gateway")
+        return node
+
+    def wait_for(self, name: str, count: int) -> list[Path]:
+        """Wait until so many ranks, of any attempt, have written a file."""
+        wait_until(lambda: len(list(self.folder.glob(f"{name}.*"))) == count, f"{count} files {name}", seconds=60)
+        return list(self.folder.glob(f"{name}.*"))
+
+    def told(self, stdout: str) -> list[dict[str, str]]:
+        return [json.loads(line.partition("told ")[2]) for line in stdout.splitlines() if "told " in line]
+
+
+def listens(port: int) -> bool:
+    """Return whether a gateway listens at a port."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    (tmp_path / "shm").mkdir()
+    nodes = Nodes(tmp_path)
+    yield nodes
+    for node in nodes.started:
+        if node.poll() is None:
+            node.kill()
+        node.communicate()
+
+
+UNTIL = """
+    write("ready")
+    while size != {size}:
+        try:
+            dist.barrier()
+            time.sleep(0.01)
+        except dist.DistError as error:
+            print("ended", type(error).__name__, error.ranks, error, flush=True)
+            raise
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+"""Ranks that go on until the job has so many."""
+
+
+def test_a_node_that_joins(nodes: Nodes) -> None:
+    nodes.options("--nnodes=1:2", "--nproc-per-node=2", "--last-call=0")
+    first = nodes.node(UNTIL.format(size=4))
+    nodes.pids("ready", 0, 2)
+    second = nodes.node(UNTIL.format(size=4))
+    code, stdout, lines = nodes.finish(first)
+    assert code == 0
+    told = nodes.told(stdout)
+    assert [(each["GROUP_RANK"], each["GROUP_WORLD_SIZE"], each["WORLD_SIZE"]) for each in told] == [
+        *[("0", "1", "2")] * 2,
+        *[("0", "2", "4")] * 2,
+    ]
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"0"}, "a node that joins uses no restart"
+    why = f"node {os.uname().nodename} joins: the job starts again with 2 nodes"
+    assert stdout.count(f"ended GroupAbortedError () {why}") == 2, "each rank is told"
+    assert f"[rankmesh] {why}; those of this node get 20 s to end" in lines
+    assert "[rankmesh] all 4 ranks start again on 2 nodes; this is node 0" in lines
+    assert not any("failed" in line for line in lines), lines
+    code, stdout, lines = nodes.finish(second)
+    assert code == 0
+    assert sorted((each["RANK"], each["GROUP_RANK"]) for each in nodes.told(stdout)) == [("2", "1"), ("3", "1")]
+    assert "2 ranks on node 1 of 2" in lines[0]
+
+
+def test_a_node_that_is_lost_and_comes_back(nodes: Nodes) -> None:
+    """Three nodes, of which two go on until the third comes back."""
+    script = """
+    write("ready")
+    while attempt < 2:
+        dist.barrier()
+        time.sleep(0.01)
+    dist.barrier()
+    """
+    nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=4", "--max-restarts=1")
+    first = nodes.first(script)
+    others = [nodes.node(script) for _ in range(2)]
+    nodes.pids("ready", 0, 3)
+    lost, kept = others
+    lost.kill()
+    lost.communicate()
+    nodes.pids("ready", 1, 2)
+    back = nodes.node(script)
+    found = [nodes.finish(node) for node in (first, kept, back)]
+    assert [code for code, _, _ in found] == [0, 0, 0]
+    told = [
+        [(each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(out)] for _, out, _ in found
+    ]
+    assert told == [[("3", "0"), ("2", "1"), ("3", "1")]] * 2 + [[("3", "1")]]
+    assert any("restart 1 of 1: all 2 ranks start again on 2 nodes; this is node 0" in line for line in found[0][2])
+    assert [nodes.told(out)[-1]["RANK"] for _, out, _ in found] == ["0", "1", "2"]
+
+
+def test_a_node_that_is_stopped_leaves(nodes: Nodes) -> None:
+    nodes.options("--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=1", "--last-call=4")
+    script = UNTIL.format(size=2)
+    first = nodes.first(script)
+    second = nodes.node(script)
+    nodes.pids("ready", 0, 4)
+    second.send_signal(signal.SIGTERM)
+    assert nodes.finish(second)[0] == 128 + signal.SIGTERM
+    code, stdout, lines = nodes.finish(first)
+    assert code == 0
+    assert any("restart 1 of 1: all 2 ranks start again on 1 node; this is node 0" in line for line in lines)
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in nodes.told(stdout)[2:]} == {"1"}
+
+
+def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
+    nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
+    first = nodes.first(UNTIL.format(size=1))
+    lost = nodes.node(UNTIL.format(size=1))
+    nodes.pids("ready", 0, 2)
+    lost.kill()
+    lost.communicate()
+    code, stdout, lines = nodes.finish(first)
+    assert code == 1
+    assert "ended RankFailedError (1,) rank 1" in stdout
+    assert "the job ends when a node is lost" in lines[1]
+
+
+def test_nodes_that_are_missing(nodes: Nodes) -> None:
+    nodes.options("--nnodes=2:3", "--nproc-per-node=1")
+    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    stdout, stderr = node.communicate(timeout=60)
+    assert (node.returncode, stdout) == (2, "")
+    there = f"1 of at least 2 node(s) are there: {os.uname().nodename}"
+    assert (
+        f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (1 s left)"
+        in stderr
+    )
+    assert "rankmesh run: waited 4 s: " in stderr
+
+
+def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
+    nodes.options("--nnodes=1:2", f"--gateway=127.0.0.1:{free_port()}", "--rdzv-id=mine", port=False)
+    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    _, stderr = node.communicate(timeout=60)
+    assert node.returncode == 2
+    assert "[rankmesh] waits for the gateway of job 'mine' at http://127.0.0.1:" in stderr
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node=2", "--nnodes=1:3", "--max-restarts=5"])
+def test_nodes_with_different_options(nodes: Nodes, option: str) -> None:
+    nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
+    first = nodes.first("")
+    second = nodes.node("", option)
+    _, stderr = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "the launchers of job" in stderr
+    assert "start all with the same options" in stderr
+    first.send_signal(signal.SIGINT)
+    assert nodes.finish(first)[0] == 128 + signal.SIGINT
+
+
+def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:
+    port = free_port()
+    gateway = nodes.process(sys.executable, "-m", "rankmesh_gateway", "--port", str(port))
+    wait_until(lambda: listens(port), "the gateway")
+    nodes.options(
+        "--nnodes=1:2", f"--gateway=http://127.0.0.1:{port}", "--rdzv-id=mine", "--max-restarts=1", port=False
+    )
+    script = UNTIL.format(size=1)
+    for _ in range(2):  # the second run of a job with the same name is a new one
+        lost, kept = nodes.node(script), nodes.node(script)
+        for path in nodes.wait_for("ready", 2):
+            path.unlink()
+        lost.kill()
+        lost.communicate()
+        code, stdout, _ = nodes.finish(kept)
+        assert code == 0
+        told = [(each["RANK"], each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(stdout)]
+        assert told[1:] == [("0", "1", "1")]
+        for path in nodes.wait_for("ready", 1):
+            path.unlink()
+    gateway.terminate()
+    assert gateway.wait(30) == 0
