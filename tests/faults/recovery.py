@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import importlib.util
 import json
+import math
 import os
 import platform
 import random
@@ -93,9 +94,17 @@ KINDS = {
         hosts=True,
     ),
     "ddp": Kind("restart, DDP", 20, f"{RANKMESH_RUN} --max-restarts 1", f"{_DDP} rankmesh", 10, needs="torch"),
+    "ddp at once": Kind(
+        "the same, --failure-grace 0",
+        20,
+        f"{RANKMESH_RUN} --max-restarts 1 --failure-grace 0",
+        f"{_DDP} rankmesh",
+        10,
+        needs="torch",
+    ),
     # gloo of torch 2.13 finds the addresses of dead ranks in the store, unless each attempt has one of its own.
     "torchrun": Kind(
-        "restart, DDP: torchrun and gloo",
+        "the same, torchrun and gloo",
         20,
         f"{TORCHRUN} --max-restarts 1",
         f"{_DDP} gloo",
@@ -111,8 +120,8 @@ class Mark(NamedTuple):
     """A line of a rank's record (recovery_rank.py)."""
 
     at: float
+    process: str
     attempt: int
-    rank: int
     what: str
     value: str
 
@@ -159,13 +168,9 @@ class Ending(NamedTuple):
         printed = re.findall(r"all ranks identical: (\w+)", self.output)
         return {mark.value for mark in self.marks if mark.what == "parameters"} | set(printed)
 
-    def times(self, what: str, attempt: int, after: float = 0.0) -> list[float]:
-        """When something first came to pass in an attempt, for each rank of which it did."""
-        first: dict[int, float] = {}
-        for mark in self.marks:
-            if (mark.what, mark.attempt) == (what, attempt) and mark.at > after:
-                first.setdefault(mark.rank, mark.at)
-        return list(first.values())
+    def last(self, what: str, attempt: int) -> dict[str, float]:
+        """When something came to pass for the last time in an attempt, in each process in which it did."""
+        return {mark.process: mark.at for mark in self.marks if (mark.what, mark.attempt) == (what, attempt)}
 
 
 def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
@@ -229,9 +234,9 @@ def _on_hosts(
 
 
 def _read(marks: Path) -> list[Mark]:
-    lines = [line.split() for path in marks.iterdir() for line in path.read_text().splitlines()]
+    lines = [[path.name, *line.split()] for path in marks.iterdir() for line in path.read_text().splitlines()]
     return sorted(
-        Mark(float(at), int(attempt), int(rank), what, "".join(value)) for at, attempt, rank, what, *value in lines
+        Mark(float(at), process, int(attempt), what, "".join(value)) for process, at, attempt, what, *value in lines
     )
 
 
@@ -250,18 +255,23 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
     if kind.size != SIZE and "single process: equal" not in ending.output:
         outcome.wrong.append("the parameters are not those of one process on its own")
-    killed = [mark.at for mark in ending.marks if mark.what == "killed"]
-    if len(killed) != 1:
-        outcome.wrong.append(f"{len(killed)} ranks were killed")
+    kills = [mark.at for mark in ending.marks if mark.what == "killed"]
+    if len(kills) != 1:
+        outcome.wrong.append(f"{len(kills)} ranks were killed")
         return
+    (killed,) = kills
     for attempt in sorted({mark.attempt for mark in ending.marks}):
-        steps = ending.times(f"step-{kind.size}", attempt, killed[0])
-        if len(steps) == kind.size and (attempt or kind.size < SIZE):
-            outcome.seconds = max(steps) - killed[0]
-            for moment, of in (("error", 0), ("started", attempt), ("joined", attempt)):
-                name = "failed" if moment == "error" else moment
-                if times := ending.times(name, of, killed[0]):
-                    setattr(outcome, moment, max(times) - killed[0])
+        joined = {process: at for process, at in ending.last("joined", attempt).items() if at > killed}
+        steps: dict[str, float] = {}
+        for mark in ending.marks:
+            if mark.what == "step" and mark.at > joined.get(mark.process, math.inf):
+                steps.setdefault(mark.process, mark.at)
+        if len(steps) == kind.size:
+            outcome.seconds, outcome.joined = max(steps.values()) - killed, max(joined.values()) - killed
+            errors = [at for at in ending.last("failed", 0).values() if at > killed]
+            outcome.error = max(errors) - killed if errors else None
+            starts = [at for at in ending.last("started", attempt).values() if at > killed]
+            outcome.started = max(starts) - killed if starts else None
             return
     outcome.wrong.append("no step was made after the kill")
 
@@ -329,13 +339,23 @@ def write_page(paths: Sequence[str]) -> None:
     PAGE.write_text(_TABLE.sub(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text()))
 
 
+def _write(path: Path, outcomes: Sequence[Outcome], loads: Sequence[float]) -> None:
+    result = {
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load": f"{min(loads):.0f} to {max(loads):.0f}",
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+    path.write_text(json.dumps(result))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and return 1 if something was wrong or left."""
     parser = argparse.ArgumentParser(prog="python -m faults.recovery", description=__doc__)
     parser.add_argument("--kind", action="append", choices=list(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--rounds", type=int, help="of each kind; by default 50 of shrink, 20 of the others")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--json", help="write the outcomes to this file")
+    parser.add_argument("--json", help="write the outcomes to this file, after each round")
     parser.add_argument("--page", nargs="+", metavar="FILE", help="write the table of docs/elastic.md, run nothing")
     options = parser.parse_args(arguments)
     if options.page:
@@ -351,16 +371,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         loads.append(os.getloadavg()[0])
         state = "ok" if not outcome.wrong + outcome.left else "\n".join(["WRONG", *outcome.wrong, *outcome.left])
         print(f"{outcome.kind} --first {outcome.seed}: {outcome.seconds or -1:.2f} s, {state}", flush=True)
+        if options.json:
+            _write(Path(options.json), outcomes, loads)
     print(f"\n{len(outcomes)} rounds in {time.monotonic() - began:.0f} s\n")
     print("\n".join(table(outcomes)))
-    if options.json:
-        result = {
-            "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-            "load": f"{min(loads):.0f} to {max(loads):.0f}",
-            "outcomes": [asdict(outcome) for outcome in outcomes],
-        }
-        Path(options.json).write_text(json.dumps(result))
     return int(any(outcome.wrong or outcome.left for outcome in outcomes))
 
 

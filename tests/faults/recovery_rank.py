@@ -3,7 +3,7 @@
     python recovery_rank.py MARKS VICTIM STEP DELAY PROGRAM [ARGUMENT]...
 
 Args:
-    MARKS: folder of the record, a file a process: lines of time.monotonic(), attempt, rank, and what came to pass.
+    MARKS: folder of the record, a file a process: lines of time.monotonic(), the attempt, and what came to pass.
     VICTIM: the rank that is killed in the first attempt, -1 for none.
     STEP, DELAY: after how many steps, and how many seconds after that.
     PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
@@ -32,17 +32,18 @@ class Recorder:
 
     def __init__(self, folder: str, victim: int, step: int, delay: float) -> None:
         self._file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._who = f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['RANK']}"
-        self._left = step if self._who == f"0 {victim}" else 0
+        self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        replaces = os.environ.get("RANKMESH_JOIN") == "1"
+        self._left = step if (self._attempt, os.environ.get("RANK")) == ("0", str(victim)) and not replaces else 0
         self._delay = delay
 
     def mark(self, what: str) -> None:
         """Write that something has come to pass now."""
-        os.write(self._file, f"{time.monotonic()} {self._who} {what}\n".encode())
+        os.write(self._file, f"{time.monotonic()} {self._attempt} {what}\n".encode())
 
-    def step(self, size: int) -> None:
-        """Write that a step is done in a world of some size."""
-        self.mark(f"step-{size}")
+    def step(self) -> None:
+        """Write that a step is done."""
+        self.mark("step")
         self._left -= 1
         if self._left == 0:
             threading.Timer(self._delay, self._kill).start()
@@ -78,7 +79,7 @@ def run_numpy(recorder: Recorder, program: str) -> int:
     sys.path.insert(0, str(EXAMPLES))
     train_digits = importlib.import_module("train_digits")
     optimizer, compare = train_digits.Momentum, train_digits.identical_on_all_ranks
-    optimizer.step = after(optimizer.step, lambda: recorder.step(dist.get_world_size()))
+    optimizer.step = after(optimizer.step, recorder.step)
 
     def marked(array: Any) -> bool:
         recorder.mark(f"parameters {hashlib.sha256(array).hexdigest()[:16]}")
@@ -94,7 +95,7 @@ def run_torch(recorder: Recorder, program: str) -> int:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
-    register_optimizer_step_post_hook(lambda *ignored: recorder.step(dist.get_world_size()))
+    register_optimizer_step_post_hook(lambda *ignored: recorder.step())
     runpy.run_path(str(FOLDERS[program] / f"{program}.py"), run_name="__main__")
     return 0
 

@@ -19,11 +19,13 @@ def test_a_round_of_shrinking() -> None:
     assert table([outcome])[-1].startswith("| shrink | 1 | 0 | 0 |")
 
 
-def ending(code: int = 137, output: str = UNDISTURBED.output, steps: int = 3, digests: str = "aaa") -> Ending:
-    """How a job ends in which rank 0 dies: the others shrink, make a step, and have these parameters."""
-    marks = [Mark(1.0, 0, rank, "step-4", "") for rank in range(4)] + [Mark(2.0, 0, 0, "killed", "")]
-    marks += [Mark(2.1 + 0.1 * rank, 0, rank, "step-3", "") for rank in range(1, 1 + steps)]
-    marks += [Mark(3.0, 0, rank, "parameters", digest) for rank, digest in enumerate(digests, 1)]
+def ending(code: int = 137, output: str = UNDISTURBED.output, steps: int = 3, digests: str = "xxx") -> Ending:
+    """How a job ends in which a process dies: the others shrink, make a step, and have these parameters."""
+    marks = [Mark(1.0, process, 0, "step", "") for process in "abcd"] + [Mark(2.0, "d", 0, "killed", "")]
+    marks += [Mark(2.1, process, 0, "step", "") for process in "abc"[:steps]]  # the victim had its part in it
+    marks += [Mark(2.2, process, 0, what, "") for what in ("failed", "joined") for process in "abc"[:steps]]
+    marks += [Mark(2.3 + 0.1 * number, process, 0, "step", "") for number, process in enumerate("abc"[:steps])]
+    marks += [Mark(3.0, process, 0, "parameters", digest) for process, digest in zip("abc", digests, strict=True)]
     return Ending(code, output, marks, [])
 
 
@@ -34,7 +36,7 @@ def ending(code: int = 137, output: str = UNDISTURBED.output, steps: int = 3, di
         (ending(code=1), "exit code: 1, not 137"),
         (ending(output="single process: equal\ntest accuracy: 60.00%"), "accuracy: [60.0], not [96.94]"),
         (ending(output="test accuracy: 96.94%"), "the parameters are not those of one process on its own"),
-        (ending(digests="aab"), "number of different parameters: 2, not 1"),
+        (ending(digests="xxy"), "number of different parameters: 2, not 1"),
         (ending(steps=2), "no step was made after the kill"),
     ],
 )
@@ -43,4 +45,4 @@ def test_what_is_wrong(found: Ending, wrong: str) -> None:
     judge(outcome, KINDS["shrink"], found, UNDISTURBED)
     assert outcome.wrong == ([wrong] if wrong else [])
     if not wrong:
-        assert outcome.seconds == pytest.approx(0.4)
+        assert (outcome.error, outcome.joined, outcome.seconds) == pytest.approx((0.2, 0.2, 0.5))

@@ -18,7 +18,7 @@ from rankmesh_gateway.diagnosis.reports import RankReport
 
 _WORLD = "default_pg"
 """Description of the default group."""
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/", "/lib/python", "<frozen ")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/torch/distributed/", "/lib/python", "<frozen ")
 _DTYPES = {
     "float": "float32",
     "double": "float64",

@@ -124,7 +124,7 @@ async def test_a_diagnosis_is_made_anew(
     direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service, "_MIN_AGE_SECONDS", 0.0)
-    monkeypatch.setattr(service, "_AGE_FACTOR", 0.0)
+    monkeypatch.setattr(service, "_AGE_PER_RANK_SECONDS", 0.0)
     waits = [True, True]
     agents = [serve(lambda rank=rank: described(rank, waits[rank])) for rank in range(2)]
     join(registry, ask, [agent.url for agent in agents])

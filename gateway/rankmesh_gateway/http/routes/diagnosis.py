@@ -21,7 +21,7 @@ async def diagnosis(service: DiagnosisDep, response: Response, job: JobName = No
     """Say in words why jobs are stuck: the findings of `rankmesh diagnose`.
 
     The gateway asks the agents of all ranks at once; one that does not answer within a second is part of the findings.
-    A diagnosis serves all clients for two seconds, or 20 times as long as it took.
+    A diagnosis serves all clients for two seconds, or 20 ms for each rank if that is longer.
     """
     response.headers["cache-control"] = "no-store"
     return await service.diagnose(job)
