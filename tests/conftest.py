@@ -22,6 +22,14 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 LONGEST = (
+    "torch/test_ddp_restart.py",
+    "torch/test_training.py",
+    "torch/test_examples_torch.py",
+    "torch/test_scripts.py",
+    "torch/test_spawn_torch.py",
+    "torch/test_membership.py",
+    "torch/test_torchrun.py",
+    "torch/test_suite.py",
     "sdk/launcher/test_restart.py",
     "sdk/test_descriptor_limit.py",
     "sdk/test_blame.py",

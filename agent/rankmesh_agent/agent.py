@@ -11,8 +11,10 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
+
+import numpy as np
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.dump import DumpWriter
@@ -20,26 +22,43 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snaps
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
-from rankmesh_agent.job_membership import JobMembership
+from rankmesh_agent.job_membership import JobMembership, JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.progress.engine import Disconnect
 from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError, RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
+from rankmesh_agent.wire.schemas import (
+    AgentHealth,
+    AgentInfo,
+    FlightRecord,
+    GroupInfo,
+    GroupRequest,
+    GrowingWorld,
+    InFlight,
+    LostRank,
+    Member,
+)
 from rankmesh_agent.wire.snapshot import MAX_DUMPED, UPGRADE, RankDump, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
+_MIN_BARRIER_SECONDS = 5.0
+"""Least time limit of the first barrier of a larger world, however late its ranks came."""
+_BARRIER_TAG = -1
+"""A tag that no message of the user has."""
+_MAX_REASON = 500
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
 
@@ -59,6 +78,7 @@ class Agent:
             from now.
         instance: random name of this process and join; a new one if left out.
         delegated: whether an attached process makes this rank's collectives in shared memory; see SegmentOptions.
+        growth: how this process joins a world that grows, in place of ``rank`` and ``world_size``.
 
     Attributes:
         settings: see above.
@@ -85,22 +105,27 @@ class Agent:
         join_deadline: Deadline | None = None,
         instance: str = "",
         delegated: bool = False,
+        growth: JoinTerms | None = None,
     ) -> None:
         raise_limit()
+        terms = growth or JoinTerms(rank, world_size)
         self.settings = settings
+        self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
         self._started = time.monotonic()
         self._leaving = False
-        self._own_http = None
+        self._notify: Callable[[DistBackendError], None] | None = None
+        self._notified: set[int] = set()
+        self._own_http: HttpServer | None = None
         self._recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
+            self._http = http
             job = self._job = JobMembership(
                 settings,
                 find_gateway,
-                rank=rank,
-                world_size=world_size,
+                terms=terms,
                 host=host,
                 http=http,
                 deadline=join_deadline or Deadline(timeout),
@@ -123,7 +148,7 @@ class Agent:
             )
             undo.callback(self._job_store.close)
             try:
-                self.world = self.group_registry.make(range(world_size), "world", timeout)
+                self.world = self.group_registry.make(range(job.world_size), "world", timeout)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
@@ -142,6 +167,8 @@ class Agent:
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             if settings.dump_dir:
                 self._recorder.on_failure = self._dumps.on_failure
+            if terms.newcomer:
+                self._synchronize(timeout)
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -185,6 +212,113 @@ class Agent:
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
         """Return the first failure of the groups that this rank has not left that names one of these ranks."""
         return self.group_registry.failures.naming(ranks)
+
+    # Growth
+
+    def newcomers(self, seconds: float) -> int:
+        """Return how many processes wait for the world of the job to grow.
+
+        Args:
+            seconds: time limit.
+
+        Raises:
+            GatewayUnreachableError: the gateway does not answer in time.
+        """
+        return self._job.newcomers(Deadline(seconds))
+
+    def grow(self, world_size: int, seconds: float, check: Callable[[], None] = lambda: None) -> Agent:
+        """Join the epoch of a larger world, with this one's keys and values; return this rank's agent there.
+
+        All ranks of the world call it, and then close this agent, which until then goes on as before.
+
+        Args:
+            world_size: ranks in the larger world.
+            seconds: time limit.
+            check: see JoinTerms.
+
+        Raises:
+            JoinTimeoutError: ranks or newcomers are missing; names them.
+            RankFailedError: a rank has failed or left meanwhile.
+            WorldSizeMismatchError: the ranks of the world call for different sizes.
+        """
+
+        def check_all() -> None:
+            check()
+            self._raise_if_world_failed()
+
+        deadline = Deadline(seconds)
+        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size)
+        larger = Agent(
+            self.settings,
+            self._find_gateway,
+            rank=rank,
+            world_size=world_size,
+            host=self._host,
+            timeout=self.world.timeout,
+            http=None if self._own_http is not None else self._http,
+            join_deadline=deadline,
+            delegated=self._delegated,
+            growth=JoinTerms(rank, world_size, growth=world, check=check_all),
+        )
+        try:
+            self._job_store.copy_to(larger._job_store)
+            larger._synchronize(max(deadline.remaining(), _MIN_BARRIER_SECONDS))
+        except BaseException as error:
+            larger.close(f"it could not grow the world: {type(error).__name__}: {error}"[:_MAX_REASON])
+            raise
+        return larger
+
+    def _raise_if_world_failed(self) -> None:
+        """Raise the error of the world, or of the loss of one of its ranks."""
+        self.engine.progress()
+        world = self.world
+        world.state.raise_if_failed()
+        error = world.peer_lost_error([rank for rank in range(world.size) if rank != world.rank], "grow_group")
+        if error is not None:
+            raise error
+
+    def _synchronize(self, seconds: float) -> None:
+        """Wait until all ranks of a larger world are here: its store has the values of the epoch before then.
+
+        A barrier of messages, which this agent can send for an attached process, too. By dissemination: Hensgen, Finkel
+        and Manber, Two algorithms for barrier synchronization, 1988.
+        """
+        world, nothing, options = self.world, np.empty(0, np.uint8), Options(seconds)
+        distance = 1
+        while distance < world.size:
+            work = world.send(
+                nothing, (world.rank + distance) % world.size, _BARRIER_TAG, options._replace(async_op=True)
+            )
+            world.receive(nothing, (world.rank - distance) % world.size, _BARRIER_TAG, options)
+            if work is not None:
+                work.wait()
+            distance *= 2
+
+    def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
+        """Have a function called with the error of each rank of the world that fails, also between calls.
+
+        Args:
+            notify: called by the thread of the heartbeats, so that it must not wait.
+        """
+        self._notify = notify
+        self._heartbeats.wake()
+
+    def _notify_failures(self, lost: Iterable[LostRank]) -> None:
+        """Call the function for failures of ranks.
+
+        Args:
+            lost: the ranks that the disconnect monitor has found to be gone; the engine may have to read more first.
+        """
+        world, known, causes = self.world, self.engine.lost_peers, {each.rank: each.cause for each in lost}
+        for rank in world.ranks:
+            if self._notify is None or rank in self._notified:
+                continue
+            end = known.get(rank) or (Disconnect(causes[rank], clean=False) if rank in causes else None)
+            if end is not None and not end.clean:
+                self._notified.add(rank)
+                with self.engine.lock:
+                    error = world.state.loss_error(rank, end)
+                self._notify(error)
 
     # Groups
 
@@ -374,7 +508,9 @@ class Agent:
         self.engine.report_limit()
         self._store_waits.progress()
         self._job_store.check()
-        restart = self._job.send_heartbeat(self.groups(), self._disconnects.failed_peers())
+        lost = self._disconnects.failed_peers()
+        self._notify_failures(lost)
+        restart = self._job.send_heartbeat(self.groups(), lost)
         if restart is not None:
             self.group_registry.abort_all(restart)
 

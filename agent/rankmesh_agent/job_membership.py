@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
@@ -23,7 +24,7 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, Leave, LostRank, Member
+from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting all pairs after all ranks have joined."""
@@ -32,14 +33,32 @@ _MAX_REASON = 900
 _NOT_CONNECTED = "it could not connect to its peers"
 
 
+@dataclass(frozen=True)
+class JoinTerms:
+    """What a process joins a job as.
+
+    Attributes:
+        rank: its rank, UNASSIGNED (-1) to have one assigned.
+        world_size: ranks in the job; does not matter for a newcomer.
+        newcomer: whether it waits for the world of the job to grow.
+        growth: the world that grows, if this process is a rank of it.
+        check: called now and then during the join; raises if that has no point any more.
+    """
+
+    rank: int
+    world_size: int
+    newcomer: bool = False
+    growth: GrowingWorld | None = None
+    check: Callable[[], None] | None = None
+
+
 class JobMembership:
     """One rank's membership in a job; made, it has joined, and is connected to all peers.
 
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
-        world_size: ranks in the job.
+        terms: what this process joins as; ``member.rank`` has its rank.
         host: address to listen on.
         http: the HTTP server, for its addresses.
         deadline: end of the join.
@@ -47,9 +66,8 @@ class JobMembership:
         instance: random name of this process and join; a new one if empty.
 
     Attributes:
-        name, epoch: of the job.
+        name, epoch, world_size: of the job.
         gateway: client of the job's gateway.
-        world_size: see above.
         member: this rank, as its peers know it.
         members: all ranks, by rank.
         heartbeats: sends heartbeats without groups, until the agent takes over.
@@ -65,25 +83,23 @@ class JobMembership:
         settings: Settings,
         find_gateway: Callable[[], str | None],
         *,
-        rank: int,
-        world_size: int,
+        terms: JoinTerms,
         host: str,
         http: HttpServer,
         deadline: Deadline,
         connect_seconds: float,
         instance: str,
     ) -> None:
-        self.world_size = world_size
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
         self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # connect_all does, until the engine can
-        transports = TransportSelector(settings, world_size)
+        transports = TransportSelector(settings, terms.world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
             undo.callback(listener.close)
             port = listener.address.rpartition(":")[2]
             self.member = Member(
-                rank,
+                terms.rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
@@ -96,8 +112,19 @@ class JobMembership:
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
             launched = LocalRankInfo(settings.local_rank, settings.local_size)
-            joined = self.gateway.join(settings.job, world_size, self.member, deadline, launched, settings.attempt)
-            self.name, self.epoch = joined.job, joined.epoch
+            joined = self.gateway.join(
+                settings.job,
+                terms.world_size,
+                self.member,
+                deadline,
+                launched,
+                settings.attempt,
+                newcomer=terms.newcomer,
+                growth=terms.growth,
+                check=terms.check,
+            )
+            self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
+            transports = TransportSelector(settings, joined.world_size)
             unused = undo.enter_context(contextlib.ExitStack())
             undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
@@ -141,6 +168,11 @@ class JobMembership:
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
             return None if self._left else self.gateway.heartbeat(beat)
+
+    def newcomers(self, deadline: Deadline) -> int:
+        """Return how many processes wait for the job's world to grow; see GatewayClient."""
+        with self._gateway_lock:
+            return self.gateway.newcomers(self.name, deadline)
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""

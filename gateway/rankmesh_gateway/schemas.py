@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.schemas import AgentEntry, RankGroupInfo, RankInfo
+from rankmesh_agent.wire.schemas import AgentEntry, Member, RankGroupInfo, RankInfo
 from rankmesh_agent.wire.snapshot import RankSnapshot
 
 HELD_UP_SECONDS = 10.0
@@ -220,6 +220,14 @@ class RegistrySnapshot:
 
     ranks: list[RankInfo]
     groups: list[RankGroupInfo]
+
+
+@dataclass
+class Newcomer:
+    """A process that waits for the world of a job to grow."""
+
+    job: str
+    member: Member
 
 
 @dataclass

@@ -25,7 +25,8 @@ Three ways to use it, which one job may mix:
 Functions, with the names, arguments and meaning of torch.distributed:
 
 * Start and end: init_process_group, destroy_process_group, is_initialized
-* Ranks and groups: get_rank, get_world_size, new_group, new_subgroups, split_group, shrink_group
+* Ranks and groups: get_rank, get_world_size, new_group, new_subgroups, split_group
+* Failures and growth: on_failure, shrink_group, grow_group
 * Collectives: all_reduce, reduce, broadcast, all_gather, gather, scatter, reduce_scatter, all_to_all, barrier,
   monitored_barrier; with ``async_op=True`` they return a Work
 * Batches of collectives: batch, all_reduce_coalesced, all_gather_coalesced

@@ -62,6 +62,8 @@ from rankmesh._session.debug import DebugLevel as DebugLevel
 from rankmesh._session.debug import get_debug_level as get_debug_level
 from rankmesh._session.debug import set_debug_level as set_debug_level
 from rankmesh._session.debug import set_debug_level_from_env as set_debug_level_from_env
+from rankmesh._session.elastic import grow_group as grow_group
+from rankmesh._session.elastic import on_failure as on_failure
 from rankmesh._session.groups import SHRINK_ABORT as SHRINK_ABORT
 from rankmesh._session.groups import SHRINK_DEFAULT as SHRINK_DEFAULT
 from rankmesh._session.groups import new_group as new_group

@@ -104,7 +104,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ranks", "operations", "names"),
     [
-        (2, [name for name in OPERATIONS if OPERATIONS[name].ranks], ["tcp", "attached"]),
+        (2, [name for name in OPERATIONS if OPERATIONS[name].ranks], ["tcp"]),
         (3, OPERATIONS, ["shm", "registered", "attached"]),
     ],
     ids=["messages", "all"],

@@ -8,6 +8,7 @@ from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentHeartbeat,
     GroupInfo,
+    GrowingWorld,
     Heartbeat,
     JoinRequest,
     Lease,
@@ -51,6 +52,14 @@ class Requests:
     def join_unassigned(self, number: int, world_size: int = 2, *, life: int = 1, job: str = "job") -> JoinRequest:
         """A join of process ``number`` that leaves its rank to the gateway."""
         return JoinRequest(job, world_size, replace(self.member(number, life), rank=UNASSIGNED))
+
+    def newcomer(self, number: int, *, life: int = 1, job: str = "job") -> JoinRequest:
+        """A join of process ``number`` that waits for the world to grow."""
+        return replace(self.join_unassigned(number, 1, life=life, job=job), newcomer=True)
+
+    def growth(self, rank: int, world_size: int, *, size: int = 2, epoch: int = 1, life: int = 2) -> JoinRequest:
+        """A join of rank ``rank`` of a world of ``size`` that grows it to ``world_size``."""
+        return replace(self.join(rank, world_size, life=life), growth=GrowingWorld(epoch, size))
 
     def leave_unassigned(self, number: int, *, life: int = 1, job: str = "job", reason: str = "") -> Leave:
         return Leave(job, 1, UNASSIGNED, self.member(number, life).instance, reason)

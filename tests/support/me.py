@@ -52,6 +52,13 @@ class Me:
         method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
         rankmesh.init_process_group(**{"init_method": method, "rank": self.rank, "world_size": self.size, **options})
 
+    def join(self, **options: Any) -> None:
+        """Join the job of the run's first ranks when its world grows."""
+        import rankmesh
+
+        method = os.environ.get(GATEWAY) or f"file://{self.folder}/rendezvous"
+        rankmesh.init_process_group(**{"init_method": method, "join": True, **options})
+
     def limit_calls(self, seconds: float) -> None:
         """Give the world's next calls a time limit that the join did not have: it takes long on a busy machine."""
         import rankmesh

@@ -39,6 +39,7 @@ class Settings:
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
         job: RANKMESH_JOB, distinguishes jobs at one gateway.
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
+        join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
         token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
@@ -72,6 +73,7 @@ class Settings:
     gateway: str | None = None
     job: str = "default"
     attempt: int = 0
+    join: bool = False
     token: str = ""
     transport: Transport = "auto"
     bind: str | None = None
@@ -118,6 +120,7 @@ class Settings:
             gateway=environ.get("RANKMESH_GATEWAY") or None,
             job=environ.get("RANKMESH_JOB") or "default",
             attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
+            join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
             token=_token(environ),
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,

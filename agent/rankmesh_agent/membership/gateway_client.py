@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 
-from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.join_reports import NEWCOMER, NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
@@ -30,6 +31,7 @@ from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentHeartbeat,
     AgentLeave,
+    GrowingWorld,
     Heartbeat,
     JoinReply,
     JoinRequest,
@@ -45,6 +47,8 @@ ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
 _RETRY_SECONDS = 0.1
 _MIN_POLL_SECONDS = 0.05
+_CHECK_SECONDS = 0.5
+_CHECKED_RANKS = 512
 _RESPONSE_SECONDS = 2.0
 """Time limit of a response, in addition to the wait that the request asks for."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
@@ -81,6 +85,10 @@ class GatewayClient:
         deadline: Deadline,
         launched: LocalRankInfo = NOT_LAUNCHED,
         attempt: int = 0,
+        *,
+        newcomer: bool = False,
+        growth: GrowingWorld | None = None,
+        check: Callable[[], None] | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -91,6 +99,9 @@ class GatewayClient:
             deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
             launched: this process's place on its node.
             attempt: restarts of the job by its launcher before this process was started.
+            newcomer, growth: see JoinRequest.
+            check: called between requests, every _CHECK_SECONDS in worlds of up to _CHECKED_RANKS ranks; raises if the
+                join has no point any more.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -99,9 +110,9 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            reports = JoinReporter(job, world_size, deadline, launched)
-            request = JoinRequest(job, world_size, member, 0.0, attempt)
-            return self._join_until(request, deadline, seen, reports)
+            reports = JoinReporter(job, NEWCOMER if newcomer else world_size, deadline, launched)
+            request = JoinRequest(job, world_size, member, 0.0, attempt, newcomer, growth)
+            return self._join_until(request, deadline, seen, reports, check)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -109,21 +120,30 @@ class GatewayClient:
             raise
 
     def _join_until(
-        self, request: JoinRequest, deadline: Deadline, seen: dict[int | str, Member], reports: JoinReporter
+        self,
+        request: JoinRequest,
+        deadline: Deadline,
+        seen: dict[int | str, Member],
+        reports: JoinReporter,
+        check: Callable[[], None] | None,
     ) -> JoinReply:
         member = request.member
         failure = "its address is not known yet"
         url: str | None = None
         present: Collection[str] = ()
         began = time.monotonic()
+        # Each request costs the gateway as much as a heartbeat: no more of them than of those.
+        interval = _CHECK_SECONDS * max(1.0, request.world_size / _CHECKED_RANKS) if check is not None else math.inf
         while not deadline.expired():
+            if check is not None:
+                check()
             raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
             url = url or self._find()
             if url is not None:
                 self.url = url
                 # A rank that gives up earlier, perhaps with the gateway in its process, has joined all the same:
                 # the first request does not wait, and the last ones follow each other closely.
-                most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next())
+                most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next(), interval)
                 wait = max(_MIN_POLL_SECONDS, most) if seen else 0.0
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
                 try:
@@ -143,6 +163,11 @@ class GatewayClient:
             reports.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
+        if request.newcomer and seen:
+            raise JoinTimeoutError(
+                f"{_describe(member)} waited {deadline.seconds:.1f} s for the ranks of job {request.job!r} to call "
+                f"grow_group(); is the job at the gateway at {self.url}, and does its program grow its world?"
+            )
         if seen:
             raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline)
         raise GatewayUnreachableError(
@@ -237,6 +262,36 @@ class GatewayClient:
         """Leave the job; a gateway that has ended already does not matter."""
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
+
+    def newcomers(self, job: str, deadline: Deadline) -> int:
+        """Return how many processes wait for the job's world to grow.
+
+        Raises:
+            GatewayUnreachableError: the gateway does not answer before the deadline.
+        """
+        while True:
+            try:
+                answer = self._http.request("GET", f"{self.url}/v1/newcomers", None, timeout=_RESPONSE_SECONDS)
+            except NoResponseError as error:
+                failure = str(error) or type(error).__name__
+            else:
+                try:
+                    if answer.status == HTTPStatus.OK:
+                        return sum(each["job"] == job for each in answer.json())
+                except (ValueError, KeyError, TypeError):
+                    raise _not_a_gateway(answer, self.url) from None
+                if answer.status not in _UNAVAILABLE:
+                    raise _refusal(answer, self.url)
+                failure = str(_refusal(answer, self.url))
+            if deadline.expired():
+                raise GatewayUnreachableError(
+                    f"the gateway at {self.url} has not answered within {deadline.seconds:.1f} s which processes wait "
+                    f"to join: {failure}",
+                    address=self.url or None,
+                )
+            with contextlib.suppress(DistNetworkError):
+                self.url = self._find() or self.url  # it may have moved
+            time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
 
     def raise_if_left(self, job: str, epoch: int) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.

@@ -16,6 +16,8 @@ REPORT_SECONDS = 10.0
 """Interval of the reports."""
 GATEWAY_SECONDS = 5.0
 """Seconds of failed attempts to reach the gateway before the first report of that."""
+NEWCOMER = 0
+"""World size of a process that waits for the world to grow."""
 _MAX_HOSTS = 8
 """Hosts that a report names. Of a larger world the first hosts report, the others would repeat them."""
 
@@ -41,7 +43,7 @@ class JoinReporter:
 
     Args:
         job: the job's name.
-        world_size: number of ranks in the job.
+        world_size: number of ranks in the job; NEWCOMER if it does not matter.
         deadline: end of the join.
         launched: the process's place on its node.
     """
@@ -85,6 +87,16 @@ class JoinReporter:
         if not self._next_of_ranks.expired():
             return
         self.skip()
+        if self._world_size == NEWCOMER:
+            _log.warning(
+                "%s waits for the ranks of job %r to call grow_group(), as do %d processes in all; %s; gateway %s",
+                member.described(),
+                self._job,
+                len(members),
+                self._passed(),
+                url,
+            )
+            return
         hosts: dict[str, list[Member]] = {}
         for each in members:
             hosts.setdefault(each.host_id, []).append(each)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings
@@ -29,6 +29,8 @@ from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolErro
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
+_MAX_CONNECT_SECONDS = 60.0
+"""Time that the ranks of a larger world may take to connect, after all have come."""
 _MIN_JOIN_SECONDS = 1.0
 """Least time for the join, however late an agent is found: all other ranks may have joined."""
 
@@ -43,6 +45,7 @@ class RemoteAgent:
         world_size: ranks in the job.
         timeout: seconds for the join, and the default for calls.
         deadline: end of the join.
+        newcomer: see LeaseTerms.
 
     Attributes:
         settings: see above.
@@ -63,6 +66,7 @@ class RemoteAgent:
         world_size: int,
         timeout: float,
         deadline: Deadline,
+        newcomer: bool = False,
     ) -> None:
         self.settings = settings
         same_host = offer.host_id == host_id(settings.shm_dir)
@@ -78,19 +82,45 @@ class RemoteAgent:
             "timeout": timeout,
             "joining": max(deadline.remaining(), _MIN_JOIN_SECONDS),
             "holder": f"pid {os.getpid()} on {socket.gethostname()}",
+            "newcomer": newcomer,
             "shares": settings.transport != "tcp" and not shared_memory.unsupported(),
         }
         joined, descriptors = self._client.acquire(wanted, deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)
-            try:
-                self._members = {member["rank"]: Member(**member) for member in joined["members"]}
-                self.member = self._client.member = self._members[joined["rank"]]
-                world = group_from_json(joined["world"])
-            except (KeyError, TypeError) as error:
-                raise ProtocolError("the agent's response to the lease request is malformed") from error
-            self.world = self._make_group(world, descriptors, max(deadline.remaining(), 1.0))
+            self._enter(joined, descriptors, deadline)
             undo.pop_all()
+
+    def _enter(self, joined: dict[str, Any], descriptors: list[int], deadline: Deadline) -> None:
+        """Enter the epoch that the agent has joined."""
+        try:
+            self._members = {member["rank"]: Member(**member) for member in joined["members"]}
+            self.member = self._client.member = self._members[joined["rank"]]
+            world = group_from_json(joined["world"])
+        except (KeyError, TypeError) as error:
+            raise ProtocolError("the agent's response to the lease request is malformed") from error
+        self.world = self._make_group(world, descriptors, max(deadline.remaining(), _MIN_JOIN_SECONDS))
+
+    def newcomers(self, seconds: float) -> int:
+        """See Agent."""
+        frame = self._client.request_json(Request.NEWCOMERS, {"seconds": seconds}, seconds)
+        return int(attach_frames.decode_json(frame.document)["count"])
+
+    def grow(self, world_size: int, seconds: float) -> RemoteAgent:
+        """See Agent.grow; returns this object, whose agent has joined the epoch and left the one before."""
+        deadline = Deadline(seconds)
+        document = {"world_size": world_size, "seconds": seconds}
+        frame = self._client.request_json(Request.GROW, document, seconds + _MAX_CONNECT_SECONDS, descriptors=True)
+        before, self._groups[:] = self._groups.copy(), []
+        for group in before:
+            group.close()
+            self._failures.remove_group(group.state)
+        self._enter(attach_frames.decode_json(frame.document), frame.descriptors, deadline)
+        return self
+
+    def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
+        """See Agent.watch_failures; ``notify`` is called by the thread of the reports."""
+        self._reporter.watch(notify)
 
     @property
     def first_failure(self) -> DistError | None:

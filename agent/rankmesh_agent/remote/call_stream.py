@@ -14,7 +14,7 @@ from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote.codec import describe_group, dtype_from_code, error_to_json
+from rankmesh_agent.remote.codec import describe_agent, describe_group, dtype_from_code, error_to_json
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
@@ -103,6 +103,11 @@ class CallStream:
             group = self._session.make_group(ranks, float(wanted["timeout"]), numbers)
             description, descriptors[:] = describe_group(group)
             return Response.OK, attach_frames.encode_json(description), ()
+        if kind == Request.GROW:
+            wanted = attach_frames.decode_json(frame.document)
+            agent = self._session.grow(int(wanted["world_size"]), float(wanted["seconds"]), self._check_client)
+            description, descriptors[:] = describe_agent(agent)
+            return Response.OK, attach_frames.encode_json(description), ()
         execute = _REQUESTS.get(kind)
         if execute is None:
             raise ProtocolError(f"an attached process sent an unknown request, {kind}")
@@ -111,6 +116,10 @@ class CallStream:
         except CallMismatchError:
             return Response.PENDING, b"", ()
         return Response.OK, b"" if response is None else attach_frames.encode_json(response), ()
+
+    def _check_client(self) -> None:
+        if self._stream.peer_closed():
+            raise StreamClosedError("the client does not wait for the response any more")
 
     # Collectives
 
@@ -244,6 +253,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
     Request.REFUSAL: Session.refusal,
     Request.EXCLUDE: Session.exclude,
+    Request.NEWCOMERS: Session.newcomers,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankmesh_agent.agent import Agent
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.delegation import CallReport
 from rankmesh_agent.group.flight_recorder import Record
@@ -155,6 +156,13 @@ class GroupDescription(NamedTuple):
     timeout: float
     medium: str
     lent: tuple[int, int, bool] | None
+
+
+def describe_agent(agent: Agent) -> tuple[dict[str, Any], list[int]]:
+    """Return the description of an agent that has joined its job as plain data, and the descriptors that go along."""
+    world, descriptors = describe_group(agent.world)
+    members = [vars(member) for member in agent.members()]
+    return {"rank": agent.member.rank, "members": members, "world": world}, descriptors
 
 
 def describe_group(group: LocalCommunicator) -> tuple[dict[str, Any], list[int]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote.codec import describe_group, error_to_json
+from rankmesh_agent.remote.codec import describe_agent, error_to_json
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
@@ -62,6 +63,7 @@ class LeaseStream:
                 int(document["world_size"]),
                 float(document["timeout"]),
                 str(document["holder"])[:500],
+                newcomer=bool(document.get("newcomer")),
             )
             join_seconds = float(document["joining"])
         except (KeyError, TypeError, ValueError) as error:
@@ -107,18 +109,12 @@ class LeaseStream:
                 self._send(Response.ERROR, error_to_json(error))
             self._stream.shutdown()
             return
-        self.session = Session(agent)
+        self.session = Session(agent, partial(self._leases.grow, self.id))
         if self._over:  # released before the session was there
             self._close_session()
-        world, descriptors = describe_group(agent.world)
-        document = {
-            "lease": lease.id,
-            "rank": agent.member.rank,
-            "members": [vars(member) for member in agent.members()],
-            "world": world,
-        }
+        document, descriptors = describe_agent(agent)
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.OK, document, descriptors)
+            self._send(Response.OK, {"lease": lease.id} | document, descriptors)
 
     def _close_session(self) -> bool:
         """Close the session; return whether there was one."""

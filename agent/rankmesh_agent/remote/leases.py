@@ -15,6 +15,7 @@ from typing import Any
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.job_membership import JoinTerms
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -128,6 +129,32 @@ class LeaseManager:
             active.join_deadline.restart(join_seconds)
         return self._join(active, wanted, delegated=delegated)
 
+    def grow(self, lease_id: str, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
+        """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow.
+
+        Raises:
+            LeaseEndedError: the lease has ended, perhaps meanwhile.
+            DistNetworkError: the join failed, as of Agent.grow.
+        """
+        with self._lock:
+            active = self._active
+            agent = active.agent if active is not None else None
+        if active is None or agent is None or active.lease.id != lease_id:
+            raise self._ended("it was released")
+        larger = agent.grow(world_size, seconds, check)
+        with self._lock:
+            reason = active.end_reason
+            if reason is None:
+                active.agent = larger
+                active.lease = replace(active.lease, rank=larger.member.rank, world_size=world_size)
+        ended = agent if reason is None else larger
+        ended.close(reason or "", exit_text="it called grow_group" if reason is None else "")
+        self._http.run(ended.aclose())
+        if reason is not None:
+            raise self._ended(reason)
+        self._on_change()
+        return larger
+
     def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Lease the agent, and have it join the job in a thread of its own.
 
@@ -225,6 +252,7 @@ class LeaseManager:
                 join_deadline=active.join_deadline,
                 instance=active.instance,
                 delegated=delegated,
+                growth=JoinTerms(UNASSIGNED, wanted.world_size, newcomer=True) if wanted.newcomer else None,
             )
         except BaseException as error:
             self._free(active)
@@ -232,7 +260,7 @@ class LeaseManager:
                 raise self._ended(active.end_reason) from error
             raise
         with self._lock:
-            active.lease.rank = agent.member.rank
+            active.lease.rank, active.lease.world_size = agent.member.rank, agent.world.size
             active.agent = agent
             reason = active.end_reason
         if reason is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.wire.errors import DistError, GroupAbortedError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError
 from rankmesh_agent.wire.goodbye import Goodbye
 
 Json = dict[str, Any]
@@ -39,13 +40,17 @@ class Session:
 
     Args:
         agent: has joined the job.
+        grow: has the agent join the epoch of a larger world, see LeaseManager.
 
     Attributes:
         messages: the messages in progress, by the client's numbers.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, grow: Callable[[int, float, Callable[[], None]], Agent]) -> None:
         self._agent = agent
+        self._grow = grow
+        self._lost: deque[DistBackendError] = deque()
+        agent.watch_failures(self._lost.append)
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
         self.messages: dict[int, HeldMessage] = {}
@@ -80,6 +85,19 @@ class Session:
             stream.shutdown()
         if store is not None:
             store.close()
+
+    def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
+        """Have the agent join the epoch of a larger world; the groups and messages before end. See Agent.grow."""
+        agent = self._grow(world_size, seconds, check)
+        agent.watch_failures(self._lost.append)
+        self._groups = {agent.world.id: agent.world}
+        self.messages.clear()
+        with self._lock:
+            self._agent = agent
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        return agent
 
     # State, for the streams
 
@@ -135,13 +153,16 @@ class Session:
                     self.messages.pop(number, None)
 
     def report(self, document: Json) -> Json:
-        """Record the calls that the client has made itself; return the groups' failures."""
+        """Record the calls that the client has made itself; return the groups' failures, and those of ranks."""
         for number, report in document["groups"]:
             group = self._groups.get(number)
             if group is not None:
                 group.delegated_calls.update(report_from_json(report))
         failures = [(group.id, group.failure) for group in self._groups.copy().values()]
-        return {"failures": [(number, error_to_json(error)) for number, error in failures if error is not None]}
+        known: Json = {"failures": [(number, error_to_json(error)) for number, error in failures if error is not None]}
+        if document.get("watches"):
+            known["lost"] = [error_to_json(self._lost.popleft()) for _ in range(len(self._lost))]
+        return known
 
     def abort_pending_groups(self, document: Json) -> None:
         """End the groups that are being made."""
@@ -199,6 +220,10 @@ class Session:
     def exclude(self, document: Json) -> None:
         """Go on without ranks that the client has excluded from its world."""
         self._agent.exclude([int(rank) for rank in document["ranks"]])
+
+    def newcomers(self, document: Json) -> Json:
+        """Return how many processes wait for the world to grow."""
+        return {"count": self._agent.newcomers(float(document["seconds"]))}
 
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
+from rankmesh_agent.store.commands import MultiSet, QueuePush
 from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, OwnerCache
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import LostRanks, Ownership
@@ -14,6 +15,8 @@ from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
+
+_BATCH_BYTES = 1 << 20
 
 
 class JobStore:
@@ -101,6 +104,24 @@ class JobStore:
         if self._ownership is not None:
             self._owners.renumber(world)
 
+    def copy_to(self, other: JobStore) -> None:
+        """Copy the values and queues to the store of another epoch, if this rank has them; waits are not copied."""
+        if self._ownership is not None and not self._ownership.owned:
+            return
+        table = self._memory.table
+        with table.lock:
+            values, queues = table.contents()
+            pairs = list(values.items())
+            queued = [(key, value) for key, queue in queues.items() for value in queue]
+        store = other.blocking()
+        try:
+            for batch in _batches(pairs):
+                store.execute(MultiSet(tuple(batch)))
+            for key, value in queued:
+                store.execute(QueuePush(key, value))
+        finally:
+            store.close()
+
     def leave(self) -> None:
         """Give up the ownership: the next rank takes over."""
         if self._ownership is not None:
@@ -143,3 +164,17 @@ class JobStore:
         """Close the parent's descriptors in a forked child."""
         if self._ownership is not None:
             self._ownership.close_in_child()
+
+
+def _batches(pairs: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Yield pairs of key and value in batches of at most _BATCH_BYTES, or of one pair."""
+    batch: list[tuple[str, bytes]] = []
+    size = 0
+    for key, value in pairs:
+        size += len(key) + len(value)
+        if batch and size > _BATCH_BYTES:
+            yield batch
+            batch, size = [], len(key) + len(value)
+        batch.append((key, value))
+    if batch:
+        yield batch

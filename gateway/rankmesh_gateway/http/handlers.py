@@ -28,7 +28,7 @@ from rankmesh_agent.wire.schemas import (
     Problem,
 )
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.schemas import RegistrySnapshot
+from rankmesh_gateway.schemas import Newcomer, RegistrySnapshot
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
@@ -107,6 +107,11 @@ async def snapshot(registry: Registry, _: None, __: Receive) -> RegistrySnapshot
     return RegistrySnapshot(registry.ranks(), registry.groups())
 
 
+async def newcomers(registry: Registry, _: None, __: Receive) -> list[Newcomer]:
+    """Return the processes that wait for worlds to grow."""
+    return registry.newcomers()
+
+
 async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
     """Return the gateway's id, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
@@ -121,6 +126,7 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
+    ("GET", "/v1/newcomers"): (None, newcomers),
     ("GET", "/v1/snapshot"): (None, snapshot),
     ("GET", "/health"): (None, health),
 }

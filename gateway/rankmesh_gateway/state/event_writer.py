@@ -38,6 +38,11 @@ class EventWriter:
             "rank-joining", f"{record.member.described()} joins: {epoch.count} of {epoch.size} are there", epoch, record
         )
 
+    def newcomer(self, epoch: Epoch, record: RankRecord) -> None:
+        """Log that a process waits for the world to grow."""
+        detail = f"{record.member.described()} waits for the world of job {epoch.job!r} to grow"
+        self._rank_event("rank-joining", detail, epoch, record)
+
     def join_abandoned(self, epoch: Epoch, record: RankRecord) -> None:
         """Log that a process no longer joins a forming epoch."""
         self._rank_event(
@@ -59,9 +64,9 @@ class EventWriter:
             epoch=epoch.number,
         )
 
-    def job_restarted(self, job: str, epoch: int, attempt: int) -> None:
+    def job_restarted(self, job: str, epoch: int, attempt: int, reason: str) -> None:
         """Log that a launcher restarts a job, and that the epochs up to a number have ended."""
-        detail = f"all ranks of job {job!r} start again: restart {attempt}"
+        detail = f"all ranks of job {job!r} start again: restart {attempt}" + (f", {reason}" if reason else "")
         self._log.append("job-restarted", detail, job=job, epoch=epoch)
 
     def state_changes(self, epoch: Epoch, records: Iterable[RankRecord], now: float) -> None:

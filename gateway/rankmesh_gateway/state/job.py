@@ -9,6 +9,7 @@ from rankmesh_agent.wire.errors import RankTakenError
 from rankmesh_agent.wire.schemas import Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
+from rankmesh_gateway.state.growth import Growth
 from rankmesh_gateway.state.rank import RankRecord
 
 
@@ -23,6 +24,7 @@ class Job:
         name: the job's name.
         epochs: the epochs whose world was complete, by number; old ones are dropped once no rank of them is live.
         forming: the epoch whose world is incomplete, if there is one.
+        growth: the processes that wait for the world to grow, and its ranks while they grow it.
         attempt: how often the job's launcher has restarted it.
         before: the ranks of the attempt before, as they were when it ended.
     """
@@ -32,9 +34,10 @@ class Job:
         self._writer = writer
         self.epochs: dict[int, Epoch] = {}
         self.forming: Epoch | None = None
+        self.growth = Growth(name)
         self.attempt = 0
         self.before: list[RankInfo] = []
-        self._last_ended = 0
+        self._last_ended = self._last_used = 0
         self._restarted_at = float("-inf")
 
     def __iter__(self) -> Iterator[Epoch]:
@@ -59,6 +62,8 @@ class Job:
         joined = self.epoch_of(member)
         if joined is not None:
             return joined
+        if request.newcomer or request.growth is not None:
+            return self._join_growth(request, now)
         latest = self.latest()
         if latest is not None:
             latest.check_rank_free(member, now)
@@ -73,32 +78,53 @@ class Job:
             self._writer.rank_joining(epoch, record)
         self.forming = epoch
         if epoch.complete:
-            epoch.start(now)
-            self._writer.world_complete(epoch)
-            self.epochs[epoch.number] = epoch
             self.forming = None
-            self._drop_old_epochs(now)
+            self._start(epoch, now)
         return epoch
 
-    def restart(self, attempt: int, now: float) -> list[Future[JoinReply]]:
+    def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
+        """Admit a newcomer, or a rank of the world that grows; see Growth."""
+        self.drop_silent_joiners(now)
+        if request.growth is not None:  # of a world that may have been complete at an earlier gateway
+            self._last_used = max(self._last_used, request.growth.epoch)
+        known = self.growth.epoch_of(request.member).find(request.member.rank, request.member.instance)
+        epoch = self.growth.join(request, self._next_number(), now)
+        record = epoch.find(request.member.rank, request.member.instance)
+        if request.newcomer and known is None and record is not None:
+            self._writer.newcomer(epoch, record)
+        if epoch.complete and epoch is self.growth.forming:
+            self.growth.forming = None
+            self._start(epoch, now)
+        return epoch
+
+    def _start(self, epoch: Epoch, now: float) -> None:
+        epoch.number = self._last_used = self._next_number()
+        epoch.start(now)
+        self._writer.world_complete(epoch)
+        self.epochs[epoch.number] = epoch
+        self._renumber()
+        self._drop_old_epochs(now)
+
+    def restart(self, attempt: int, now: float, reason: str = "") -> list[Future[JoinReply]]:
         """End the epochs of earlier attempts: their ranks are neither live nor failed any more, but over.
 
         Args:
             attempt: how often the launcher has restarted the job; does nothing if this is known.
             now: the clock.
+            reason: the reason, as far as the launchers have reported one.
 
         Returns:
             The joins of earlier attempts that wait, to be cancelled.
         """
         if attempt <= self.attempt:
             return []
-        waiters = [future for epoch in self for future in epoch.waiters]
+        waiters = self.waiters()
         self.attempt = attempt
         self.before = [info for epoch in self for info in epoch.infos(now)]
         self._last_ended = self._latest_number()
         self._restarted_at = now
-        self.epochs, self.forming = {}, None
-        self._writer.job_restarted(self.name, self._last_ended, attempt)
+        self.epochs, self.forming, self.growth = {}, None, Growth(self.name)
+        self._writer.job_restarted(self.name, self._last_ended, attempt, reason)
         return waiters
 
     def epoch_of(self, member: Member) -> Epoch | None:
@@ -110,6 +136,8 @@ class Job:
 
     def awaited_epoch(self, request: JoinRequest) -> Epoch:
         """Return the epoch that a join waits for; an empty one if no process is waiting any more."""
+        if request.newcomer or request.growth is not None:
+            return self.epoch_of(request.member) or self.growth.epoch_of(request.member)
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> tuple[Epoch | None, list[RankRecord]]:
@@ -149,6 +177,8 @@ class Job:
                 record.leave(goodbye.reason, now, goodbye.failed_ranks[: epoch.size])
                 self._writer.state_changes(epoch, [record], now)
                 self._writer.group_changes(epoch, record, before, now)
+        if any(epoch.live_ranks(now) for epoch in self.epochs.values()):  # the job goes on in another epoch
+            self.epochs = {number: epoch for number, epoch in self.epochs.items() if epoch.live_ranks(now)}
 
     def process_exited(self, rank: int, pid: int, host: str, reason: str, now: float) -> None:
         """Record how a process exited, from the launcher that observed it: its cause is more exact than the peers'.
@@ -174,29 +204,53 @@ class Job:
             self._writer.state_changes(epoch, epoch.records.values(), now)
 
     def withdraw(self, rank: int, instance: str) -> Epoch | None:
-        """Free a joiner's place in the forming epoch.
+        """Free a joiner's place in the epoch that it waits for.
 
         Returns:
             The epoch that it waited for, None if it did not wait.
         """
-        epoch = self.forming
-        record = epoch.find(rank, instance) if epoch is not None else None
-        if epoch is None or record is None:
-            return None
-        self._remove(epoch, record)
-        return epoch
+        for epoch in self._incomplete():
+            record = epoch.find(rank, instance)
+            if record is not None:
+                self._remove(epoch, record)
+                return epoch
+        return None
+
+    def waiters(self) -> list[Future[JoinReply]]:
+        """Return the joins that wait."""
+        return [future for epoch in self._incomplete() for future in epoch.waiters]
+
+    def drop_waiter(self, future: Future[JoinReply]) -> None:
+        """Forget a join that does not wait any more."""
+        for epoch in self._incomplete():
+            epoch.waiters.pop(future, None)
+
+    def is_waiting(self, instance: str) -> bool:
+        """Return whether a join of this process waits."""
+        return any(epoch.is_waiting(instance) for epoch in self._incomplete())
+
+    def _incomplete(self) -> Iterator[Epoch]:
+        """Yield the epochs whose worlds are incomplete."""
+        if self.forming is not None:
+            yield self.forming
+        yield from self.growth.epochs()
 
     def latest(self) -> Epoch | None:
         """Return the last epoch whose world was complete."""
         return self.epochs.get(self._latest_number())
 
+    def newcomers(self, now: float) -> list[Member]:
+        """Return the processes that wait for the world to grow."""
+        self.drop_silent_joiners(now)
+        return self.growth.waiting()
+
     def live_ranks(self, now: float) -> int:
         """Return how many ranks are live, joining ones included."""
-        return sum(epoch.live_ranks(now) for epoch in self)
+        return sum(epoch.live_ranks(now) for epoch in (*self.epochs.values(), *self._incomplete()))
 
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all ranks."""
-        for epoch in self:
+        for epoch in (*self.epochs.values(), *self._incomplete()):
             for record in epoch.all_records():
                 record.last_seen += seconds
 
@@ -206,15 +260,16 @@ class Job:
 
     def drop_silent_joiners(self, now: float) -> None:
         """Forget joiners whose processes have died, and the forming epoch if there are no others."""
-        if self.forming is not None:
-            epoch = self.forming
+        for epoch in list(self._incomplete()):
             for record in epoch.silent_joiners(now):
                 self._remove(epoch, record)
 
     def _remove(self, epoch: Epoch, record: RankRecord) -> None:
         epoch.remove(record)
         self._writer.join_abandoned(epoch, record)
-        if not epoch.count:
+        if epoch is not self.forming:
+            self.growth.settle()
+        elif not epoch.count:
             self.forming = None
 
     def _latest_number(self) -> int:
@@ -231,13 +286,22 @@ class Job:
             )
 
     def _next_epoch(self, size: int) -> Epoch:
-        return Epoch(self.name, self._latest_number() + 1, size)
+        return Epoch(self.name, self._next_number(), size)
+
+    def _next_number(self) -> int:
+        return max(self._latest_number(), self._last_used) + 1
+
+    def _renumber(self) -> None:
+        """Number the epochs that form after those that are complete."""
+        for epoch in (self.forming, self.growth.forming):
+            if epoch is not None:
+                epoch.number = self._next_number()
 
     def _restore(self, beat: Heartbeat, now: float) -> Epoch:
         """Add an epoch whose world was complete before this gateway was started."""
         epoch = self.epochs[beat.epoch] = Epoch(self.name, beat.epoch, beat.world_size)
-        if self.forming is not None:
-            self.forming.number = self._latest_number() + 1
+        self._last_used = max(self._last_used, beat.epoch)
+        self._renumber()
         self._drop_old_epochs(now)
         return epoch
 

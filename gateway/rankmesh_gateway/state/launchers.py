@@ -94,6 +94,7 @@ class RendezvousState:
     Attributes:
         attempt: the attempt that the job is at.
         over: whether no further attempt can follow.
+        reason: why the attempt has begun, empty for the first one; if the job has failed, why it is over.
         change: the change of the job's nodes with which the attempt began; None if it began otherwise.
     """
 
@@ -103,7 +104,7 @@ class RendezvousState:
         self.change: NodeChange | None = None
         self._terms = _terms(beat)
         self._restarts = 0
-        self._reason = ""
+        self.reason = ""
         self._failed = False
         self._launchers: dict[str, _Launcher] = {}
         self._replaced: dict[str, int] = {}
@@ -149,7 +150,7 @@ class RendezvousState:
             self._members.get(beat.instance, NO_NODE),
             self._size,
             self._restarts,
-            self._reason,
+            self.reason,
             self._failed,
             self.change is not None,
             "" if self.is_complete or self.over else self._missing(now),
@@ -223,7 +224,7 @@ class RendezvousState:
             return
         if beat.attempt > self.attempt or (beat.attempt == self.attempt and not self.is_complete):
             self._members = {}
-            self.attempt, self._restarts, self._reason, self.change = beat.attempt, beat.restarts, "", None
+            self.attempt, self._restarts, self.reason, self.change = beat.attempt, beat.restarts, "", None
             self._size = beat.attempt_nodes or beat.nodes
             self._first_end = None
         if beat.attempt == self.attempt and beat.node != NO_NODE:
@@ -284,14 +285,14 @@ class RendezvousState:
     def _begin(self, reason: str, change: NodeChange | None) -> None:
         """Begin the next attempt, which waits for its nodes."""
         self.attempt += 1
-        self._reason, self.change = reason, change
+        self.reason, self.change = reason, change
         self._members, self._size = {}, 0
         self._enough_since = self._first_end = None
 
     def _end(self, reason: str, change: NodeChange | None = None) -> None:
         """End the job after a failure."""
         self.over = self._failed = True
-        self._reason, self.change = reason, change
+        self.reason, self.change = reason, change
 
     def _complete(self, now: float, last_call: float) -> None:
         """Give the attempt its nodes if enough are there."""
@@ -408,6 +409,11 @@ class LauncherRegistry:
         if state is None or state.change is None or not state.all_know(now):
             return None
         return state.change if state.attempt > attempt or state.over else None
+
+    def reason(self, job: str, attempt: int) -> str:
+        """Return why an attempt has begun, empty if that is not known. With the lock held."""
+        state = self._jobs.get(job)
+        return state.reason if state is not None and state.attempt == attempt else ""
 
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all launchers. With the lock held."""

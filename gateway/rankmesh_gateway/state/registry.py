@@ -21,7 +21,7 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
     RestartReply,
 )
-from rankmesh_gateway.schemas import GroupInFlight, JobInfo
+from rankmesh_gateway.schemas import GroupInFlight, JobInfo, Newcomer
 from rankmesh_gateway.state.agent_pool import AgentPool
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
@@ -123,7 +123,7 @@ class Registry:
             job = self._job(request.job)
             self._request_counts["joins"] += 1
             now = self._polled_now()
-            ended = job.restart(request.attempt, now)
+            ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
@@ -135,7 +135,7 @@ class Registry:
         for waiting in ready:
             if waiting.set_running_or_notify_cancel():
                 waiting.set_result(reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(epoch, ended))
+        future.add_done_callback(lambda ended: self._drop_waiter(job, ended))
         return future
 
     def restart(self, job: str, attempt: int) -> None:
@@ -147,7 +147,7 @@ class Registry:
         """
         with self._lock:
             found = self._jobs[job] = self._job(job)
-            ended = found.restart(attempt, self._now())
+            ended = found.restart(attempt, self._now(), self.launchers.reason(job, attempt))
         _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:
@@ -169,9 +169,8 @@ class Registry:
         """
         with self._lock:
             job = self._jobs.get(request.job)
-            if job is None or job.forming is None or job.forming.is_waiting(request.member.instance):
-                return
-            job.withdraw(request.member.rank, request.member.instance)
+            if job is not None and not job.is_waiting(request.member.instance):
+                job.withdraw(request.member.rank, request.member.instance)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
@@ -267,9 +266,7 @@ class Registry:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
         with self._lock:
             self.closed = True
-            waiters: list[Future[Any]] = [
-                future for job in self._jobs.values() for epoch in job for future in epoch.waiters
-            ]
+            waiters: list[Future[Any]] = [future for job in self._jobs.values() for future in job.waiters()]
             waiters += self.agents.close()
         _cancel(waiters)
         self.events.close()
@@ -287,6 +284,12 @@ class Registry:
             if found is None:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
+
+    def newcomers(self) -> list[Newcomer]:
+        """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
+        with self._lock:
+            now = self._now()
+            return [Newcomer(name, each) for name in sorted(self._jobs) for each in self._jobs[name].newcomers(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
@@ -415,9 +418,9 @@ class Registry:
                 f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
             )
 
-    def _drop_waiter(self, epoch: Epoch, future: Future[JoinReply]) -> None:
+    def _drop_waiter(self, job: Job, future: Future[JoinReply]) -> None:
         with self._lock:
-            epoch.waiters.pop(future, None)
+            job.drop_waiter(future)
 
 
 def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:

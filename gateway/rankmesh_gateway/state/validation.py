@@ -57,8 +57,16 @@ def closing_error() -> GatewayClosingError:
 
 
 def check_join(request: JoinRequest) -> None:
-    """Raise InvalidRequestError unless the request has a job, and either a rank of its world or none."""
+    """Raise InvalidRequestError unless the request has a job, and a rank of its world or none, as its kind requires."""
+    rank, growth = request.member.rank, request.growth
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
+    if request.newcomer and (rank != UNASSIGNED or growth is not None):
+        raise InvalidRequestError(f"a newcomer has no rank until the world grows; send rank {UNASSIGNED}, not {rank}")
+    if growth is not None and not (growth.epoch > 0 and 0 <= rank < growth.size <= request.world_size):
+        raise InvalidRequestError(
+            f"rank {rank} of epoch {growth.epoch} cannot grow a world of {growth.size} ranks to {request.world_size}: "
+            "send a rank of that world, an epoch from 1, and no smaller size"
+        )
 
 
 def check_heartbeat(beat: Heartbeat) -> None:

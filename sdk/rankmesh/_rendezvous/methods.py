@@ -23,6 +23,9 @@ from rankmesh_agent.wire.schemas import UNASSIGNED
 _LAUNCHERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """The launchers that define rank, world size and the address of rank 0."""
 
+_NO_HOST = 1
+"""A rank that does not host the gateway."""
+
 
 class Rendezvous(NamedTuple):
     """The parameters of a join.
@@ -36,6 +39,7 @@ class Rendezvous(NamedTuple):
         hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
         close: stops the gateway if this process hosts it.
         close_in_child: releases that gateway in a forked child.
+        newcomer: whether this process waits for the job's world to grow.
     """
 
     rank: int
@@ -46,6 +50,38 @@ class Rendezvous(NamedTuple):
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
     close_in_child: Callable[[], None]
+    newcomer: bool = False
+
+
+def resolve_newcomer(
+    init_method: str | None, rank: int, world_size: int, settings: Settings, *, store: Any = None
+) -> Rendezvous:
+    """Return the parameters of a join of a process that waits for a running job's world to grow.
+
+    Args:
+        init_method, store: see resolve_init_method.
+        rank, world_size: -1; the growth has them.
+        settings: the process's settings.
+
+    Raises:
+        TypeError: the init method is not a string.
+        ValueError: a rank, a world size or a store is given, or a value is missing or invalid.
+        DistNetworkError: there is no route to the gateway.
+    """
+    if not isinstance(init_method, str | None):
+        raise TypeError(f"init_method must be a URL, tcp://host:port for example, got {init_method!r}")
+    method = init_method or "env://"
+    url = urlsplit(method)
+    given = {name: _given(value, url, name) for name, value in (("rank", rank), ("world_size", world_size))}
+    if store is not None or handlers.registered(url.scheme):
+        raise ValueError("join=True finds the job through its gateway: give its address as the init_method, no store")
+    if any(number is not None for number in given.values()):
+        named = ", ".join(f"{name}={number}" for name, number in given.items() if number is not None)
+        raise ValueError(f"join=True leaves rank and world size to the growth of the world: leave out {named}")
+    settings = _with_launchers_job(settings)
+    hosting = hosting_parameter(url) or settings.hosting
+    locator = _locator(url, method, _NO_HOST, _NO_HOST + 1, settings)
+    return rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(newcomer=True)
 
 
 def resolve_init_method(
@@ -94,8 +130,7 @@ def resolve_init_method(
         return resolve_init_method(None, rank, world_size, settings, store=store)
     if _given(rank, url, "rank") is not None:
         settings = replace(settings, launcher=None)  # explicit ranks may be of other processes than the launcher's
-    if settings.launcher is not None and settings.job == Settings.job:
-        settings = replace(settings, job=settings.launcher.job() or settings.job)
+    settings = _with_launchers_job(settings)
     required = url.scheme == "env"
     rank = _number("rank", rank, url, settings, settings.rank, default=None if required else UNASSIGNED)
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
@@ -120,6 +155,12 @@ def rendezvous_through(
     return Rendezvous(
         rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close, locator.close_in_child
     )
+
+
+def _with_launchers_job(settings: Settings) -> Settings:
+    if settings.launcher is not None and settings.job == Settings.job:
+        return replace(settings, job=settings.launcher.job() or settings.job)
+    return settings
 
 
 def _locator(url: SplitResult, method: str, rank: int, world_size: int, settings: Settings) -> GatewayLocator:

@@ -24,7 +24,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, AgentHeartbeat, LeaseRequest, Member
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -55,6 +55,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         if attached is not None:
             return attached
     from rankmesh_agent.agent import Agent
+    from rankmesh_agent.job_membership import JoinTerms
 
     return Agent(
         settings,
@@ -63,6 +64,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         world_size=rendezvous.world_size,
         host=rendezvous.bind_host,
         timeout=timeout,
+        growth=JoinTerms(UNASSIGNED, 1, newcomer=True) if rendezvous.newcomer else None,
     )
 
 
@@ -87,6 +89,7 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                         world_size=rendezvous.world_size,
                         timeout=timeout,
                         deadline=deadline,
+                        newcomer=rendezvous.newcomer,
                     )
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent

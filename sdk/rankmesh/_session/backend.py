@@ -167,6 +167,12 @@ def require_available(name: str) -> None:
         raise DistBackendError(f"backend {name!r} is not available: {reason}; available are {_listed(usable)}")
 
 
+def check_growth(engines: Engines) -> None:
+    """Raise ValueError if the worlds of a backend cannot grow: an MPI library knows the ranks it was started with."""
+    if engines.host == "mpi":
+        raise ValueError("a world of backend 'mpi' cannot grow: the MPI library has the ranks that mpirun started")
+
+
 def _by_device(backend: str) -> dict[str, str]:
     """Return the names in a backend string by device; a name alone is for all devices, and its key is ``''``.
 

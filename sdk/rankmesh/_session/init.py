@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from rankmesh._session import session as sessions
-from rankmesh._session.backend import resolve
+from rankmesh._session.backend import check_growth, resolve
 from rankmesh._session.process_group import NON_MEMBER, Group, NonMember, ProcessGroup
-from rankmesh._session.session import communicator_of, current, join, leave, require_session
+from rankmesh._session.session import communicator_of, current, leave, require_session
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.net.descriptors import limit_named
@@ -54,6 +54,7 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any = None,
     device_id: Any = None,
+    join: bool | None = None,
 ) -> None:
     """Join the job and make the default group; returns when every rank has joined.
 
@@ -92,14 +93,19 @@ def init_process_group(
         group_name: name of the job, for several jobs at one address, gateway or file; RANKMESH_JOB if left out.
         pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
         device_id: accepted for compatibility with torch and ignored: each array is on a known GPU.
+        join: whether to join a job that runs: returns when its ranks call grow_group(), which makes room for this
+            process. Rank and world size are those of the larger world then, and need not be given; this process never
+            hosts the gateway. By default what RANKMESH_JOIN says, which ``rankmesh run --replace`` sets for a process
+            that it starts in place of one that was lost.
 
     Raises:
         ValueError: called twice without destroy_process_group in between; an argument or environment variable is
-            missing or invalid.
+            missing or invalid; ``join=True`` together with a rank, a world size, a store or MPI.
         DistBackendError: the backend cannot be used here; names the reason and the available backends.
         AddressInUseError: rank 0 cannot host the gateway because another process listens there.
         GatewayUnreachableError: no gateway answers there.
-        JoinTimeoutError: ranks are missing when the timeout expires; names them.
+        JoinTimeoutError: ranks are missing when the timeout expires; names them. With ``join=True``: the job's ranks
+            have not called grow_group().
         RankTakenError: another live process has this rank.
         WorldSizeMismatchError: the ranks disagree on the world size.
         AuthenticationError: the token is not the job's.
@@ -118,13 +124,18 @@ def init_process_group(
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
-        if engines.host == "mpi":
+        if settings.join if join is None else join:
+            from rankmesh._rendezvous import resolve_newcomer
+
+            check_growth(engines)
+            found = resolve_newcomer(init_method, rank, world_size, settings, store=store)
+        elif engines.host == "mpi":
             from rankmesh._rendezvous.mpi import mpi_rendezvous
 
             found, settings = mpi_rendezvous(init_method, rank, world_size, settings, store=store, timeout=seconds)
         else:
             found = resolve_init_method(init_method, rank, world_size, settings, store=store, timeout=seconds)
-        sessions.adopt(join(found, settings, seconds, engines, pg_options))
+        sessions.adopt(sessions.join(found, settings, seconds, engines, pg_options))
 
 
 def destroy_process_group(group: Group = None) -> None:

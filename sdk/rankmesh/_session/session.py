@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from rankmesh._launcher.failure_file import FailureReport
 from rankmesh._session import process_exit
 from rankmesh._session.backend import Backend, BackendOptions, Engines
+from rankmesh._session.callbacks import FailureCallbacks
 from rankmesh._session.debug import DebugLevel, get_debug_level
 from rankmesh._session.process_exit import ProcessExit
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.fork import reset_lock
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.goodbye import Goodbye
 
@@ -46,6 +48,7 @@ class Session:
         group: the default group.
         groups: the other groups that this process is a member of.
         outside: ranks of the latest group made without this process; None if there is none.
+        callbacks: called when a rank of the default group fails.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
         failure_file: see Settings.
     """
@@ -61,6 +64,7 @@ class Session:
         self.groups: list[ProcessGroup] = []
         self.outside: list[int] | None = None
         self.group = ProcessGroup(agent.world, engines)
+        self.callbacks = FailureCallbacks(agent)
         self._use_backend(agent.world, engines.host, pg_options)
 
     def new_group(
@@ -111,6 +115,25 @@ class Session:
             self.groups, self.group = [], shrunk
             self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk
+
+    def grow(self, world_size: int, seconds: float) -> ProcessGroup:
+        """Make a larger world in place of the default group; see grow_group."""
+        from rankmesh._stores.agent import move_stores
+
+        larger = self.agent.grow(world_size, seconds)
+        with interrupts_deferred():
+            before, self.agent = self.agent, larger
+            groups, self.groups = [self.group, *self.groups], []
+            self.group = ProcessGroup(larger.world, self.engines)
+            move_stores(before, larger)
+            self.callbacks.follow(larger)
+            for group in groups:
+                if group._gpu is not None:
+                    group._gpu.end(in_order=True)
+            if before is not larger:
+                before.close(exit_text="it called grow_group")
+        self._use_backend(larger.world, self.engines.host, self.pg_options)
+        return self.group
 
     def _failure_of(self, comm: Communicator, excluded: Sequence[int], named: Sequence[int]) -> DistError | None:
         """Return the failure that names a rank to be excluded, None if there is none.
@@ -172,6 +195,7 @@ class Session:
         """Leave the job; the other ranks' errors report how this process ends."""
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             steps.callback(self.rendezvous.close)
+            steps.callback(self.callbacks.close)
             steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
             steps.callback(self._report_failure)
             if end.error is not None:

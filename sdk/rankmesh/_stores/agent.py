@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,17 @@ class AgentStore(CommandStore):
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         self._agent = agent
         super().__init__(agent.blocking_store(), timeout)
+        _open.add(self)
 
     def clone(self) -> AgentStore:
         return AgentStore(self._agent, self.timeout)
+
+    def _move(self, agent: Agent | RemoteAgent) -> None:
+        """Use the store of another epoch from now on, unless this one is closed."""
+        if self._finalizer.alive:
+            self._finalizer()
+            self._agent = agent
+            self._use(agent.blocking_store())
 
     def _after_fork(self) -> None:
         super()._after_fork()
@@ -34,3 +43,13 @@ class AgentStore(CommandStore):
 
     def __repr__(self) -> str:
         return f"the store of rank {self._agent.member.rank}'s job"
+
+
+_open: weakref.WeakSet[AgentStore] = weakref.WeakSet()
+
+
+def move_stores(before: Agent | RemoteAgent, after: Agent | RemoteAgent) -> None:
+    """Have the stores of an agent be those of the rank's agent in the next epoch."""
+    for store in list(_open):
+        if store._agent is before:
+            store._move(after)

@@ -80,6 +80,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.registry = Registry(self.clock)
         self.epochs: dict[int, World] = {}
         self.forming: World | None = None
+        self.last_used = 0
         self.waiting: list[tuple[Future[Any], str]] = []
         self.ended: set[tuple[int, str]] = set()
 
@@ -98,6 +99,9 @@ class RegistryMachine(RuleBasedStateMachine):
 
     def drop_old(self) -> None:
         self.epochs = {n: w for n, w in self.epochs.items() if n == max(self.epochs) or w.live(self.now)}
+
+    def next_number(self) -> int:
+        return max(self.last_used, *self.epochs, 0) + 1
 
     def expire(self) -> None:
         for world in self.epochs.values():
@@ -161,7 +165,7 @@ class RegistryMachine(RuleBasedStateMachine):
         ranks = {n: world.ranks.get(n) or next(unassigned) for n in range(world.size)}
         for n, rank in ranks.items():
             ranks[n] = Rank(replace(rank.member, rank=n), self.now, joining=False)
-        number = max(self.epochs, default=0) + 1
+        number = self.last_used = self.next_number()
         self.epochs[number] = World(world.size, ranks)
         self.drop_old()
         assert (reply.complete, reply.epoch, reply.missing) == (True, number, [])
@@ -204,6 +208,7 @@ class RegistryMachine(RuleBasedStateMachine):
         error = None
         if world is None:
             world = self.epochs[number] = World(size)
+            self.last_used = max(self.last_used, number)
             self.drop_old()
         elif world.size != size:
             error = WorldSizeMismatchError
@@ -238,6 +243,8 @@ class RegistryMachine(RuleBasedStateMachine):
             for n, rank in world.ranks.items():
                 if rank.member.instance == instance and place in (n, UNASSIGNED):
                     rank.end("failed" if reason else "left", self.now)
+        if any(world.live(self.now) for world in self.epochs.values()):
+            self.epochs = {n: world for n, world in self.epochs.items() if world.live(self.now)}
         forming = self.forming.ranks if self.forming is not None else {}
         if any(r.member.instance == instance and place in (r.member.rank, UNASSIGNED) for r in forming.values()):
             assert all(future.cancelled() for future, waiter in self.waiting if waiter == instance)
@@ -258,7 +265,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @invariant()
     def the_ranks_are_those_of_the_model(self) -> None:
         self.expire()
-        number = max(self.epochs, default=0) + 1
+        number = self.next_number()
         worlds = [*sorted(self.epochs.items()), *([(number, self.forming)] if self.forming is not None else [])]
         expected = [
             (n, r.member.instance, r.member.rank, r.state(self.now)) for n, w in worlds for r in w.ranks.values()

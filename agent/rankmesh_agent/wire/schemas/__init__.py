@@ -24,6 +24,7 @@ from rankmesh_agent.wire.schemas.job import (
     AgentInfo,
     Done,
     GatewayHealth,
+    GrowingWorld,
     Heartbeat,
     HeartbeatReply,
     JoinReply,

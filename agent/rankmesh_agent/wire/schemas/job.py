@@ -56,6 +56,19 @@ class Member:
 
 
 @dataclass
+class GrowingWorld:
+    """The world that a rank of it grows.
+
+    Attributes:
+        epoch: its epoch.
+        size: its number of ranks.
+    """
+
+    epoch: Epoch
+    size: WorldSize
+
+
+@dataclass
 class JoinRequest:
     """Join a job. A repeated request with the same ``member.instance`` has no further effect.
 
@@ -67,6 +80,10 @@ class JoinRequest:
             LONG_POLL_SECONDS.
         attempt: restarts of the job by its launcher before the member's process was started. The first join of a later
             attempt ends the epochs of the earlier ones, whose late joins are refused.
+        newcomer: whether the member waits until the job's world grows; its ``rank`` is UNASSIGNED, and ``world_size``
+            does not matter.
+        growth: of a rank of the world that grows to ``world_size``: ``member`` is this rank in the next epoch, with an
+            instance of its own. None otherwise.
     """
 
     job: Name
@@ -74,6 +91,8 @@ class JoinRequest:
     member: Member
     wait: Number = LONG_POLL_SECONDS
     attempt: Integer = 0
+    newcomer: Boolean = False
+    growth: GrowingWorld | None = None
 
 
 @dataclass

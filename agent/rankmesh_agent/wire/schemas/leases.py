@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import MAX_ADDRESSES, Integer, Name, Number, Rank, SchemaKeywords, Text, WorldSize
+from rankmesh_agent.wire.fields import (
+    MAX_ADDRESSES,
+    Boolean,
+    Integer,
+    Name,
+    Number,
+    Rank,
+    SchemaKeywords,
+    Text,
+    WorldSize,
+)
 
 OFFER_SECONDS = 5.0
 """Seconds for which the gateway offers a free agent to one client only."""
@@ -50,6 +60,7 @@ class LeaseTerms:
         holder: the client as text.
         idle: seconds without use after which the lease ends; 0 for never, if the agent can detect the end of its
             holder.
+        newcomer: whether the agent waits for the world of the job to grow; rank and world size do not matter then.
     """
 
     job: str
@@ -58,6 +69,7 @@ class LeaseTerms:
     timeout: Number
     holder: str
     idle: Number = 0.0
+    newcomer: Boolean = False
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
-from rankmesh_gateway.schemas import RegistrySnapshot
+from rankmesh_gateway.schemas import Newcomer, RegistrySnapshot
 
 router = APIRouter(
     prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
@@ -41,6 +41,12 @@ async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) ->
 async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     """Report that a rank leaves, with a reason if it has failed."""
     return await handlers.leave(registry, body, request.receive)
+
+
+@router.get("/newcomers")
+async def newcomers(request: Request, registry: RegistryDep) -> list[Newcomer]:
+    """List the processes that wait for the worlds of jobs to grow, by job, in the order in which they came."""
+    return await handlers.newcomers(registry, None, request.receive)
 
 
 @router.get("/snapshot")

@@ -1,0 +1,87 @@
+"""Growth of a job's world: the processes that wait for it, and the epoch that they and the world's ranks form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_gateway.state.epoch import Epoch
+
+
+class Growth:
+    """The next growth of a job's world.
+
+    A newcomer waits until the ranks of the world begin to grow it, and has a place in the epoch that they form, or if
+    that has no room, in a later one. If the ranks give up, the newcomers wait on.
+
+    Args:
+        job: the job's name.
+
+    Attributes:
+        forming: the epoch of the growth that is under way; None without one.
+        newcomers: the other processes that wait, as the unassigned ranks of an epoch that never is complete.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.forming: Epoch | None = None
+        self.newcomers = Epoch(job, 0, 0)
+        self._job = job
+        self._room = 0
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Yield the epochs whose processes wait."""
+        if self.forming is not None:
+            yield self.forming
+        yield self.newcomers
+
+    def epoch_of(self, member: Member) -> Epoch:
+        """Return the epoch in which a process waits; without one, that of the newcomers."""
+        return next((each for each in self.epochs() if each.find(member.rank, member.instance)), self.newcomers)
+
+    def waiting(self) -> list[Member]:
+        """Return the newcomers, in the order in which they came."""
+        return [record.member for epoch in self.epochs() for record in epoch.unassigned.values()]
+
+    def join(self, request: JoinRequest, number: int, now: float) -> Epoch:
+        """Admit a newcomer, or a rank of the world that grows.
+
+        Args:
+            request: its join.
+            number: of the epoch that forms.
+            now: the clock.
+
+        Returns:
+            The epoch in which it waits, which may be complete by that.
+
+        Raises:
+            RankTakenError: another live process has come as this rank of the world.
+            WorldSizeMismatchError: the ranks of the world call for different sizes.
+        """
+        member = request.member
+        if request.growth is None:
+            self.epoch_of(member).admit(member, now)
+        else:
+            epoch = self.forming or Epoch(self._job, number, request.world_size)
+            epoch.check_world_size(request.world_size, member)
+            epoch.check_rank_free(member, now)
+            epoch.admit(member, now)
+            self.forming, self._room = epoch, request.world_size - request.growth.size
+        self.settle()
+        return self.epoch_of(member)
+
+    def settle(self) -> None:
+        """Give the newcomers the free places of the forming epoch; end that if none of the world's ranks is left."""
+        forming, lobby = self.forming, self.newcomers
+        if forming is None:
+            return
+        ended = not forming.records
+        source, target, count = (forming, lobby, len(forming.unassigned)) if ended else (lobby, forming, self._free())
+        for instance in list(source.unassigned)[:count]:
+            target.unassigned[instance] = source.unassigned.pop(instance)
+            moved = [future for future, waiting in source.waiters.items() if waiting == instance]
+            target.waiters |= {future: source.waiters.pop(future) for future in moved}
+        if ended:
+            self.forming = None
+
+    def _free(self) -> int:
+        return 0 if self.forming is None else max(0, self._room - len(self.forming.unassigned))
