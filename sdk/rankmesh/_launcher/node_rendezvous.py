@@ -26,8 +26,8 @@ from rankmesh_agent.wire.schemas import (
     LauncherState,
 )
 
-FIRST_REPORT_SECONDS = 3.0
-"""Seconds without enough nodes, or without a gateway, before the first report of that."""
+FIRST_REPORT_SECONDS = 2.0
+"""Seconds after the last call, without enough nodes or without a gateway, before the first report of that."""
 REPORT_SECONDS = 10.0
 """Interval of the reports after that."""
 _RESPONSE_SECONDS = 2.0
@@ -127,7 +127,7 @@ class NodeRendezvous:
             RendezvousError: the gateway rejects this launcher, or nodes are missing at the deadline.
         """
         self.report("waiting")
-        next_report = time.monotonic() + FIRST_REPORT_SECONDS
+        next_report = time.monotonic() + self._beat.last_call + FIRST_REPORT_SECONDS
         while True:
             self.acknowledge()
             latest = self.latest
