@@ -174,10 +174,7 @@ def test_nodes_that_are_missing(nodes: Nodes) -> None:
     stdout, stderr = node.communicate(timeout=60)
     assert (node.returncode, stdout) == (2, "")
     there = f"1 of at least 2 node(s) are there: {os.uname().nodename}"
-    assert (
-        f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} ("
-        in stderr
-    )
+    assert f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (" in stderr
     assert "rankmesh run: waited 7 s for the nodes of job" in stderr
 
 
