@@ -153,7 +153,7 @@ class RendezvousState:
             self.reason,
             self._failed,
             self.change is not None,
-            "" if self.is_complete or self.over else self._missing(now),
+            "" if self.is_complete or self.over else self._missing(now, beat.last_call),
         )
 
     def all_know(self, now: float) -> bool:
@@ -333,7 +333,7 @@ class RendezvousState:
         unknown = self._size - len(self._members)  # of the gateway, which is younger than the attempt
         return ended == len(self._members) and (not unknown or now - self._first_end >= FAILED_SECONDS)
 
-    def _missing(self, now: float) -> str:
+    def _missing(self, now: float, last_call: float) -> str:
         """Return which nodes are there for an attempt, and what is missing."""
         live = self._live(now)
         ready = [each for each in live if each.state == "waiting"]
@@ -342,6 +342,8 @@ class RendezvousState:
         text += ", ".join(sorted(_name(each) for each in ready)) or "none"
         if busy := [_name(each) for each in live if each.state != "waiting"]:
             text += f"; {', '.join(busy)} end(s) the ranks of the attempt before"
+        elif self.is_elastic and self._enough_since is not None:
+            text += f"; the last call ends in {max(0.0, self._enough_since + last_call - now):.0f} s"
         if not self.is_elastic:
             absent = sorted(set(range(least)) - {each.node for each in live})
             text += "; missing: node " + ", ".join(map(str, absent)) if absent else ""
