@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from rankmesh_agent.wire.errors import RankTakenError
+from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
 from rankmesh_agent.wire.schemas import Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
@@ -85,6 +85,11 @@ class Job:
     def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
         """Admit a newcomer, or a rank of the world that grows; see Growth."""
         self.drop_silent_joiners(now)
+        if request.newcomer and self.has_ended(now):
+            raise JobEndedError(
+                f"all ranks of job {self.name!r} have left: there is no world that {request.member.described()} could "
+                "join. Start the job again, or this process without join=True"
+            )
         if request.growth is not None:  # of a world that may have been complete at an earlier gateway
             self._last_used = max(self._last_used, request.growth.epoch)
         known = self.growth.epoch_of(request.member).find(request.member.rank, request.member.instance)
@@ -242,6 +247,10 @@ class Job:
         """Return the processes that wait for the world to grow."""
         self.drop_silent_joiners(now)
         return self.growth.waiting()
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether there was a world, and all ranks of it have left or failed."""
+        return bool(self.epochs) and not any(epoch.live_ranks(now) for epoch in self.epochs.values())
 
     def live_ranks(self, now: float) -> int:
         """Return how many ranks are live, joining ones included."""

@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
+from rankmesh_agent.wire.errors import JobEndedError, RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_gateway.state.epoch import JOIN_SILENCE_SECONDS
 from rankmesh_gateway.state.registry import Registry
@@ -127,6 +127,19 @@ def test_a_gateway_that_was_started_anew_numbers_the_epoch_after_that_of_the_ran
     for request in (ask.newcomer(7), ask.growth(0, 3, epoch=5), ask.growth(1, 3, epoch=5)):
         future = registry.join(request)
     assert future.result(timeout=0).epoch == 6
+
+
+def test_newcomers_of_a_job_that_has_ended_are_told_so(registry, ask, world):
+    waiting = registry.join(ask.newcomer(7))
+    registry.leave(ask.leave(0))
+    assert not waiting.done()
+    registry.leave(ask.leave(1, reason="SIGKILL"))
+    assert waiting.cancelled()
+    with pytest.raises(JobEndedError, match="all ranks of job 'job' have left"):
+        registry.join(ask.newcomer(7))
+    registry.join(ask.join(0, life=2))
+    registry.join(ask.join(1, life=2))
+    assert not registry.join(ask.newcomer(7)).done()
 
 
 def test_ranks_that_disagree_are_told_so(registry, ask, world):
