@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
-from rankmesh_agent.wire.schemas import Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.growth import Growth
@@ -57,8 +58,9 @@ class Job:
                 the process had been started.
             WorldSizeMismatchError: the forming world has another size.
         """
-        member = request.member
         self._check_attempt(request)
+        request = self._resolved(request)
+        member = request.member
         joined = self.epoch_of(member)
         if joined is not None:
             return joined
@@ -81,6 +83,17 @@ class Job:
             self.forming = None
             self._start(epoch, now)
         return epoch
+
+    def _resolved(self, request: JoinRequest) -> JoinRequest:
+        """Return a newcomer's request as what it is by now.
+
+        One that has the rank of a lost process holds this rank in the first world, until that is complete.
+        """
+        if not request.newcomer or request.member.rank == UNASSIGNED:
+            return request
+        if self.epochs:
+            return replace(request, member=replace(request.member, rank=UNASSIGNED))
+        return replace(request, newcomer=False)
 
     def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
         """Admit a newcomer, or a rank of the world that grows; see Growth."""
@@ -140,6 +153,7 @@ class Job:
 
     def awaited_epoch(self, request: JoinRequest) -> Epoch:
         """Return the epoch that a join waits for; an empty one if no process is waiting any more."""
+        request = self._resolved(request)
         if request.newcomer or request.growth is not None:
             return self.epoch_of(request.member) or self.growth.epoch_of(request.member)
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
@@ -214,7 +228,7 @@ class Job:
             The epoch that it waited for, None if it did not wait.
         """
         for epoch in self._incomplete():
-            record = epoch.find(rank, instance)
+            record = epoch.find(rank if epoch is self.forming else UNASSIGNED, instance)
             if record is not None:
                 self._remove(epoch, record)
                 return epoch

@@ -193,6 +193,7 @@ class Supervisor:
             return False  # nobody is left to make room in the world
         for stream in rank.streams:
             stream.read_all()  # its last output precedes the message
+        self._watch_pipes()  # the new process gets the descriptors of pipes that are closed
         found = self.replace(rank)
         if found is None:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import pytest
 
@@ -167,8 +168,30 @@ def test_requests_that_fit_no_growth_are_invalid(registry, ask, rank, size, base
         registry.join(request)
 
 
-def test_a_newcomer_with_a_rank_is_invalid(registry, ask):
-    request = ask.newcomer(7)
-    request.member.rank = 0
-    with pytest.raises(InvalidRequestError, match="a newcomer has no rank"):
-        registry.join(request)
+def test_a_newcomer_of_a_world_that_grows_is_invalid(registry, ask):
+    with pytest.raises(InvalidRequestError, match="not both"):
+        registry.join(replace(ask.growth(0, 3), newcomer=True))
+
+
+def test_who_takes_the_place_of_a_lost_rank_has_its_rank_until_the_first_world_is_complete(registry, ask):
+    registry.join(ask.join(0))
+    request = replace(ask.join(1, life=2), newcomer=True)
+    assert registry.join(request).result(timeout=0).epoch == 1
+    assert registry.join(request).result(timeout=0).epoch == 1
+    assert [each.instance for each in registry.join_status(request).members] == ["r0-1", "r1-2"]
+
+
+def test_who_takes_the_place_of_a_lost_rank_later_waits_for_the_growth(registry, ask, world):
+    request = replace(ask.join(1, life=3), newcomer=True)
+    waiting = registry.join(request)
+    assert not waiting.done()
+    assert registry.newcomers()[0].member.rank == UNASSIGNED
+    assert [each.instance for each in registry.join_status(request).members] == ["r1-3"]
+    for rank in range(2):
+        registry.join(ask.growth(rank, 3))
+    assert waiting.result(timeout=0).members[2].instance == "r1-3"
+    assert registry.join(request).result(timeout=0).epoch == 2
+    again = replace(ask.join(1, life=4), newcomer=True)
+    assert not registry.join(again).done()
+    registry.leave(ask.leave(1, life=4))
+    assert registry.newcomers() == []
