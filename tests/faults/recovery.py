@@ -60,9 +60,11 @@ class Kind(NamedTuple):
         variables: of the environment.
         needs: module that has to be installed.
         hosts: whether the ranks are on two hosts, of which one is lost, and comes back.
+        joins: whether the job goes on with one host, and the other joins it, with an attempt of its own.
         exact: whether the parameters are bit for bit those of an undisturbed job. The others' differ in their last
             bits, for they are summed in another order: by fewer ranks, or by gloo, whose order depends on DDP's
             buckets, and those are others in the first step of a process.
+        replaced: whether a process is started that joins in the place of the one that is killed.
     """
 
     text: str
@@ -75,23 +77,52 @@ class Kind(NamedTuple):
     variables: Mapping[str, str] = {}
     needs: str = "sklearn"
     hosts: bool = False
+    joins: bool = False
     exact: bool = True
+    replaced: bool = False
+
+    @property
+    def last_epochs(self) -> int:
+        """In how many of the last epochs no rank is killed: those in which the host joins again."""
+        return 10 if self.joins else 1
 
 
-_TRAIN = "train_digits --checkpoint digits.npz"
-_DDP = "ddp_digits --checkpoint ddp --backend "
+_TRAIN = "train_digits --checkpoint digits.npz --epochs 30"
+_DDP = "ddp_digits --checkpoint ddp --epochs 10 --backend"
 KINDS = {
     "shrink": Kind(
-        "shrink", 50, f"{RANKMESH_RUN} --failure-grace 600", "shrink_digits", 30, code=137, size=3, exact=False
+        "shrink", 50, f"{RANKMESH_RUN} --failure-grace 600", "elastic_digits", 30, code=137, size=3, exact=False
+    ),
+    "replace": Kind(
+        "replace",
+        20,
+        f"{RANKMESH_RUN} --failure-grace 600",
+        "elastic_digits --replace",
+        30,
+        code=137,
+        exact=False,
+        replaced=True,
     ),
     "restart": Kind("restart", 20, f"{RANKMESH_RUN} --max-restarts 1", _TRAIN, 30),
     "hosts": Kind(
         "restart, a host lost and back",
         20,
-        "rankmesh run --nnodes 2 --nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 2",
+        "rankmesh run --nnodes 2 --node-rank {node} --nproc-per-node 2 --master-addr host1 --max-restarts 2",
         _TRAIN,
         30,
         hosts=True,
+    ),
+    "elastic": Kind(
+        "restart without the lost host, which joins again",
+        20,
+        "rankmesh run --nnodes 1:2 --nproc-per-node 2 --master-addr host1 --max-restarts 1",
+        _TRAIN,
+        30,
+        size=2,
+        variables={"RECOVERY_STEP_SECONDS": "0.05"},
+        hosts=True,
+        joins=True,
+        exact=False,
     ),
     "ddp": Kind("restart, DDP", 20, f"{RANKMESH_RUN} --max-restarts 1", f"{_DDP} rankmesh", 10, needs="torch"),
     "ddp at once": Kind(
@@ -179,8 +210,7 @@ def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
     shm = Path(tempfile.mkdtemp(prefix="rankmesh-recovery-", dir="/dev/shm"))
     marks = folder / "marks"
     marks.mkdir()
-    program = f"--epochs {kind.epochs}" if kind.program != "shrink_digits" else ""
-    arguments = f"{RANK} {marks} {victim} {step} {delay} {kind.program} {program}"
+    arguments = f"{RANK} {marks} {victim} {step} {delay} {kind.program}"
     try:
         run = _on_hosts if kind.hosts else _on_this_host
         code, output, left = run(kind, arguments, folder, shm, marks, victim)
@@ -197,17 +227,29 @@ def _on_this_host(
 ) -> tuple[int, str, list[str]]:
     ranks, port = Ranks(folder), free_port()
     command = [*kind.launcher.format(port=port).split(), *arguments.split()]
+    variables = {"RANKMESH_SHM_DIR": str(shm), "RANKMESH_TOKEN": "the secret of all", **kind.variables}
     try:
-        started = ranks.command(*command, name="job", RANKMESH_SHM_DIR=str(shm), **kind.variables)
-        ranks.wait([started], SECONDS)
+        started = [ranks.command(*command, name="job", **variables)]
+        if kind.replaced and victim >= 0:
+            name = _wait_for_the_kill(marks)
+            place = {"RANKMESH_GATEWAY": f"http://127.0.0.1:{port}", "RANKMESH_JOB": name, "RANKMESH_JOIN": "1"}
+            started.append(ranks.command(*arguments.split(), name="newcomer", **variables, **place))
+        ranks.wait(started, SECONDS)
         left = [f"process {pid}" for pid in ranks.left()]
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 left.append(f"port {port}")
-        return started.code or 0, started.stdout + started.stderr, left
+        left += [f"{each.name}: exit code {each.code}" for each in started[1:] if each.code]
+        return started[0].code or 0, "".join(each.stdout + each.stderr for each in started), left
     finally:
         with contextlib.suppress(AssertionError):
             ranks.end()
+
+
+def _wait_for_the_kill(marks: Path) -> str:
+    """Return the name of the job."""
+    (name,) = wait_until(lambda: [mark.value for mark in _read(marks) if mark.what == "killed"], "the kill", SECONDS)
+    return str(name)
 
 
 def _on_hosts(
@@ -218,19 +260,29 @@ def _on_hosts(
         hosts = Hosts(made, folder)
 
         def start(node: int) -> Any:
-            launcher = f"{kind.launcher} --node-rank {node}"
-            return hosts.start(f"host{node + 1}", f"{launcher} {arguments}", RANKMESH_TOKEN="the secret of both")
+            launcher = kind.launcher.format(node=node)
+            token = {"RANKMESH_TOKEN": "the secret of both"}
+            return hosts.start(f"host{node + 1}", f"{launcher} {arguments}", **token, **kind.variables)
 
         try:
             started = [start(0), start(1)]
             if victim >= 0:
-                wait_until(lambda: any(mark.what == "killed" for mark in _read(marks)), "the kill", SECONDS)
+                _wait_for_the_kill(marks)
                 started[1].end()
+                if kind.joins:
+                    wait_until(lambda: _goes_on(marks), "a step without the host", SECONDS)
                 started[1] = start(1)
             codes = [each.wait(SECONDS) for each in started]
             return max(codes), "".join(each.output for each in started), hosts.left()
         finally:
             hosts.end()
+
+
+def _goes_on(marks: Path) -> bool:
+    """Return whether a step has been done in another attempt than that of the kill."""
+    found = _read(marks)
+    killed = next(mark.attempt for mark in found if mark.what == "killed")
+    return any(mark.what == "step" and mark.attempt > killed for mark in found)
 
 
 def _read(marks: Path) -> list[Mark]:
@@ -253,8 +305,10 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"accuracy: {ending.accuracy}, not {undisturbed.accuracy}")
     if kind.exact and ending.parameters != undisturbed.parameters:
         outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
-    if kind.size != SIZE and "single process: equal" not in ending.output:
+    if kind.program.startswith("elastic_digits") and "single process: equal" not in ending.output:
         outcome.wrong.append("the parameters are not those of one process on its own")
+    if kind.joins and sum(mark.what == "parameters" for mark in ending.marks) != SIZE:
+        outcome.wrong.append("the job did not end with all ranks")
     kills = [mark.at for mark in ending.marks if mark.what == "killed"]
     if len(kills) != 1:
         outcome.wrong.append(f"{len(kills)} ranks were killed")
@@ -280,7 +334,7 @@ def one(name: str, seed: int, undisturbed: Ending) -> Outcome:
     """Run one round."""
     kind, draw = KINDS[name], random.Random(f"{name} {seed}")
     victim = draw.choice((2, 3)) if kind.hosts else draw.randrange(SIZE)
-    step = draw.randrange(STEPS_OF_AN_EPOCH, STEPS_OF_AN_EPOCH * (kind.epochs - 1))
+    step = draw.randrange(STEPS_OF_AN_EPOCH, STEPS_OF_AN_EPOCH * (kind.epochs - kind.last_epochs))
     outcome = Outcome(name, seed)
     try:
         ending = job(kind, victim, step, draw.uniform(0, DELAY))

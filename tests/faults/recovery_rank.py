@@ -6,7 +6,10 @@ Args:
     MARKS: folder of the record, a file a process: lines of time.monotonic(), the attempt, and what came to pass.
     VICTIM: the rank that is killed in the first attempt, -1 for none.
     STEP, DELAY: after how many steps, and how many seconds after that.
-    PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
+    PROGRAM: train_digits, elastic_digits or ddp_digits, with its arguments.
+
+Environment:
+    RECOVERY_STEP_SECONDS: how long a world of two ranks waits after each step: a host takes seconds to come back.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FOLDERS = {"train_digits": EXAMPLES, "shrink_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
+FOLDERS = {"train_digits": EXAMPLES, "elastic_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
 
 
 class Recorder:
@@ -32,10 +35,12 @@ class Recorder:
 
     def __init__(self, folder: str, victim: int, step: int, delay: float) -> None:
         self._file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._attempt = os.environ.get("RANKMESH_ATTEMPT", restarts)
         replaces = os.environ.get("RANKMESH_JOIN") == "1"
-        self._left = step if (self._attempt, os.environ.get("RANK")) == ("0", str(victim)) and not replaces else 0
+        self._left = step if (restarts, os.environ.get("RANK")) == ("0", str(victim)) and not replaces else 0
         self._delay = delay
+        self._pause = float(os.environ.get("RECOVERY_STEP_SECONDS", 0)) if os.environ.get("WORLD_SIZE") == "2" else 0.0
 
     def mark(self, what: str) -> None:
         """Write that something has come to pass now."""
@@ -44,12 +49,13 @@ class Recorder:
     def step(self) -> None:
         """Write that a step is done."""
         self.mark("step")
+        time.sleep(self._pause)
         self._left -= 1
         if self._left == 0:
             threading.Timer(self._delay, self._kill).start()
 
     def _kill(self) -> None:
-        self.mark("killed")
+        self.mark(f"killed {os.environ.get('RANKMESH_JOB', '')}")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -70,6 +76,7 @@ def run_numpy(recorder: Recorder, program: str) -> int:
 
     dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
     shrink = after(dist.shrink_group, lambda: recorder.mark("joined"))
+    dist.grow_group = after(dist.grow_group, lambda: recorder.mark("joined"))
 
     def shrink_group(*arguments: Any, **named: Any) -> Any:
         recorder.mark("failed")

@@ -43,13 +43,14 @@ def test_a_host_that_is_cut_off_and_heals(request, count: int) -> None:
     slow = hosts.folder / "slow"
     slow.touch()
     checkpoint = hosts.folder / "digits.npz"
-    launcher = f"rankmesh run --nnodes 1:{count} --nproc-per-node 1 --master-addr host1 --max-restarts 1 --last-call 2"
+    launcher = f"rankmesh run --nnodes 1:{count} --nproc-per-node 1 --master-addr host1 --max-restarts 1 --last-call 4"
     script = f"slow_digits.py --epochs 20 --checkpoint {checkpoint}"
     first, *others = (
         hosts.start(f"host{number + 1}", f"{launcher} {script}", RANKMESH_TOKEN="secret") for number in range(count)
     )
     lost = others[-1]
-    first.wait_for(f"on node 0 of {count}")
+    whole = f"on node 0 of {count}", f"on {count} nodes; this is node 0"  # the last host may have come late
+    wait_until(lambda: any(text in first.output for text in whole), f"{count} nodes: {first!r}", 60)
     wait_until(checkpoint.exists, "the first epoch to be complete")
     hosts.cut(lost.name.partition("-")[2])
     first.wait_for(f"restart 1 of 1: all {count - 1} ranks start again" if count > 2 else "the rank starts again")

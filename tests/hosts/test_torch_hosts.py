@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.host_commands import has_torch
 
-pytest.importorskip("torch", reason="needs torch: make test-torch installs it")
-pytestmark = [pytest.mark.hosts, pytest.mark.processes]
+NEEDS_TORCH = pytest.mark.skipif(not has_torch(), reason="needs torch: make test-torch installs it")
+pytestmark = [pytest.mark.hosts, pytest.mark.processes, NEEDS_TORCH]
 
 TRAIN = """\
 import torch

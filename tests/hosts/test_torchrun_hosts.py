@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from support.host_commands import has_torch
 
-pytest.importorskip("torch", reason="torchrun comes with torch")
-
-pytestmark = [pytest.mark.hosts, pytest.mark.processes]
+NEEDS_TORCH = pytest.mark.skipif(not has_torch(), reason="needs torch: make test-torch installs it")
+pytestmark = [pytest.mark.hosts, pytest.mark.processes, NEEDS_TORCH]
 
 AVERAGE = Path(__file__).parents[2] / "examples" / "average.py"
 WAYS = {

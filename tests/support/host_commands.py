@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -138,6 +139,12 @@ class Hosts:
             for host in self._hosts.values()
         ]
         return " ".join(listed).split()
+
+
+def has_torch() -> bool:
+    """Return whether torch is installed: to import it may succeed anyway, as tests/torch is a package of that name."""
+    found = importlib.util.find_spec("torch")
+    return found is not None and found.origin is not None
 
 
 def why_not() -> str:

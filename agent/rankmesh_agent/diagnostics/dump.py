@@ -42,7 +42,7 @@ class DumpWriter:
         take: Callable[[float, Collection[float]], RankDump],
         awaited: Callable[[], set[float]],
     ) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(directory).absolute()
         self._take = take
         self._awaited = awaited
         self._last: float | None = None
@@ -84,8 +84,13 @@ class DumpWriter:
             path = self._directory / file_name(dump.job, dump.epoch, dump.rank)
             self._directory.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self._directory, prefix=".rankmesh-", delete=False) as file:
-                json.dump(dump, file, default=vars)
-            os.replace(file.name, path)
+                try:
+                    json.dump(dump, file, default=vars)
+                    file.flush()
+                    os.replace(file.name, path)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
         except OSError as problem:
             _log.warning("no dump of the flight recorder was written to %s: %s", self._directory, problem)
         else:

@@ -81,14 +81,19 @@ def add_calls(
     """
     groups, active, records = recorder.snapshot()
     failed_since = [record for record in records if record[5] and (record[4] or at) >= at]
-    in_flight = [record for record in [*failed_since, *active] if record[3] <= at]
+    in_flight: dict[object, Record] = {}
+    for record in [*failed_since, *active]:
+        key = (record[0].id, record[2]) if record[2] else id(record)
+        # A call of an attached process may have begun before its last request to this agent.
+        if record[3] <= min(at, in_flight.get(key, record)[3]):
+            in_flight[key] = record
     since = set(map(id, failed_since))
     latest: dict[str, deque[Record]] = defaultdict(lambda: deque(maxlen=max_ended))
     for record in records:
         if id(record) not in since:
             latest[record[0].id].append(record)
     found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
-    for record in in_flight[:MAX_CALLS]:
+    for record in list(in_flight.values())[:MAX_CALLS]:
         call = _call(record, at - record[3])
         call.awaited = call.peer is None or record[3] in awaited
         found.calls.append(call)

@@ -6,13 +6,19 @@ import { many } from "./format.js";
 import { mark } from "./marks.js";
 
 const MOST = 8;
+const JOIN_MS = 10000; // every job waits a little for its ranks
 
 let known = new Set();
+let joining = new Map();
 
 /** Shows the findings of an overview, but those of failed ranks, which the list below it has. */
 export function showVerdict({ findings = [], ranks }) {
   const several = new Set(ranks.map(({ job }) => job)).size > 1;
-  const found = findings.filter(({ kind }) => kind !== "failed").map((each) => ({ ...each, several }));
+  const now = performance.now();
+  joining = new Map(findings.filter(({ kind }) => kind === "joining").map(({ job }) => [job, joining.get(job) ?? now]));
+  const found = findings
+    .filter(({ kind, job }) => kind !== "failed" && (kind !== "joining" || now - joining.get(job) >= JOIN_MS))
+    .map((each) => ({ ...each, several }));
   show(byId("verdict"), found.length > 0);
   keep(byId("verdict-list"), found.slice(0, MOST), keyOf, finding);
   say(byId("verdict-note"), found.length > MOST ? `and ${many(found.length - MOST, "more finding")}; rankmesh diagnose lists all` : "");

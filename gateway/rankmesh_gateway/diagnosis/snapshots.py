@@ -43,6 +43,7 @@ def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, li
 
 def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline) -> None:
     if report.state == "joining":
+        report.error = "it waits for its world to join"
         return
     if end.expired():
         report.error = f"not asked: others have not answered within {end.seconds:g} s"

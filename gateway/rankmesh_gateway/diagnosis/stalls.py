@@ -9,40 +9,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, get_args
 
 from rankmesh_gateway import humanize
-from rankmesh_gateway.diagnosis.frames import SourceLocation, location_of
+from rankmesh_gateway.diagnosis.frames import SourceLocation
 from rankmesh_gateway.diagnosis.graph import final_components, reaching
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
+from rankmesh_gateway.diagnosis.waits import JobWaits, Wait, of_group
 from rankmesh_gateway.humanize import seconds
 from rankmesh_gateway.schemas import HELD_UP_SECONDS, Stall, StallKind
 
 MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
-_ALL_EXCHANGE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that no rank completes before all have begun them."""
 _SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives whose arguments are equal at all ranks."""
 _NAMED = 4
 """Maximum number of places, and of keys, in a sentence."""
 
 _ORDER: Sequence[StallKind] = get_args(StallKind)
-
-
-class _Wait(NamedTuple):
-    """A wait of a rank: the call as a label, its age, the ranks that it waits for; group and number of a collective."""
-
-    kind: Literal["collective", "message", "store"]
-    label: str
-    age: float
-    ranks: frozenset[int]
-    group: str = ""
-    seq: int = 0
-    op: str = ""
-    peer: int = -1
-    tag: int = 0
-    keys: Sequence[str] = ()
 
 
 def find_stalls(
@@ -62,103 +46,13 @@ def find_stalls(
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
-class _WaitForGraph:
-    """The ranks of one job."""
+class _WaitForGraph(JobWaits):
+    """Wait-for graph of one job, and its findings."""
 
     def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]], *, over: bool) -> None:
+        super().__init__(reports, groups)
         self._min_seconds, self._slow_seconds = (0.0, 0.0) if over else (MIN_SECONDS, HELD_UP_SECONDS)
-        self._reports = {report.rank: report for report in reports if report.state != "joining"}
-        self._joining = [report for report in reports if report.state == "joining"]
-        self._job = reports[0].job
-        self._snapshots = {
-            rank: report.snapshot for rank, report in self._reports.items() if report.snapshot is not None
-        }
-        self._silent = {
-            rank for rank, each in self._reports.items() if each.snapshot is None and each.state != "failed"
-        }
-        self._groups = {group["id"]: group for each in self._snapshots.values() for group in each["groups"]}
-        self._seqs = {
-            rank: {group["id"]: group["seq"] for group in each["groups"]} for rank, each in self._snapshots.items()
-        }
-        epoch = reports[0].epoch
-        self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self._job, epoch)}
-        self._waits = {rank: list(self._waits_of(rank)) for rank in self._snapshots}
-        self._places = {
-            rank: self._reports[rank].place
-            or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
-            for rank, each in self._snapshots.items()
-            if not each["attached"]
-        }
-        self._blocked = {rank for rank in self._snapshots if self._waits[rank] and self._is_inside(rank)}
         self._mismatched: set[tuple[str, int]] = set()
-
-    def _is_inside(self, rank: int) -> bool:
-        """Return whether a rank is in a call of RankMesh; True if its stack does not tell."""
-        place = self._places.get(rank)
-        return place is None or place.in_rankmesh
-
-    # Waits
-
-    def _waits_of(self, rank: int) -> Iterator[_Wait]:
-        snapshot = self._snapshots[rank]
-        begun: set[str] = set()
-        for call in snapshot["calls"]:
-            group = self._groups.get(call["group"], {"id": call["group"], "name": "?", "ranks": []})
-            in_group = _of_group(group["name"])
-            if call["peer"] is not None:
-                if call["awaited"]:
-                    yield self._message_wait(rank, call, group, in_group)
-            elif group["id"] not in begun:  # the calls behind it are queued
-                begun.add(group["id"])
-                number = f" #{call['seq']}" if call["seq"] else ""
-                label = f"{call['op']}{number}{in_group}"
-                missing = self._missing(rank, group, call["seq"])
-                yield _Wait("collective", label, call["age"], missing, group["id"], call["seq"], call["op"])
-        for wait in snapshot["store_waits"]:
-            yield _Wait("store", f"store.{wait['op']}", wait["age"], frozenset(), op=wait["op"], keys=wait["keys"])
-
-    def _missing(self, rank: int, group: Mapping[str, Any], seq: int) -> frozenset[int]:
-        """Return the members that a rank waits for in a collective: first those that have certainly not come."""
-        others = [each for each in group["ranks"] if each != rank and each in self._reports]
-        away = {each for each in others if each in self._snapshots and not self._has_begun(each, group["id"], seq)}
-        unheard = {each for each in others if each in self._silent}
-        late = {each for each in unheard if self._known_seq(each, group["id"]) < seq}
-        return frozenset(away | late or unheard)
-
-    def _has_begun(self, rank: int, group: str, seq: int) -> bool:
-        number = self._seqs[rank].get(group)
-        return number is not None and int(number) >= seq
-
-    def _message_wait(self, rank: int, call: Mapping[str, Any], group: Mapping[str, Any], in_group: str) -> _Wait:
-        peer = call["peer"]
-        way = "to" if call["op"] == "send" else "from"
-        other = "any rank" if peer < 0 else f"rank {peer}"
-        label = f"{call['op']} {way} {other} (tag {call['tag']}){in_group}"
-        partners = [each for each in group["ranks"] if each != rank] if peer < 0 else [peer]
-        ranks = frozenset(each for each in partners if each in self._reports and not self._meets(rank, each, call))
-        return _Wait("message", label, call["age"], ranks, group["id"], 0, call["op"], peer, call["tag"])
-
-    def _meets(self, rank: int, other: int, call: Mapping[str, Any]) -> bool:
-        """Return whether a rank has the other end of a message in flight."""
-        opposite = "recv" if call["op"] == "send" else "send"
-        return other in self._snapshots and any(
-            (each["op"], each["group"], each["tag"]) == (opposite, call["group"], call["tag"])
-            and each["peer"] in (rank, -1)
-            for each in self._snapshots[other]["calls"]
-        )
-
-    def _known_seq(self, rank: int, group: str) -> int:
-        """Return the number of a collective that a rank that does not answer has begun, at least."""
-        reported = self._reported.get(group, {}).get("seqs", {}).get(str(rank), 0)
-        seqs: list[int] = [
-            call["seq"]
-            for each in self._snapshots.values()
-            for call in each["ended"]
-            if call["group"] == group and call["op"] in _ALL_EXCHANGE
-        ]
-        return max(int(reported), *seqs, 0)
-
-    # Causes
 
     def find_stalls(self) -> Iterator[Stall]:
         """Yield the findings on the job."""
@@ -218,7 +112,7 @@ class _WaitForGraph:
             return ("slow", wait.group, wait.seq, wait.tag, *ends)
         return None
 
-    def _direct(self, ranks: Collection[int]) -> list[tuple[int, _Wait]]:
+    def _direct(self, ranks: Collection[int]) -> list[tuple[int, Wait]]:
         """Return the waits for any of these ranks, the oldest first."""
         found = [
             (rank, wait)
@@ -230,7 +124,7 @@ class _WaitForGraph:
 
     # Sentences
 
-    def _stall(self, kind: StallKind, ranks: list[int], direct: list[tuple[int, _Wait]], behind: list[int]) -> Stall:
+    def _stall(self, kind: StallKind, ranks: list[int], direct: list[tuple[int, Wait]], behind: list[int]) -> Stall:
         own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
         wait = direct[0][1] if direct else own[0][1] if own else None
         age = max([each.age for _, each in direct or own], default=0.0)
@@ -353,7 +247,7 @@ class _WaitForGraph:
             f"{_subject(there)} {_verb(there, 'is', 'are')} in {call}{self._at(there)}"
             for call, there in by_call.items()
         ]
-        number = f"collective #{seq}{_of_group(group['name'])}"
+        number = f"collective #{seq}{of_group(group['name'])}"
         behind = sorted((reaching(blocked, set(everyone)) | set(everyone)) - set(ranks))
         parts = [f"{number} differs between the ranks for {seconds(age)}: {', '.join(each[:_NAMED])}"]
         if indirect := [rank for rank in behind if rank not in everyone]:
@@ -384,59 +278,13 @@ class _WaitForGraph:
         }
         return states.get(report.process, f"{report.error} from {report.url} ({where})")
 
-    def _last_of(self, rank: int, wait: _Wait | None) -> str:
-        """Return the latest collective that a rank that does not answer has begun, as far as others know."""
-        if wait is None or wait.kind != "collective":
-            reported = [(each["seqs"].get(str(rank), 0), key) for key, each in self._reported.items()]
-            group = max(reported, default=(0, ""))[1]
-        else:
-            group = wait.group
-        seq = self._known_seq(rank, group) if group else 0
-        return self._call_name(group, seq) if seq else ""
-
-    def _call_name(self, group: str, seq: int) -> str:
-        names = [
-            call["call"]
-            for each in self._snapshots.values()
-            for call in [*each["ended"], *each["calls"]]
-            if (call["group"], call["seq"]) == (group, seq)
-        ]
-        known = self._groups.get(group) or self._reported.get(group) or {"name": "?"}
-        return f"{names[0] if names else 'operation'} #{seq}{_of_group(known['name'])}"
-
-    def _last_common(self, wait: _Wait | None) -> str:
-        """Return the last collective that all members of a wait's group have completed, and when."""
-        if wait is None or wait.kind != "collective" or wait.seq < 1:
-            return ""
-        members = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._snapshots]
-        done = []
-        for rank in members:
-            active = [
-                call["seq"]
-                for call in self._snapshots[rank]["calls"]
-                if call["group"] == wait.group and call["peer"] is None
-            ]
-            done.append(min(active) - 1 if active else self._seqs[rank].get(wait.group, 0))
-        unheard = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._silent]
-        done += [min(self._known_seq(rank, wait.group), wait.seq - 1) for rank in unheard]
-        seq = min(done, default=0)
-        if seq < 1:
-            return ""
-        ages = [
-            call["age"]
-            for each in self._snapshots.values()
-            for call in each["ended"]
-            if (call["group"], call["seq"]) == (wait.group, seq)
-        ]
-        return self._call_name(wait.group, seq) + (f", {seconds(min(ages))} ago" if ages else "")
-
     def _whereabouts(self, ranks: Sequence[int]) -> str:
         """Return where ranks are: ``it is at x.py:8 in f``, ``ranks 2-3 are at x.py:8``."""
         if len(ranks) == 1:
             return self._at(ranks, "it is at ")
         return self._listed(ranks, "is at", "are at")
 
-    def _waiters(self, direct: Sequence[tuple[int, _Wait]]) -> str:
+    def _waiters(self, direct: Sequence[tuple[int, Wait]]) -> str:
         return self._waiting_at(sorted({rank for rank, _ in direct}))
 
     def _waiting_at(self, ranks: Sequence[int]) -> str:
@@ -493,10 +341,6 @@ class _WaitForGraph:
             known = self._places.get(ranks[0]) is not None
             return "look at that line" if known else "look at its output: the dump has no line of a rank without a call"
         return f"look at that line; 'rankmesh stacks {numbers}' has the whole stack"
-
-
-def _of_group(name: str) -> str:
-    return "" if name == "world" else f" of {name}" if name.startswith("group") else f" of group {name}"
 
 
 def _subject(ranks: Sequence[int]) -> str:

@@ -64,9 +64,9 @@ class EventWriter:
             epoch=epoch.number,
         )
 
-    def job_restarted(self, job: str, epoch: int, attempt: int) -> None:
+    def job_restarted(self, job: str, epoch: int, attempt: int, reason: str) -> None:
         """Log that a launcher restarts a job, and that the epochs up to a number have ended."""
-        detail = f"all ranks of job {job!r} start again: restart {attempt}"
+        detail = f"all ranks of job {job!r} start again: restart {attempt}" + (f", {reason}" if reason else "")
         self._log.append("job-restarted", detail, job=job, epoch=epoch)
 
     def state_changes(self, epoch: Epoch, records: Iterable[RankRecord], now: float) -> None:

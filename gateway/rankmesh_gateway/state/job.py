@@ -123,12 +123,13 @@ class Job:
         self._renumber()
         self._drop_old_epochs(now)
 
-    def restart(self, attempt: int, now: float) -> list[Future[JoinReply]]:
+    def restart(self, attempt: int, now: float, reason: str = "") -> list[Future[JoinReply]]:
         """End the epochs of earlier attempts: their ranks are neither live nor failed any more, but over.
 
         Args:
             attempt: how often the launcher has restarted the job; does nothing if this is known.
             now: the clock.
+            reason: the reason, as far as the launchers have reported one.
 
         Returns:
             The joins of earlier attempts that wait, to be cancelled.
@@ -141,7 +142,7 @@ class Job:
         self._last_ended = self._latest_number()
         self._restarted_at = now
         self.epochs, self.forming, self.growth = {}, None, Growth(self.name)
-        self._writer.job_restarted(self.name, self._last_ended, attempt)
+        self._writer.job_restarted(self.name, self._last_ended, attempt, reason)
         return waiters
 
     def epoch_of(self, member: Member) -> Epoch | None:

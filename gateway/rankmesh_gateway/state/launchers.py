@@ -94,6 +94,7 @@ class RendezvousState:
     Attributes:
         attempt: the attempt that the job is at.
         over: whether no further attempt can follow.
+        reason: why the attempt has begun, empty for the first one; if the job has failed, why it is over.
         change: the change of the job's nodes with which the attempt began; None if it began otherwise.
     """
 
@@ -103,7 +104,7 @@ class RendezvousState:
         self.change: NodeChange | None = None
         self._terms = _terms(beat)
         self._restarts = 0
-        self._reason = ""
+        self.reason = ""
         self._failed = False
         self._launchers: dict[str, _Launcher] = {}
         self._replaced: dict[str, int] = {}
@@ -149,10 +150,10 @@ class RendezvousState:
             self._members.get(beat.instance, NO_NODE),
             self._size,
             self._restarts,
-            self._reason,
+            self.reason,
             self._failed,
             self.change is not None,
-            "" if self.is_complete or self.over else self._missing(now),
+            "" if self.is_complete or self.over else self._missing(now, beat.last_call),
         )
 
     def all_know(self, now: float) -> bool:
@@ -223,7 +224,7 @@ class RendezvousState:
             return
         if beat.attempt > self.attempt or (beat.attempt == self.attempt and not self.is_complete):
             self._members = {}
-            self.attempt, self._restarts, self._reason, self.change = beat.attempt, beat.restarts, "", None
+            self.attempt, self._restarts, self.reason, self.change = beat.attempt, beat.restarts, "", None
             self._size = beat.attempt_nodes or beat.nodes
             self._first_end = None
         if beat.attempt == self.attempt and beat.node != NO_NODE:
@@ -284,14 +285,14 @@ class RendezvousState:
     def _begin(self, reason: str, change: NodeChange | None) -> None:
         """Begin the next attempt, which waits for its nodes."""
         self.attempt += 1
-        self._reason, self.change = reason, change
+        self.reason, self.change = reason, change
         self._members, self._size = {}, 0
         self._enough_since = self._first_end = None
 
     def _end(self, reason: str, change: NodeChange | None = None) -> None:
         """End the job after a failure."""
         self.over = self._failed = True
-        self._reason, self.change = reason, change
+        self.reason, self.change = reason, change
 
     def _complete(self, now: float, last_call: float) -> None:
         """Give the attempt its nodes if enough are there."""
@@ -332,7 +333,7 @@ class RendezvousState:
         unknown = self._size - len(self._members)  # of the gateway, which is younger than the attempt
         return ended == len(self._members) and (not unknown or now - self._first_end >= FAILED_SECONDS)
 
-    def _missing(self, now: float) -> str:
+    def _missing(self, now: float, last_call: float) -> str:
         """Return which nodes are there for an attempt, and what is missing."""
         live = self._live(now)
         ready = [each for each in live if each.state == "waiting"]
@@ -341,6 +342,8 @@ class RendezvousState:
         text += ", ".join(sorted(_name(each) for each in ready)) or "none"
         if busy := [_name(each) for each in live if each.state != "waiting"]:
             text += f"; {', '.join(busy)} end(s) the ranks of the attempt before"
+        elif self.is_elastic and self._enough_since is not None:
+            text += f"; the last call ends in {max(0.0, self._enough_since + last_call - now):.0f} s"
         if not self.is_elastic:
             absent = sorted(set(range(least)) - {each.node for each in live})
             text += "; missing: node " + ", ".join(map(str, absent)) if absent else ""
@@ -408,6 +411,11 @@ class LauncherRegistry:
         if state is None or state.change is None or not state.all_know(now):
             return None
         return state.change if state.attempt > attempt or state.over else None
+
+    def reason(self, job: str, attempt: int) -> str:
+        """Return why an attempt has begun, empty if that is not known. With the lock held."""
+        state = self._jobs.get(job)
+        return state.reason if state is not None and state.attempt == attempt else ""
 
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all launchers. With the lock held."""

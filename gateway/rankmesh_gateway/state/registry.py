@@ -124,7 +124,7 @@ class Registry:
             job = self._job(request.job)
             self._request_counts["joins"] += 1
             now = self._polled_now()
-            ended = job.restart(request.attempt, now)
+            ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
             epoch.waiters[future] = request.member.instance
@@ -148,7 +148,7 @@ class Registry:
         """
         with self._lock:
             found = self._jobs[job] = self._job(job)
-            ended = found.restart(attempt, self._now())
+            ended = found.restart(attempt, self._now(), self.launchers.reason(job, attempt))
         _cancel(ended)
 
     def join_status(self, request: JoinRequest) -> JoinReply:

@@ -50,16 +50,12 @@ def stacks(
         several = len({report.job for report in reports}) > 1
         write("\n".join("\n".join(_text(report, several=several, every=every)) + "\n" for report in reports))
     for report in silent:
-        print_error(f"{report.name} does not answer: {_why(report)}; 'rankmesh diagnose' explains it")
+        print_error(f"{report.name} does not answer: {report.error}; 'rankmesh diagnose' explains it")
     if missing:
         print_error(f"there is no rank {ranks(missing)}; 'rankmesh status' lists the ranks")
     if not reports and not missing:
         print_error("there are no ranks; 'rankmesh run' starts some")
     return NEGATIVE if missing or not reports else UNREACHABLE if silent else OK
-
-
-def _why(report: RankReport) -> str:
-    return "it waits for its world to join" if report.state == "joining" else report.error
 
 
 def _document(report: RankReport) -> dict[str, object]:
@@ -71,7 +67,7 @@ def _document(report: RankReport) -> dict[str, object]:
         "host": report.host,
         "pid": report.pid,
         "attached": found.get("attached", False),
-        "error": "" if report.snapshot is not None else _why(report),
+        "error": report.error,
         "stacks": found.get("stacks", []),
     }
 

@@ -137,6 +137,8 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
     remarks = given.remarks
     if min_nodes < nnodes and not given.max_restarts:
         remarks += ("no --max-restarts: the job ends when a node is lost; nodes that join need none",)
+    if min_nodes < nnodes and not (given.master_addr or given.rdzv_endpoint or given.gateway):
+        remarks += ("no --master-addr: only launchers on this host can join",)
     words = given.program[1:] if given.program[0] == "--" else given.program
     return Options(
         program=_program(parser, words[0], module=given.module, no_python=given.no_python),

@@ -43,6 +43,7 @@ VARIABLES = [
     ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
     ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
     ("RANKMESH_MAX_BODY", "1", "max_body", 1),
+    ("RANKMESH_DUMP_DIR", "/tmp/dumps", "dump_dir", "/tmp/dumps"),
     ("RANKMESH_PICKLE", "never", "pickle", "never"),
     ("RANKMESH_PICKLE", "Authenticated", "pickle", "authenticated"),
 ]

@@ -77,13 +77,13 @@ def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int,
         if members.rank == odd:
             return None
         with pytest.raises(DistBackendError) as caught:
-            call(members, Options(0.5))
+            call(members, Options(2.0))
         return caught.value
 
     for error in ranks.run(run):
         if error is not None:
             assert error.ranks == (odd,)
-            assert f"waited 0.5 s for rank {odd} (here" in error.message
+            assert f"waited 2.0 s for rank {odd} (here" in error.message
     assert sum(error is None for error in ranks.run(lambda members: members.failure)) == 1
 
 

@@ -282,7 +282,7 @@ class TestErrors:
 
         def run(rank: int) -> None:
             with pytest.raises((CollectiveTimeoutError, GroupAbortedError), match=r"rank 1 \(") as caught:
-                groups[rank].all_reduce(np.ones(3), ReduceOp.SUM, Options(0.3))
+                groups[rank].all_reduce(np.ones(3), ReduceOp.SUM, Options(2.0))
             assert caught.value.ranks == (1,)
             assert groups[rank].failure is not None
 

@@ -46,7 +46,8 @@ async def test_one_that_refuses_says_why(agents, members):
     ("answer", "detail"),
     [((500, "x"), "it answered 500"), ((404, None), "it answered 404"), ((503, [1]), "it answered 503")],
 )
-async def test_one_that_refuses_and_is_no_agent(agents, members, answer, detail):
+async def test_one_that_refuses_and_is_no_agent(agents, members, answer, detail, monkeypatch):
+    monkeypatch.setattr(members_module, "CONNECT_SECONDS", 30.0)
     agents.plays[0] = lambda *_: answer
     reply = await members.request("GET", agents.url(0) + "/", seconds=10)
     assert (reply.ok, reply.detail, reply.code) == (False, detail, "")

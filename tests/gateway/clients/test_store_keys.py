@@ -61,6 +61,7 @@ async def test_an_owner_that_does_not_answer_leaves_what_was_known(stores, agent
     await stores.refresh()
     await stores._refreshing
     assert stores.known() == []
+    monkeypatch.setattr(stores_module, "_ANSWER_SECONDS", 30.0)
     agents.plays[0] = keys
     await stores.refresh()
     agents.plays[0] = doubles.problem(503, "not-ready", "no")

@@ -197,3 +197,22 @@ def test_no_thread_remains(registry: Registry, ask: Requests, deaf: str):
     while [thread for thread in threading.enumerate() if thread.name.startswith("rankmesh-diagnosis")]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+async def test_a_rank_whose_world_is_not_complete(direct: httpx.AsyncClient, registry: Registry, ask: Requests):
+    registry.join(ask.join(1, 2))
+    found = (await direct.get("/v1/ranks/1/snapshot")).json()
+    assert (found["state"], found["answers"], found["error"]) == ("joining", False, "it waits for its world to join")
+    (finding,) = (await direct.get("/v1/diagnosis")).json()["findings"]
+    assert finding["text"] == "job job waits for more ranks to join; rank 1 is there"
+
+
+async def test_the_overview_has_the_findings_while_a_client_streams(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any
+):
+    agents = [serve(lambda rank=rank: described(rank, rank != 1)) for rank in range(2)]
+    join(registry, ask, [agent.url for agent in agents])
+    assert (await direct.get("/v1/overview")).json()["findings"] == []
+    assert [agent.taken for agent in agents] == [0, 0], "no client streams"
+    await direct.get("/v1/diagnosis")
+    assert [each["ranks"] for each in (await direct.get("/v1/overview")).json()["findings"]] == [[1]]

@@ -329,3 +329,34 @@ def test_location_of_threads():
     assert str(location_of([library, helper], waits=False)).startswith("train.py:8")
     own = thread(frame(1, "library"), frame(2, "rankmesh"), name="rankmesh-heartbeat")
     assert location_of([own], waits=False) is None
+
+
+def test_a_call_that_has_failed_tells_nothing_of_other_ranks(world: World):
+    world.wait(0, 1, 3)
+    for report in world.reports:
+        assert report.snapshot is not None
+        report.snapshot["ended"].append(call(101, age=39.0, error="CollectiveTimeoutError: too late"))
+    world.silent(2)
+    assert "; its last operation was all_reduce(float32[8], SUM) #100; " in world.only().text
+
+
+def test_collectives_that_differ_under_one_number(world: World):
+    world.wait(0, 1, 3)
+    world.at(2, call(101, "barrier"), seq=101)
+    found = world.only()
+    assert (found.kind, found.ranks, found.waiting, found.seconds) == ("order", [2], [0, 1, 3], 40.0)
+    assert found.text == (
+        "collective #101 differs between the ranks for 40.0 s: ranks 0-1, 3 are in all_reduce(float32[8], SUM) at "
+        "train.py:14, rank 2 is in barrier(float32[8], SUM) at train.py:14"
+    )
+
+
+def test_a_job_that_is_over(world: World):
+    """Every wait counts, and ranks without a dump are one finding."""
+    world.wait(0, age=0.001)
+    for rank in (2, 3):
+        world.silent(rank, error="")
+        world.reports[rank].state = "no-dump"
+    missing, elsewhere = find_stalls(world.reports, over=True)
+    assert missing.text == "ranks 2-3 left no dump; rank 0 waits at train.py:14 in all_reduce #101 for 1 ms"
+    assert (elsewhere.kind, elsewhere.ranks, elsewhere.young) == ("elsewhere", [1], False)

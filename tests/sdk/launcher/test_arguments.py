@@ -147,9 +147,12 @@ def test_arguments_that_change_nothing_are_remarked_on(script: str) -> None:
     ]
 
 
-def test_changing_nodes_without_restarts_are_remarked_on(script: str) -> None:
-    assert "the job ends when a node is lost" in parse(["--nnodes=1:2", script]).remarks[0]
-    assert parse(["--nnodes=1:2", "--max-restarts=1", script]).remarks == ()
+def test_changing_nodes_are_remarked_on(script: str) -> None:
+    assert [remark.partition(":")[0] for remark in parse(["--nnodes=1:2", script]).remarks] == [
+        "no --max-restarts",
+        "no --master-addr",
+    ]
+    assert parse(["--nnodes=1:2", "--max-restarts=1", "--master-addr=::1", script]).remarks == ()
 
 
 def test_a_job_at_a_gateway_of_its_own_needs_a_name(script: str) -> None:

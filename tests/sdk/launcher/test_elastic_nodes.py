@@ -21,7 +21,7 @@ TOLD = """
     told = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("TORCHELASTIC_", "GROUP_"))}
     told |= {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")}
     print("told", json.dumps(told), flush=True)
-    attempt = int(os.environ["RANKMESH_ATTEMPT"])
+    attempt, restarts = int(os.environ["RANKMESH_ATTEMPT"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.init_process_group()
     all_reduce()
 """
@@ -74,7 +74,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 
 UNTIL = """
-    write("ready")
+    write(f"size-{{size}}-{{restarts}}")
     while size != {size}:
         try:
             dist.barrier()
@@ -91,7 +91,7 @@ UNTIL = """
 def test_a_node_that_joins(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--nproc-per-node=2", "--last-call=0")
     first = nodes.node(UNTIL.format(size=4))
-    nodes.pids("ready", 0, 2)
+    nodes.wait_for("size-2-0", 2)
     second = nodes.node(UNTIL.format(size=4))
     code, stdout, lines = nodes.finish(first)
     assert code == 0
@@ -115,8 +115,8 @@ def test_a_node_that_joins(nodes: Nodes) -> None:
 def test_a_node_that_is_lost_and_comes_back(nodes: Nodes) -> None:
     """Three nodes, of which two go on until the third comes back."""
     script = """
-    write("ready")
-    while attempt < 2:
+    write(f"size-{size}-{restarts}")
+    while (size, restarts) != (3, 1):
         dist.barrier()
         time.sleep(0.01)
     dist.barrier()
@@ -124,16 +124,17 @@ def test_a_node_that_is_lost_and_comes_back(nodes: Nodes) -> None:
     nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=4", "--max-restarts=1")
     first = nodes.first(script)
     others = [nodes.node(script) for _ in range(2)]
-    nodes.pids("ready", 0, 3)
+    nodes.wait_for("size-3-0", 3)
     lost, kept = others
     lost.kill()
     lost.communicate()
-    nodes.pids("ready", 1, 2)
+    nodes.wait_for("size-2-1", 2)
     back = nodes.node(script)
     found = [nodes.finish(node) for node in (first, kept, back)]
     assert [code for code, _, _ in found] == [0, 0, 0]
     told = [
-        [(each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(out)] for _, out, _ in found
+        [(each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(out)][-3:]
+        for _, out, _ in found
     ]
     assert told == [[("3", "0"), ("2", "1"), ("3", "1")]] * 2 + [[("3", "1")]]
     assert any("restart 1 of 1: all 2 ranks start again on 2 nodes; this is node 0" in line for line in found[0][2])
@@ -145,20 +146,20 @@ def test_a_node_that_is_stopped_leaves(nodes: Nodes) -> None:
     script = UNTIL.format(size=2)
     first = nodes.first(script)
     second = nodes.node(script)
-    nodes.pids("ready", 0, 4)
+    nodes.wait_for("size-4-0", 4)
     second.send_signal(signal.SIGTERM)
     assert nodes.finish(second)[0] == 128 + signal.SIGTERM
     code, stdout, lines = nodes.finish(first)
     assert code == 0
     assert any("restart 1 of 1: all 2 ranks start again on 1 node; this is node 0" in line for line in lines)
-    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in nodes.told(stdout)[2:]} == {"1"}
+    assert {each["TORCHELASTIC_RESTART_COUNT"] for each in nodes.told(stdout)[-2:]} == {"1"}
 
 
 def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--nproc-per-node=1", "--last-call=60")
     first = nodes.first(UNTIL.format(size=1))
     lost = nodes.node(UNTIL.format(size=1))
-    nodes.pids("ready", 0, 2)
+    nodes.wait_for("size-2-0", 2)
     lost.kill()
     lost.communicate()
     code, stdout, lines = nodes.finish(first)
@@ -168,21 +169,18 @@ def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
 
 
 def test_nodes_that_are_missing(nodes: Nodes) -> None:
-    nodes.options("--nnodes=2:3", "--nproc-per-node=1")
-    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=1")
+    node = nodes.node("", RANKMESH_TIMEOUT="7")
     stdout, stderr = node.communicate(timeout=60)
     assert (node.returncode, stdout) == (2, "")
     there = f"1 of at least 2 node(s) are there: {os.uname().nodename}"
-    assert (
-        f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (1 s left)"
-        in stderr
-    )
-    assert "rankmesh run: waited 4 s: " in stderr
+    assert f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (" in stderr
+    assert "rankmesh run: waited 7 s for the nodes of job" in stderr
 
 
 def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
-    nodes.options("--nnodes=1:2", f"--gateway=127.0.0.1:{free_port()}", "--rdzv-id=mine", port=False)
-    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    nodes.options("--nnodes=1:2", "--last-call=0", f"--gateway=127.0.0.1:{free_port()}", "--rdzv-id=mine", port=False)
+    node = nodes.node("", RANKMESH_TIMEOUT="6")
     _, stderr = node.communicate(timeout=60)
     assert node.returncode == 2
     assert "[rankmesh] waits for the gateway of job 'mine' at http://127.0.0.1:" in stderr
@@ -211,15 +209,15 @@ def test_with_a_gateway_elsewhere_any_node_may_be_lost(nodes: Nodes) -> None:
     script = UNTIL.format(size=1)
     for _ in range(2):  # the second run of a job with the same name is a new one
         lost, kept = nodes.node(script), nodes.node(script)
-        for path in nodes.wait_for("ready", 2):
+        for path in nodes.wait_for("size-2-0", 2):
             path.unlink()
         lost.kill()
         lost.communicate()
         code, stdout, _ = nodes.finish(kept)
         assert code == 0
         told = [(each["RANK"], each["WORLD_SIZE"], each["TORCHELASTIC_RESTART_COUNT"]) for each in nodes.told(stdout)]
-        assert told[1:] == [("0", "1", "1")]
-        for path in nodes.wait_for("ready", 1):
+        assert told[-1] == ("0", "1", "1")
+        for path in nodes.wait_for("size-1-1", 1):
             path.unlink()
     gateway.terminate()
     assert gateway.wait(30) == 0

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, GroupInfo, LauncherHeartbeat, LauncherReply
+from rankmesh_agent.wire.errors import GroupAbortedError, RankFailedError
+from rankmesh_agent.wire.schemas import (
+    FAILED_SECONDS,
+    NO_NODE,
+    STARTING,
+    GroupInfo,
+    LauncherHeartbeat,
+    LauncherReply,
+    RestartReply,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -51,6 +61,38 @@ async def test_launchers_agree_on_a_restart(client, state):
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     answer = await client.post("/v1/launchers", json=asdict(beat) | {"node": 2})
     assert "node 2 is not in a job of 2" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_ranks_are_told_of_a_change_of_the_nodes(client, ask, clock, registry, lost):
+    for rank in range(2):
+        await client.post("/v1/join", json=asdict(ask.join(rank, wait=0)))
+    beats = [
+        LauncherHeartbeat("job", node, 3, f"n{node}", 0, "running", 1, 1, 1, attempt_nodes=2, host=f"host{node}")
+        for node in range(2)
+    ]
+    for beat in beats:
+        await client.post("/v1/launchers", json=asdict(beat))
+    if lost:
+        beats[1] = replace(beats[1], state="stopped")
+        reason = "node 1 (host1) has left"
+    else:
+        beats.append(LauncherHeartbeat("job", NO_NODE, 3, "n2", STARTING, "waiting", 1, 1, 1, host="host2"))
+        reason = "node host2 joins: the job starts again with 3 nodes"
+    for beat in beats:
+        await client.post("/v1/launchers", json=asdict(beat))
+    assert (await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))).json() == {"failed": []}, "not all know"
+    for beat in beats:
+        await client.post("/v1/launchers", json=asdict(beat))
+    answer = (await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))).json()
+    assert answer == {"failed": [], "restart": reason, "lost_ranks": [1] if lost else []}
+    error = RestartReply(**answer).error()
+    assert (type(error), error.ranks) == ((RankFailedError, (1,)) if lost else (GroupAbortedError, ()))
+    await client.post("/v1/join", json=asdict(ask.join(0, life=2, attempt=1, wait=0)))
+    assert (await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))).json() == answer, "its epoch has ended"
+    events = registry.events.since(registry.events.resume_position(0))
+    (event,) = [json.loads(event.data) for event in events if event.kind == "job-restarted"]
+    assert event["detail"] == f"all ranks of job 'job' start again: restart 1, {reason}"
 
 
 async def test_a_closed_registry_sends_everyone_away(client, ask, registry, eventually):
