@@ -46,3 +46,14 @@ def test_what_is_wrong(found: Ending, wrong: str) -> None:
     assert outcome.wrong == ([wrong] if wrong else [])
     if not wrong:
         assert (outcome.error, outcome.joined, outcome.seconds) == pytest.approx((0.2, 0.2, 0.5))
+
+
+@pytest.mark.parametrize(("ends", "wrong"), [(4, []), (2, ["the job did not end with all ranks"])])
+def test_a_lost_host_has_to_join_again(ends: int, wrong: list[str]) -> None:
+    marks = [Mark(2.0, "0-2", 0, "killed", "")]
+    marks += [Mark(3.0, f"1-{rank}", 1, "joined", "") for rank in range(2)]
+    marks += [Mark(3.5, f"1-{rank}", 1, "step", "") for rank in range(2)]
+    marks += [Mark(9.0, f"2-{rank}", 2, "parameters", "a") for rank in range(ends)]
+    outcome = Outcome("elastic", 0)
+    judge(outcome, KINDS["elastic"], Ending(0, UNDISTURBED.output, marks, []), UNDISTURBED)
+    assert (outcome.wrong, outcome.seconds) == (wrong, 1.5)
