@@ -3,6 +3,7 @@
     rankmesh run --nproc-per-node=4 examples/train_digits.py
     python examples/train_digits.py                 # one rank, no launcher
     rankmesh run --nproc-per-node=4 --max-restarts=3 examples/train_digits.py --checkpoint out/digits.npz
+    rankmesh run --nproc-per-node=4 --max-restarts=3 --replace examples/train_digits.py --elastic
 
 Every rank holds the same network and works on its share of the samples, which a DistributedSampler assigns. Each
 computes the gradients of its part of a batch, a GradientBucketer averages them over all ranks, and every rank takes the
@@ -13,6 +14,9 @@ arrive at the same parameters but for rounding.
 With ``--checkpoint`` the state is saved after each epoch. If a rank dies, the launcher starts all of them again
 (``--max-restarts``), and they go on after the last epoch that is complete, to the very same parameters. Their number
 may change (``--nnodes MIN:MAX``): the single process then takes the batches of as many ranks as each epoch had.
+
+With ``--elastic`` nothing starts again: if a rank dies, the others go on with the step that was under way, and take in
+the process that the launcher starts in its place (``--replace``) at the end of the epoch; see elastic.py.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 from checkpoint import Checkpoint
+from elastic import ElasticTraining
 from loss_curve import draw
 from network import Momentum, Network
 from sklearn.datasets import load_digits
@@ -176,15 +181,22 @@ def identical_on_all_ranks(array: np.ndarray) -> bool:
 def report(
     network: Network,
     losses: np.ndarray,
+    plan: Sequence[np.ndarray],
     training: Digits,
     test: Digits,
     options: argparse.Namespace,
-    before: Sequence[int] = (),
 ) -> bool:
-    """Compare with one process on its own, draw the loss curve, and return whether all is well. For rank 0."""
+    """Compare with one process on its own, draw the loss curve, and return whether all is well. For rank 0.
+
+    Args:
+        network: after the training.
+        losses: of each step.
+        plan: the indices of the samples of every step, all ranks together.
+        training, test: the data.
+        options: the command line.
+    """
     size = dist.get_world_size()
     alone = Network(WIDTHS, SEED)
-    plan = whole_batches(len(training.labels), options, size, before)
     losses_alone = train(alone, training, plan, LocalGradients(alone.parameters), rate=options.lr)
     difference = float(np.abs(flat(network) - flat(alone)).max())
     accuracy = network.accuracy(test.images, test.labels)
@@ -199,6 +211,22 @@ def report(
     print(f"test accuracy: {accuracy:.2%} (wanted: at least {WANTED_ACCURACY:.0%})")
     print(f"loss curve: {options.out}")
     return same and accuracy >= WANTED_ACCURACY
+
+
+def run_elastically(options: argparse.Namespace) -> bool:
+    """Train as a rank of a world that may change; return whether all checks of this rank passed."""
+    training, test = load()
+    network = Network(WIDTHS, SEED)
+    plan = whole_batches(len(training.labels), options, 1)
+    elastic = ElasticTraining(
+        network, *training, plan, rate=options.lr, every=len(plan) // options.epochs, patience=options.patience
+    )
+    elastic.run()
+    well = identical_on_all_ranks(flat(network))
+    if dist.get_rank() == 0:
+        print("all ranks identical" if well else "RANKS DIFFER")
+        well = report(network, elastic.losses, plan, training, test, options) and well
+    return well
 
 
 def run(options: argparse.Namespace) -> bool:
@@ -224,7 +252,8 @@ def run(options: argparse.Namespace) -> bool:
     if rank == 0:
         print(f"{len(losses)} steps on {size} rank(s) in {took:.1f} s, loss {losses[0]:.3f} -> {losses[-1]:.4f}")
         print("all ranks identical" if well else "RANKS DIFFER")
-        well = report(network, losses, training, test, options, before) and well
+        whole = whole_batches(samples, options, size, before)
+        well = report(network, losses, whole, training, test, options) and well
     if options.hold:
         hold(options.hold, rank)
     if checkpoint is not None:
@@ -260,6 +289,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--out", type=Path, default=Path("out/digits_loss.png"), help="where the loss curve goes")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save the state here after each epoch")
+    parser.add_argument("--elastic", action="store_true", help="go on when ranks are lost, and take in new ones")
+    parser.add_argument(
+        "--patience", type=float, default=60, metavar="SECONDS", help="how long --elastic waits for new ranks"
+    )
     parser.add_argument("--hold", type=float, default=0, metavar="SECONDS", help="stay alive so long after training")
     return parser.parse_args(arguments)
 
@@ -267,9 +300,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Train as the command line says and return the exit code."""
     options = parse()
-    join()
     try:
-        return 0 if run(options) else 1
+        join()
+    except dist.JobEndedError as error:  # the others went on without us, to the end
+        print(error)
+        return 0
+    try:
+        return 0 if (run_elastically if options.elastic else run)(options) else 1
     finally:
         dist.destroy_process_group()
 

@@ -78,7 +78,7 @@ class Agent:
             from now.
         instance: random name of this process and join; a new one if left out.
         delegated: whether an attached process makes this rank's collectives in shared memory; see SegmentOptions.
-        growth: how this process joins a world that grows, in place of ``rank`` and ``world_size``.
+        growth: how this process joins, in place of ``rank`` and ``world_size``.
 
     Attributes:
         settings: see above.
@@ -167,7 +167,7 @@ class Agent:
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             if settings.dump_dir:
                 self._recorder.on_failure = self._dumps.on_failure
-            if terms.newcomer:
+            if terms.newcomer and job.grown:
                 self._synchronize(timeout)
             undo.pop_all()
         self._heartbeats = job.heartbeats

@@ -68,6 +68,7 @@ class JobMembership:
     Attributes:
         name, epoch, world_size: of the job.
         gateway: client of the job's gateway.
+        grown: whether the world is an earlier one that has grown.
         member: this rank, as its peers know it.
         members: all ranks, by rank.
         heartbeats: sends heartbeats without groups, until the agent takes over.
@@ -124,6 +125,7 @@ class JobMembership:
                 check=terms.check,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
+            self.grown = joined.grown
             transports = TransportSelector(settings, joined.world_size)
             unused = undo.enter_context(contextlib.ExitStack())
             undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why

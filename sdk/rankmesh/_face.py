@@ -110,6 +110,7 @@ from rankmesh_agent.wire.errors import GroupAbortedError as GroupAbortedError
 from rankmesh_agent.wire.errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError
 from rankmesh_agent.wire.errors import InvalidKeyError as InvalidKeyError
 from rankmesh_agent.wire.errors import InvalidValueError as InvalidValueError
+from rankmesh_agent.wire.errors import JobEndedError as JobEndedError
 from rankmesh_agent.wire.errors import JoinTimeoutError as JoinTimeoutError
 from rankmesh_agent.wire.errors import KeyNotFoundError as KeyNotFoundError
 from rankmesh_agent.wire.errors import LeaseEndedError as LeaseEndedError

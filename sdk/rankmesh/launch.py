@@ -126,7 +126,9 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
     writers = standard_writers()
     with SignalPipe() as inbox, contextlib.ExitStack() as cleanup:
         rendezvous = None
-        if not job.owns_job and (job.options.max_restarts or job.options.min_nodes < job.options.nnodes):
+        options = job.options
+        restarts_all = options.max_restarts > 0 and not options.replace
+        if not job.owns_job and (restarts_all or options.min_nodes < options.nnodes):
             from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
             if gateway is not None:
@@ -199,7 +201,8 @@ def _run_attempt(
         try:
             failures = FailureFile()
             cleanup.callback(failures.close)
-            ranks = _start_ranks(job, writers, failures.path, cleanup, restore_limit)
+            starter = _Starter(job, writers, failures.path, cleanup, restore_limit)
+            ranks = [starter.start(number) for number in job.ranks]
         except OSError as error:
             why = reason(error) if is_exhausted(error) else error
             return _RunResult(_refuse(f"cannot start {job.options.program[0]}: {why}"), failed=False, stopped=True)
@@ -216,6 +219,8 @@ def _run_attempt(
             failures=failures,
             rendezvous=rendezvous,
         )
+        if job.options.replace:
+            supervisor.replace = starter.replace
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
             supervisor.elsewhere = gateway.ranks
@@ -234,7 +239,7 @@ def _continues(job: Plan, end: _RunResult, rendezvous: NodeRendezvous | None) ->
             return False
         if rendezvous.is_outdated:
             return True
-    return end.failed and job.restarts < job.options.max_restarts
+    return end.failed and job.restarts < job.options.max_restarts and not job.options.replace
 
 
 def _end_rendezvous(rendezvous: NodeRendezvous, gateway: LauncherGateway | None, inbox: SignalPipe) -> None:
@@ -248,32 +253,70 @@ def _end_rendezvous(rendezvous: NodeRendezvous, gateway: LauncherGateway | None,
             return
 
 
-def _start_ranks(
-    job: Plan,
-    writers: tuple[TerminalWriter, TerminalWriter],
-    failure_file: str,
-    cleanup: contextlib.ExitStack,
-    restore_limit: Callable[[], None],
-) -> list[Rank]:
-    tie = pdeathsig()
+class _Starter:
+    """Starts ranks of this node.
 
-    def before_exec() -> None:
-        tie()
-        restore_limit()
+    Args:
+        job: their plan.
+        writers: of their stdout and stderr.
+        failure_file: path of the FailureFile.
+        cleanup: releases them.
+        restore_limit: see raise_limit.
+    """
 
-    ranks = []
-    for number in job.ranks:
+    def __init__(
+        self,
+        job: Plan,
+        writers: tuple[TerminalWriter, TerminalWriter],
+        failure_file: str,
+        cleanup: contextlib.ExitStack,
+        restore_limit: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._writers = writers
+        self._failure_file = failure_file
+        self._cleanup = cleanup
+        self._restore_limit = restore_limit
+        self._tie = pdeathsig()
+        self._replaced = 0
+
+    def start(self, number: int, **variables: str) -> Rank:
+        """Start a rank.
+
+        Args:
+            number: the rank.
+            variables: more variables of its environment.
+
+        Raises:
+            OSError: the command cannot be executed.
+        """
+        job = self._job
         rank = Rank(
             number,
             job.command(number),
-            {**job.environment(number, os.environ), VARIABLE: failure_file},
+            {**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables},
             stdin=None if number == job.ranks.start else subprocess.DEVNULL,
-            writers=writers,
-            before_exec=before_exec,
+            writers=self._writers,
+            before_exec=self._before_exec,
         )
-        cleanup.callback(rank.release)
-        ranks.append(rank)
-    return ranks
+        self._cleanup.callback(rank.release)
+        return rank
+
+    def replace(self, rank: Rank) -> tuple[Rank, str] | None:
+        """Start a process in place of a rank that has failed; return it with a remark, None if there is none left."""
+        most = self._job.options.max_restarts
+        if self._replaced == most:
+            return None
+        self._replaced += 1
+        try:
+            return self.start(rank.number, RANKMESH_JOIN="1"), f"replacement {self._replaced} of {most}"
+        except OSError as error:
+            _say(f"no process can take the place of rank {rank.number}: {error}")
+            return None
+
+    def _before_exec(self) -> None:
+        self._tie()
+        self._restore_limit()
 
 
 def _restarted(job: Plan, *, failed: bool) -> list[bytes]:

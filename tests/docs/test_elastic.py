@@ -1,12 +1,13 @@
-"""docs/elastic.md: its script goes on without a rank that dies, and what it names is there."""
+"""docs/elastic.md: its scripts go on without a rank that dies, or with another in its place; what it names is there."""
 
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
-from support.processes import Ranks
+from support.processes import Ranks, free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "elastic.md").read_text()
@@ -17,7 +18,7 @@ calls, all_reduce = 0, dist.all_reduce
 def counted(*arguments):
     global calls
     calls += 1
-    if (os.environ["RANK"], calls) in {deaths}:
+    if (os.environ.get("RANK"), calls) in {deaths}:
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce(*arguments)
 dist.all_reduce = counted
@@ -26,17 +27,38 @@ print("done", step, weights.round(6).tolist(), flush=True)
 """
 
 
+SHRINKING, REPLACING = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DONE = "done 1000 [-100.0, -100.0, -100.0, -100.0]"
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("deaths", [{("0", 100)}, {("1", 100), ("3", 100)}, {("2", 100), ("1", 500)}])
 def test_the_script_goes_on_without_the_ranks_that_die(ranks: Ranks, deaths: set[tuple[str, int]]) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (options,) = re.findall(r"rankmesh run (.*) train\.py", PAGE)
     path = ranks.folder / "train.py"
-    path.write_text(KILLED.format(script=script, deaths=deaths))
+    path.write_text(KILLED.format(script=SHRINKING, deaths=deaths))
     started = ranks.command("-m", "rankmesh.run", *options.split(), str(path), name="job")
     ranks.wait([started])
     assert started.code == 137, ranks.transcript()
-    assert started.stdout.count("done 1000 [-100.0, -100.0, -100.0, -100.0]") == 4 - len(deaths), ranks.transcript()
+    assert started.stdout.count(DONE) == 4 - len(deaths), ranks.transcript()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("deaths", [{("2", 100)}, {("0", 100), ("3", 100)}])
+def test_the_script_goes_on_with_others_in_their_place(ranks: Ranks, deaths: set[tuple[str, int]]) -> None:
+    path, port = ranks.folder / "train.py", free_port()
+    path.write_text(KILLED.format(script=REPLACING, deaths=deaths))
+    own = {"RANKMESH_TOKEN": "the job's secret"}
+    gateway = ranks.command("-m", "rankmesh_gateway", "--port", str(port), name="gateway", **own)
+    place = {"RANKMESH_GATEWAY": f"http://127.0.0.1:{port}", **own}
+    first = [ranks.command(str(path), name="rank", RANK=str(rank), WORLD_SIZE="4", **place) for rank in range(4)]
+    new = [ranks.command(str(path), name="new", RANKMESH_JOIN="1", **place) for _ in deaths]
+    ranks.wait([*first, *new], seconds=60)
+    assert sorted(rank.code for rank in first) == [-9] * len(deaths) + [0] * (4 - len(deaths)), ranks.transcript()
+    assert [rank.code for rank in new] == [0] * len(deaths), ranks.transcript()
+    assert all(DONE in rank.stdout for rank in [*first, *new] if rank.code == 0), ranks.transcript()
+    gateway.kill(signal.SIGTERM)
+    ranks.wait([gateway])
 
 
 def test_files_and_pages_that_it_names_are_there() -> None:

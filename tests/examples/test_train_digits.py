@@ -153,6 +153,65 @@ def test_launched_training_keeps_its_promises_whichever_ranks_are_killed(
     assert done.stderr.count("training:") == 1
 
 
+ELASTIC = """
+import hashlib, os, signal, sys
+sys.path.insert(0, {examples!r})
+import train_digits
+place, steps, step = os.environ["RANK"] + os.environ.get("RANKMESH_JOIN", ""), [], train_digits.ElasticTraining._step
+def counted(self, gradients):
+    steps.append(None)
+    if {killed}.get(place) == len(steps) and not os.path.exists(place):
+        open(place, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(self, gradients)
+compare = train_digits.identical_on_all_ranks
+def show(array):
+    print("parameters", hashlib.sha256(array).hexdigest(), flush=True)
+    return compare(array)
+train_digits.ElasticTraining._step, train_digits.identical_on_all_ranks = counted, show
+sys.exit(train_digits.main())
+"""
+
+
+@pytest.mark.processes
+def test_the_elastic_training_loses_and_regains_ranks(python: Run, examples: Path, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    launched = ("-m", "rankmesh.run", "--nproc-per-node=3", "--max-restarts=4", "--replace", script)
+    options = ("--elastic", "--epochs=12", "--out=out/loss.png", "--patience=100")
+    found = []
+    # By rank, and 1 for the process in its place: the steps after which it is killed. Rank 0 has the store.
+    for killed in ({"2": 30, "0": 90, "21": 55}, {}):  # each once
+        script.write_text(ELASTIC.format(examples=str(examples), killed=killed))
+        done = python(*launched, *options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for number, rank in enumerate([2, 0, 2] if killed else [], 1):
+            assert f"rank {rank} failed: signal SIGKILL (9); replacement {number} of 4: pid " in done.stderr
+        assert done.stdout.count(" 2 ranks: lost rank ") == len(killed), done.stdout
+        assert done.stdout.count(" 3 ranks: go on") == len(killed), done.stdout
+        assert "all ranks identical" in done.stdout
+        assert "single process: equal" in done.stdout
+        assert accuracy(done.stdout) >= 95
+        assert done.stdout.count("parameters ") == 3
+        assert len(parameters(done.stdout)) == 1
+        found.append(accuracy(done.stdout))
+    assert found[0] == found[1]
+
+
+@pytest.mark.processes
+def test_the_elastic_training_goes_on_with_fewer_ranks_if_nobody_comes(
+    python: Run, examples: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(ELASTIC.format(examples=str(examples), killed={"1": 30}))
+    launched = ("-m", "rankmesh.run", "--nproc-per-node=3", "--failure-grace=100", script)
+    done = python(*launched, "--elastic", "--epochs=8", "--out=out/loss.png", "--patience=0.5")
+    assert done.returncode == 128 + 9, done.stdout + done.stderr
+    assert "2 ranks: nobody has joined: rank 0 waited 0.5 s for ranks 2" in done.stdout
+    assert "single process: equal" in done.stdout
+    assert done.stdout.count("parameters ") == 2
+    assert len(parameters(done.stdout)) == 1
+
+
 @pytest.mark.processes
 def test_it_goes_on_with_another_number_of_ranks(python: Run, examples: Path, tmp_path: Path) -> None:
     script = tmp_path / "killed.py"

@@ -75,7 +75,7 @@ def test_ranks_that_wait_for_each_other_blame_the_one_they_all_wait_for(ranks: R
     for rank in started[:3]:
         assert rank.reported["ranks"] == [3], rank.reported
         assert "waited 2.5 s for rank 3 (" in rank.reported["text"]
-        assert rank.reported["seconds"] < SECONDS + 5
+        assert rank.reported["seconds"] < SECONDS + 20
     assert "; rank 1 waits in recv from rank 2 (tag 0) in group 'world'" in started[0].reported["text"]
 
 

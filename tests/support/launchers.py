@@ -77,10 +77,10 @@ class Launchers:
     def run(self, script: str, *arguments: str) -> tuple[int, str, list[str]]:
         return self.finish(self.start(script, *arguments))
 
-    def start_nodes(self, script: str, *arguments: str) -> list[subprocess.Popen[str]]:
+    def start_nodes(self, script: str, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
         """Start a launcher for each of two nodes with two ranks."""
         self.nodes = ("--nnodes=2", "--nproc-per-node=2", f"--master-port={free_port()}", *arguments)
-        return [self.start(script, f"--node-rank={node}", *self.nodes) for node in range(2)]
+        return [self.start(script, f"--node-rank={node}", *self.nodes, **variables) for node in range(2)]
 
     def pids(self, name: str, attempt: int, count: int) -> list[int]:
         """Return the process ids that the ranks of an attempt write, once they are there."""

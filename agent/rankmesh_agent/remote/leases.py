@@ -252,7 +252,7 @@ class LeaseManager:
                 join_deadline=active.join_deadline,
                 instance=active.instance,
                 delegated=delegated,
-                growth=JoinTerms(UNASSIGNED, wanted.world_size, newcomer=True) if wanted.newcomer else None,
+                growth=JoinTerms(wanted.rank, wanted.world_size, newcomer=wanted.newcomer),
             )
         except BaseException as error:
             self._free(active)

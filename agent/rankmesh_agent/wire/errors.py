@@ -198,6 +198,13 @@ class RankTakenError(DistNetworkError):
     status = 409
 
 
+class JobEndedError(DistNetworkError):
+    """All ranks of the job have left, so that its world cannot grow."""
+
+    code = "job-ended"
+    status = 410
+
+
 class AgentTakenError(DistNetworkError):
     """Another client leases the standalone agent."""
 

@@ -37,6 +37,7 @@ class Epoch:
             the world is complete.
         waiters: the joins that wait for the world to be complete, each with the instance of its process.
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
+        grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
     """
 
@@ -47,6 +48,7 @@ class Epoch:
     unassigned: dict[str, RankRecord] = field(default_factory=dict)
     waiters: dict[Future[JoinReply], str] = field(default_factory=dict)
     logged_groups: dict[str, bool] = field(default_factory=dict)
+    grown: bool = False
     since: float | None = None
 
     def missing(self) -> list[int]:
@@ -101,7 +103,7 @@ class Epoch:
     def reply(self) -> JoinReply:
         """Return the reply to a join: the members, and the ranks that are missing."""
         members = [record.member for record in self.all_records()]
-        return JoinReply(self.complete, self.job, self.number, self.size, members, self.missing())
+        return JoinReply(self.complete, self.job, self.number, self.size, members, self.missing(), self.grown)
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""

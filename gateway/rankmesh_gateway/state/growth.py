@@ -61,7 +61,7 @@ class Growth:
         if request.growth is None:
             self.epoch_of(member).admit(member, now)
         else:
-            epoch = self.forming or Epoch(self._job, number, request.world_size)
+            epoch = self.forming or Epoch(self._job, number, request.world_size, grown=True)
             epoch.check_world_size(request.world_size, member)
             epoch.check_rank_free(member, now)
             epoch.admit(member, now)

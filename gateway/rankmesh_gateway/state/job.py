@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
-from rankmesh_agent.wire.errors import RankTakenError
-from rankmesh_agent.wire.schemas import Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
+from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
+from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.growth import Growth
@@ -57,8 +58,9 @@ class Job:
                 the process had been started.
             WorldSizeMismatchError: the forming world has another size.
         """
-        member = request.member
         self._check_attempt(request)
+        request = self._resolved(request)
+        member = request.member
         joined = self.epoch_of(member)
         if joined is not None:
             return joined
@@ -82,9 +84,25 @@ class Job:
             self._start(epoch, now)
         return epoch
 
+    def _resolved(self, request: JoinRequest) -> JoinRequest:
+        """Return a newcomer's request as what it is by now.
+
+        One that has the rank of a lost process holds this rank in the first world, until that is complete.
+        """
+        if not request.newcomer or request.member.rank == UNASSIGNED:
+            return request
+        if self.epochs:
+            return replace(request, member=replace(request.member, rank=UNASSIGNED))
+        return replace(request, newcomer=False)
+
     def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
         """Admit a newcomer, or a rank of the world that grows; see Growth."""
         self.drop_silent_joiners(now)
+        if request.newcomer and self.has_ended(now):
+            raise JobEndedError(
+                f"all ranks of job {self.name!r} have left: there is no world that {request.member.described()} could "
+                "join. Start the job again, or this process without join=True"
+            )
         if request.growth is not None:  # of a world that may have been complete at an earlier gateway
             self._last_used = max(self._last_used, request.growth.epoch)
         known = self.growth.epoch_of(request.member).find(request.member.rank, request.member.instance)
@@ -136,6 +154,7 @@ class Job:
 
     def awaited_epoch(self, request: JoinRequest) -> Epoch:
         """Return the epoch that a join waits for; an empty one if no process is waiting any more."""
+        request = self._resolved(request)
         if request.newcomer or request.growth is not None:
             return self.epoch_of(request.member) or self.growth.epoch_of(request.member)
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
@@ -210,7 +229,7 @@ class Job:
             The epoch that it waited for, None if it did not wait.
         """
         for epoch in self._incomplete():
-            record = epoch.find(rank, instance)
+            record = epoch.find(rank if epoch is self.forming else UNASSIGNED, instance)
             if record is not None:
                 self._remove(epoch, record)
                 return epoch
@@ -243,6 +262,10 @@ class Job:
         """Return the processes that wait for the world to grow."""
         self.drop_silent_joiners(now)
         return self.growth.waiting()
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether there was a world, and all ranks of it have left or failed."""
+        return bool(self.epochs) and not any(epoch.live_ranks(now) for epoch in self.epochs.values())
 
     def live_ranks(self, now: float) -> int:
         """Return how many ranks are live, joining ones included."""

@@ -113,6 +113,7 @@ class Registry:
             InvalidRequestError: a value of the request is invalid.
             RankTakenError: another live process holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
+            JobEndedError: a newcomer's job has no rank left.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
         """
@@ -217,6 +218,8 @@ class Registry:
             epoch = job.withdraw(goodbye.rank, goodbye.instance)
             waiters = epoch.waiters.items() if epoch is not None else ()
             ended = [future for future, instance in waiters if instance == goodbye.instance]
+            if job.has_ended(self._now()):
+                ended += job.growth.newcomers.waiters  # their next requests are refused
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:

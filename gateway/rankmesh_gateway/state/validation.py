@@ -60,8 +60,8 @@ def check_join(request: JoinRequest) -> None:
     """Raise InvalidRequestError unless the request has a job, and a rank of its world or none, as its kind requires."""
     rank, growth = request.member.rank, request.growth
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
-    if request.newcomer and (rank != UNASSIGNED or growth is not None):
-        raise InvalidRequestError(f"a newcomer has no rank until the world grows; send rank {UNASSIGNED}, not {rank}")
+    if request.newcomer and growth is not None:
+        raise InvalidRequestError("a newcomer is no rank of the world that grows; send newcomer or growth, not both")
     if growth is not None and not (growth.epoch > 0 and 0 <= rank < growth.size <= request.world_size):
         raise InvalidRequestError(
             f"rank {rank} of epoch {growth.epoch} cannot grow a world of {growth.size} ranks to {request.world_size}: "

@@ -56,7 +56,9 @@ class Options:
         local_addr: address of this node's ranks; empty for the one that faces the gateway.
         job: name of the job; empty if none was given.
         role: ROLE_NAME of the ranks.
-        max_restarts: how often all ranks start again after a failure, or when a node is lost.
+        max_restarts: how often all ranks start again after a failure, or when a node is lost; with ``replace``, how
+            often a process of this node is started in place of one that has failed.
+        replace: whether the other ranks go on when one fails, and another process takes its place.
         failure_grace: seconds for the other ranks to end by themselves after a failure.
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
         remarks: notes about the given arguments, for the user.
@@ -78,6 +80,7 @@ class Options:
     job: str
     role: str
     max_restarts: int
+    replace: bool
     failure_grace: float
     stop_grace: float
     remarks: tuple[str, ...]
@@ -127,6 +130,10 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         parser.error("port 0 takes any free port, which the other nodes cannot know; choose one")
     if port is None:
         port = DEFAULT_PORT if nnodes > 1 else 0
+    if given.replace and not given.max_restarts:
+        parser.error("--replace needs --max-restarts N: how many processes may be started in place of failed ones")
+    if given.replace and min_nodes < nnodes:
+        parser.error("--replace keeps the world's size: give one number of --nnodes, or leave out --replace")
     remarks = given.remarks
     if min_nodes < nnodes and not given.max_restarts:
         remarks += ("no --max-restarts: the job ends when a node is lost; nodes that join need none",)
@@ -150,6 +157,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         job=given.rdzv_id,
         role=given.role,
         max_restarts=given.max_restarts,
+        replace=given.replace,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
         remarks=remarks,
@@ -220,6 +228,12 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="how often all ranks of the job start again after one has failed (default: 0); the same on all nodes",
+    )
+    add(
+        "replace",
+        action="store_true",
+        help="after a failure start that rank alone again, which joins when the others call grow_group(); they go on "
+        "meanwhile. At most N times on each node, with --max-restarts N",
     )
     add(
         "failure-grace",

@@ -26,7 +26,7 @@ from rankmesh_agent.wire.schemas import (
     LauncherState,
 )
 
-FIRST_REPORT_SECONDS = 2.0
+FIRST_REPORT_SECONDS = 4.0
 """Seconds after the last call, without enough nodes or without a gateway, before the first report of that."""
 REPORT_SECONDS = 10.0
 """Interval of the reports after that."""
@@ -139,9 +139,9 @@ class NodeRendezvous:
                 return self._begin(latest)
             spare = not self._unanswered and latest.nodes > 0
             if deadline.expired() and not spare:
-                raise RendezvousError(f"waited {deadline.seconds:g} s: {self._missing()}")
+                raise RendezvousError(f"waited {deadline.seconds:g} s {self._missing()}")
             if time.monotonic() >= next_report:
-                report(self._missing() + ("" if spare else f" ({deadline.remaining():.0f} s left)"))
+                report(f"waits {self._missing()}" + ("" if spare else f" ({deadline.remaining():.0f} s left)"))
                 next_report = time.monotonic() + REPORT_SECONDS
             until = (
                 next_report - time.monotonic() if spare else min(next_report - time.monotonic(), deadline.remaining())
@@ -191,12 +191,13 @@ class NodeRendezvous:
         )
 
     def _missing(self) -> str:
+        """Return what this node waits for."""
         where = f"job {self._plan.job!r} at {self._plan.url}"
         if self._unanswered:
-            return f"waits for the gateway of {where}: {self._unanswered}"
+            return f"for the gateway of {where}: {self._unanswered}"
         if self.latest.nodes:
-            return f"waits as a spare node of {where}, which has its {self.latest.nodes} nodes"
-        return f"waits for the nodes of {where}: {self.latest.missing}"
+            return f"as a spare node of {where}, which has its {self.latest.nodes} nodes"
+        return f"for the nodes of {where}: {self.latest.missing}"
 
     def _send_heartbeats(self) -> None:
         while True:

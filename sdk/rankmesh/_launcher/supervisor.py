@@ -6,7 +6,7 @@ import math
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rankmesh._launcher.failure import JobFailure
@@ -34,7 +34,7 @@ class Supervisor:
     they report to the ranks of other nodes that they were interrupted.
 
     Args:
-        ranks: the ranks of this node.
+        ranks: the ranks of this node; the list changes as they are replaced.
         writers: of stdout and stderr.
         inbox: signals to this process.
         failure_grace, stop_grace: see above.
@@ -46,11 +46,13 @@ class Supervisor:
         signal: the first signal from the user.
         on_exit: called with each rank whose process has ended.
         elsewhere: returns the ranks of which a gateway in this process knows, by rank, those of other nodes too.
+        replace: starts a process in place of a rank that has failed, and returns it with a remark, None if there is
+            none; None if the failure of a rank ends the job.
     """
 
     def __init__(
         self,
-        ranks: Sequence[Rank],
+        ranks: list[Rank],
         writers: tuple[TerminalWriter, TerminalWriter],
         inbox: SignalPipe,
         *,
@@ -63,6 +65,7 @@ class Supervisor:
         self.signal: signal.Signals | None = None
         self.on_exit: Callable[[Rank], None] | None = None
         self.elsewhere: Callable[[], Mapping[int, RankInfo]] = dict
+        self.replace: Callable[[Rank], tuple[Rank, str] | None] | None = None
         self._failures = failures
         self._rendezvous = rendezvous
         self._ranks = ranks
@@ -94,6 +97,8 @@ class Supervisor:
         """Return the failure of the job as far as it is known, None without one."""
         if self.first_failure is None:
             return None
+        if self.replace is not None:  # the numbers in the reports are of a world whose ranks were numbered anew
+            return JobFailure(self.first_failure, self._ranks, {}, {})
         named = {report.rank: report.failed_ranks for report in self._failures.reports()}
         return JobFailure(self.first_failure, self._ranks, named, self.elsewhere())
 
@@ -102,7 +107,7 @@ class Supervisor:
 
         If they have ended with success, wait then until those of the other nodes have, too, or the job is restarted.
         """
-        while not all(rank.released for rank in self._ranks):
+        while self._release_at or not all(rank.released for rank in self._ranks):
             self._step()
         if self._rendezvous is None or self.first_failure is not None or self.signal or self._rendezvous.is_decided:
             return
@@ -141,7 +146,7 @@ class Supervisor:
         """Register writers with queued output, and streams whose writers have room."""
         for writer in self._writers:
             self._watch(writer, selectors.EVENT_WRITE, writer.pending)
-        for rank in self._ranks:
+        for rank in {*self._ranks, *self._release_at}:
             for stream in rank.streams:
                 self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.writer.full)
 
@@ -169,13 +174,36 @@ class Supervisor:
                 self.on_exit(rank)
             if status.shell_status:
                 rank.send(signal.SIGTERM)  # its children may hold its sockets open, which hides its end from peers
-                if self.first_failure is None and self._is_failure(rank):
+                if self.first_failure is None and self._is_failure(rank) and not self._try_replace(rank):
                     self._on_first_failure(rank)
 
     def _is_failure(self, rank: Rank) -> bool:
         """Return whether a rank's end is a failure: no end by a signal, or because another node joins."""
         joined = self._rendezvous is not None and self._rendezvous.nodes_changed
         return self.signal is None and rank.ended_by_itself and not joined
+
+    def _try_replace(self, rank: Rank) -> bool:
+        """Start a process in place of a rank that has failed by itself; return whether the job goes on with it.
+
+        A rank that ends because of another one's failure does not go on without that: so the job cannot.
+        """
+        if self.replace is None or any(each.pid == rank.pid and each.failed_ranks for each in self._failures.reports()):
+            return False
+        if not any(other.exit_status is None for other in self._ranks):
+            return False  # nobody is left to make room in the world
+        for stream in rank.streams:
+            stream.read_all()  # its last output precedes the message
+        self._watch_pipes()  # the new process gets the descriptors of pipes that are closed
+        found = self.replace(rank)
+        if found is None:
+            return False
+        replacement, remark = found
+        self._ranks[self._ranks.index(rank)] = replacement
+        self._selector.register(replacement.pidfd, selectors.EVENT_READ, replacement)
+        self._message(
+            f"rank {rank.number} failed: {rank.exit_status}; {remark}: pid {replacement.pid} joins the others"
+        )
+        return True
 
     def _on_first_failure(self, rank: Rank) -> None:
         self.first_failure = next((other for other in self._running() if other.dies_of_signal()), rank)

@@ -81,7 +81,11 @@ def resolve_newcomer(
     settings = _with_launchers_job(settings)
     hosting = hosting_parameter(url) or settings.hosting
     locator = _locator(url, method, _NO_HOST, _NO_HOST + 1, settings)
-    return rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(newcomer=True)
+    found = rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(newcomer=True)
+    if settings.join and settings.rank is not None and settings.world_size is not None:
+        # In place of a process that may have been lost before the first world was complete.
+        return found._replace(rank=settings.rank, world_size=settings.world_size)
+    return found
 
 
 def resolve_init_method(

@@ -24,7 +24,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, AgentHeartbeat, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest, Member
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -64,7 +64,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         world_size=rendezvous.world_size,
         host=rendezvous.bind_host,
         timeout=timeout,
-        growth=JoinTerms(UNASSIGNED, 1, newcomer=True) if rendezvous.newcomer else None,
+        growth=JoinTerms(rendezvous.rank, rendezvous.world_size, newcomer=rendezvous.newcomer),
     )
 
 

@@ -106,6 +106,7 @@ def init_process_group(
         GatewayUnreachableError: no gateway answers there.
         JoinTimeoutError: ranks are missing when the timeout expires; names them. With ``join=True``: the job's ranks
             have not called grow_group().
+        JobEndedError: with ``join=True``: all ranks of the job have left.
         RankTakenError: another live process has this rank.
         WorldSizeMismatchError: the ranks disagree on the world size.
         AuthenticationError: the token is not the job's.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 import pytest
 
-from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
+from rankmesh_agent.wire.errors import JobEndedError, RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 from rankmesh_gateway.state.epoch import JOIN_SILENCE_SECONDS
 from rankmesh_gateway.state.registry import Registry
@@ -129,6 +130,19 @@ def test_a_gateway_that_was_started_anew_numbers_the_epoch_after_that_of_the_ran
     assert future.result(timeout=0).epoch == 6
 
 
+def test_newcomers_of_a_job_that_has_ended_are_told_so(registry, ask, world):
+    waiting = registry.join(ask.newcomer(7))
+    registry.leave(ask.leave(0))
+    assert not waiting.done()
+    registry.leave(ask.leave(1, reason="SIGKILL"))
+    assert waiting.cancelled()
+    with pytest.raises(JobEndedError, match="all ranks of job 'job' have left"):
+        registry.join(ask.newcomer(7))
+    registry.join(ask.join(0, life=2))
+    registry.join(ask.join(1, life=2))
+    assert not registry.join(ask.newcomer(7)).done()
+
+
 def test_ranks_that_disagree_are_told_so(registry, ask, world):
     registry.join(ask.growth(0, 3))
     with pytest.raises(WorldSizeMismatchError, match=r"rank 1 .* says that job 'job' has 4 ranks, but rank 0"):
@@ -154,8 +168,30 @@ def test_requests_that_fit_no_growth_are_invalid(registry, ask, rank, size, base
         registry.join(request)
 
 
-def test_a_newcomer_with_a_rank_is_invalid(registry, ask):
-    request = ask.newcomer(7)
-    request.member.rank = 0
-    with pytest.raises(InvalidRequestError, match="a newcomer has no rank"):
-        registry.join(request)
+def test_a_newcomer_of_a_world_that_grows_is_invalid(registry, ask):
+    with pytest.raises(InvalidRequestError, match="not both"):
+        registry.join(replace(ask.growth(0, 3), newcomer=True))
+
+
+def test_who_takes_the_place_of_a_lost_rank_has_its_rank_until_the_first_world_is_complete(registry, ask):
+    registry.join(ask.join(0))
+    request = replace(ask.join(1, life=2), newcomer=True)
+    assert registry.join(request).result(timeout=0).epoch == 1
+    assert registry.join(request).result(timeout=0).epoch == 1
+    assert [each.instance for each in registry.join_status(request).members] == ["r0-1", "r1-2"]
+
+
+def test_who_takes_the_place_of_a_lost_rank_later_waits_for_the_growth(registry, ask, world):
+    request = replace(ask.join(1, life=3), newcomer=True)
+    waiting = registry.join(request)
+    assert not waiting.done()
+    assert registry.newcomers()[0].member.rank == UNASSIGNED
+    assert [each.instance for each in registry.join_status(request).members] == ["r1-3"]
+    for rank in range(2):
+        registry.join(ask.growth(rank, 3))
+    assert waiting.result(timeout=0).members[2].instance == "r1-3"
+    assert registry.join(request).result(timeout=0).epoch == 2
+    again = replace(ask.join(1, life=4), newcomer=True)
+    assert not registry.join(again).done()
+    registry.leave(ask.leave(1, life=4))
+    assert registry.newcomers() == []

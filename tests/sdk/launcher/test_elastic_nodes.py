@@ -170,20 +170,17 @@ def test_a_lost_node_without_restarts_ends_the_job(nodes: Nodes) -> None:
 
 def test_nodes_that_are_missing(nodes: Nodes) -> None:
     nodes.options("--nnodes=2:3", "--nproc-per-node=1", "--last-call=1")
-    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    node = nodes.node("", RANKMESH_TIMEOUT="7")
     stdout, stderr = node.communicate(timeout=60)
     assert (node.returncode, stdout) == (2, "")
     there = f"1 of at least 2 node(s) are there: {os.uname().nodename}"
-    assert (
-        f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (1 s left)"
-        in stderr
-    )
-    assert "rankmesh run: waited 4 s: " in stderr
+    assert f"waits for the nodes of job '127.0.0.1-{nodes.port}' at http://127.0.0.1:{nodes.port}: {there} (" in stderr
+    assert "rankmesh run: waited 7 s for the nodes of job" in stderr
 
 
 def test_a_gateway_that_is_missing(nodes: Nodes) -> None:
     nodes.options("--nnodes=1:2", "--last-call=0", f"--gateway=127.0.0.1:{free_port()}", "--rdzv-id=mine", port=False)
-    node = nodes.node("", RANKMESH_TIMEOUT="4")
+    node = nodes.node("", RANKMESH_TIMEOUT="6")
     _, stderr = node.communicate(timeout=60)
     assert node.returncode == 2
     assert "[rankmesh] waits for the gateway of job 'mine' at http://127.0.0.1:" in stderr

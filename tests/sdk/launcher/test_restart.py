@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -310,3 +311,28 @@ def test_a_node_that_is_lost_and_comes_back(launchers: Launchers) -> None:
         assert code == 0
         assert stdout.count("sum 1") + stdout.count("sum 2") >= 2
     launchers.started.remove(nodes[1])
+
+
+def test_a_node_that_is_lost_and_stays_away(launchers: Launchers) -> None:
+    """It uses up one restart, however many there are: no ranks start without it."""
+    first, lost = launchers.start_nodes(
+        """
+        dist.init_process_group()
+        all_reduce()
+        write("ready")
+        dist.barrier() if rank % 2 else time.sleep(1000)
+        """,
+        *("--max-restarts=5", "--failure-grace=0.2", "--last-call=0"),
+        RANKMESH_TIMEOUT="8",
+    )
+    launchers.pids("ready", 0, 4)
+    lost.kill()
+    lost.communicate()
+    launchers.started.remove(lost)
+    stdout, stderr = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert stdout.count("sum") == 2
+    missing = f"1 of 2 node(s) are there: node 0 ({os.uname().nodename}); missing: node 1"
+    assert stderr.count(f"{missing} (") == 1, stderr
+    assert "rankmesh run: waited 8 s for the nodes of job" in stderr.splitlines()[-1]
+    assert stderr.splitlines()[-1].endswith(missing)

@@ -80,8 +80,8 @@ class JoinRequest:
             LONG_POLL_SECONDS.
         attempt: restarts of the job by its launcher before the member's process was started. The first join of a later
             attempt ends the epochs of the earlier ones, whose late joins are refused.
-        newcomer: whether the member waits until the job's world grows; its ``rank`` is UNASSIGNED, and ``world_size``
-            does not matter.
+        newcomer: whether the member waits until the job's world grows. Its ``rank`` is UNASSIGNED, or that of a lost
+            process, which it takes if the job's first world is not complete yet; otherwise it does not matter.
         growth: of a rank of the world that grows to ``world_size``: ``member`` is this rank in the next epoch, with an
             instance of its own. None otherwise.
     """
@@ -109,6 +109,7 @@ class JoinReply:
         world_size: number of ranks in the job.
         members: the joined members by rank, then those without a rank yet, in the order of their joins.
         missing: ranks that no member has requested.
+        grown: whether the world is an earlier one that has grown.
     """
 
     complete: bool
@@ -117,6 +118,7 @@ class JoinReply:
     world_size: Integer
     members: list[Member]
     missing: list[Integer]
+    grown: Boolean = False
 
 
 @dataclass

@@ -25,7 +25,7 @@ router = APIRouter(
 )
 
 
-@router.post("/join", responses=problems(400, 409, 503))
+@router.post("/join", responses=problems(400, 409, 410, 503))
 async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> JoinReply:
     """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     return await handlers.join(registry, body, request.receive)
