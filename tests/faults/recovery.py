@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import importlib.util
 import json
-import math
 import os
 import platform
 import random
@@ -64,7 +63,7 @@ class Kind(NamedTuple):
         exact: whether the parameters are bit for bit those of an undisturbed job. The others' differ in their last
             bits, for they are summed in another order: by fewer ranks, or by gloo, whose order depends on DDP's
             buckets, and those are others in the first step of a process.
-        replaced: whether a process is started that joins in the place of the one that is killed.
+        replaced: whether the others go on, and a new process joins them in the place of the one that is killed.
     """
 
     text: str
@@ -91,15 +90,14 @@ _TRAIN = "train_digits --checkpoint digits.npz --epochs 30"
 _DDP = "ddp_digits --checkpoint ddp --epochs 10 --backend"
 KINDS = {
     "shrink": Kind(
-        "shrink", 50, f"{RANKMESH_RUN} --failure-grace 600", "elastic_digits", 30, code=137, size=3, exact=False
+        "shrink", 50, f"{RANKMESH_RUN} --failure-grace 600", "shrink_digits", 30, code=137, size=3, exact=False
     ),
     "replace": Kind(
         "replace",
         20,
-        f"{RANKMESH_RUN} --failure-grace 600",
-        "elastic_digits --replace",
+        f"{RANKMESH_RUN} --max-restarts 1 --replace",
+        "train_digits --elastic --epochs 30",
         30,
-        code=137,
         exact=False,
         replaced=True,
     ),
@@ -166,6 +164,7 @@ class Outcome:
         seconds: from the kill to the end of the first step of the recovered job at all its ranks.
         error, started, joined: from the kill until the last survivor had its error, the last rank of the next attempt
             was started, and the last rank was in the world again; None where there is no such moment.
+        whole: the same as ``seconds``, of a world that has grown to its size again.
         wrong: what was not as in an undisturbed job.
         left: what was left behind.
     """
@@ -176,6 +175,7 @@ class Outcome:
     error: float | None = None
     started: float | None = None
     joined: float | None = None
+    whole: float | None = None
     wrong: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
@@ -199,9 +199,13 @@ class Ending(NamedTuple):
         printed = re.findall(r"all ranks identical: (\w+)", self.output)
         return {mark.value for mark in self.marks if mark.what == "parameters"} | set(printed)
 
-    def last(self, what: str, attempt: int) -> dict[str, float]:
-        """When something came to pass for the last time in an attempt, in each process in which it did."""
-        return {mark.process: mark.at for mark in self.marks if (mark.what, mark.attempt) == (what, attempt)}
+    def times(self, what: str, attempt: int, after: float) -> dict[str, list[float]]:
+        """When something came to pass in an attempt, in each process in which it did after some moment."""
+        found: dict[str, list[float]] = {}
+        for mark in self.marks:
+            if (mark.what, mark.attempt) == (what, attempt) and mark.at > after:
+                found.setdefault(mark.process, []).append(mark.at)
+        return found
 
 
 def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
@@ -227,29 +231,17 @@ def _on_this_host(
 ) -> tuple[int, str, list[str]]:
     ranks, port = Ranks(folder), free_port()
     command = [*kind.launcher.format(port=port).split(), *arguments.split()]
-    variables = {"RANKMESH_SHM_DIR": str(shm), "RANKMESH_TOKEN": "the secret of all", **kind.variables}
     try:
-        started = [ranks.command(*command, name="job", **variables)]
-        if kind.replaced and victim >= 0:
-            name = _wait_for_the_kill(marks)
-            place = {"RANKMESH_GATEWAY": f"http://127.0.0.1:{port}", "RANKMESH_JOB": name, "RANKMESH_JOIN": "1"}
-            started.append(ranks.command(*arguments.split(), name="newcomer", **variables, **place))
-        ranks.wait(started, SECONDS)
+        started = ranks.command(*command, name="job", RANKMESH_SHM_DIR=str(shm), **kind.variables)
+        ranks.wait([started], SECONDS)
         left = [f"process {pid}" for pid in ranks.left()]
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 left.append(f"port {port}")
-        left += [f"{each.name}: exit code {each.code}" for each in started[1:] if each.code]
-        return started[0].code or 0, "".join(each.stdout + each.stderr for each in started), left
+        return started.code or 0, started.stdout + started.stderr, left
     finally:
         with contextlib.suppress(AssertionError):
             ranks.end()
-
-
-def _wait_for_the_kill(marks: Path) -> str:
-    """Return the name of the job."""
-    (name,) = wait_until(lambda: [mark.value for mark in _read(marks) if mark.what == "killed"], "the kill", SECONDS)
-    return str(name)
 
 
 def _on_hosts(
@@ -267,7 +259,7 @@ def _on_hosts(
         try:
             started = [start(0), start(1)]
             if victim >= 0:
-                _wait_for_the_kill(marks)
+                wait_until(lambda: any(mark.what == "killed" for mark in _read(marks)), "the kill", SECONDS)
                 started[1].end()
                 if kind.joins:
                     wait_until(lambda: _goes_on(marks), "a step without the host", SECONDS)
@@ -305,7 +297,7 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"accuracy: {ending.accuracy}, not {undisturbed.accuracy}")
     if kind.exact and ending.parameters != undisturbed.parameters:
         outcome.wrong.append(f"parameters: {ending.parameters}, not {undisturbed.parameters}")
-    if kind.program.startswith("elastic_digits") and "single process: equal" not in ending.output:
+    if kind.program.startswith(("shrink_digits", "train_digits")) and "single process: equal" not in ending.output:
         outcome.wrong.append("the parameters are not those of one process on its own")
     if kind.joins and sum(mark.what == "parameters" for mark in ending.marks) != SIZE:
         outcome.wrong.append("the job did not end with all ranks")
@@ -314,20 +306,30 @@ def judge(outcome: Outcome, kind: Kind, ending: Ending, undisturbed: Ending) -> 
         outcome.wrong.append(f"{len(kills)} ranks were killed")
         return
     (killed,) = kills
+    survivors = {mark.process for mark in ending.marks if mark.at < killed}
+    errors = [max(found) for found in ending.times("failed", 0, killed).values()]
+    outcome.error = max(errors) - killed if errors else None
     for attempt in sorted({mark.attempt for mark in ending.marks}):
-        joined = {process: at for process, at in ending.last("joined", attempt).items() if at > killed}
-        steps: dict[str, float] = {}
-        for mark in ending.marks:
-            if mark.what == "step" and mark.at > joined.get(mark.process, math.inf):
-                steps.setdefault(mark.process, mark.at)
-        if len(steps) == kind.size:
-            outcome.seconds, outcome.joined = max(steps.values()) - killed, max(joined.values()) - killed
-            errors = [at for at in ending.last("failed", 0).values() if at > killed]
-            outcome.error = max(errors) - killed if errors else None
-            starts = [at for at in ending.last("started", attempt).values() if at > killed]
+        joined, steps = ending.times("joined", attempt, killed), ending.times("step", attempt, killed)
+        others = survivors & set(joined)
+        first = {process: joined[process][0] for process in others or joined}
+        last = {process: found[-1] for process, found in joined.items()}
+        if len(ends := _first_after(first, steps)) == (SIZE - 1 if others else kind.size):
+            outcome.seconds, outcome.joined = max(ends) - killed, max(first.values()) - killed
+            starts = [max(found) for found in ending.times("started", attempt, killed).values()]
             outcome.started = max(starts) - killed if starts else None
+            if kind.replaced and len(ends := _first_after(last, steps)) == SIZE:
+                outcome.whole = max(ends) - killed
+            elif kind.replaced:
+                outcome.wrong.append("the world did not grow to its size again")
             return
     outcome.wrong.append("no step was made after the kill")
+
+
+def _first_after(moments: Mapping[str, float], times: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the first of the times of each process that is after a moment of it."""
+    found = [[at for at in times.get(process, ()) if at > moment] for process, moment in moments.items()]
+    return [later[0] for later in found if later]
 
 
 def one(name: str, seed: int, undisturbed: Ending) -> Outcome:
@@ -362,7 +364,7 @@ def rounds(names: Sequence[str], count: int | None, first: int) -> Iterator[Outc
                 yield one(name, first + number, undisturbed[name])
 
 
-HEADINGS = ("", "rounds", "wrong", "left", "error", "started", "joined", "next step", "longest")
+HEADINGS = ("", "rounds", "wrong", "left", "error", "started", "joined", "next step", "longest", "whole")
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
@@ -373,7 +375,8 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
             wrong, left = (sum(bool(getattr(outcome, what)) for outcome in found) for what in ("wrong", "left"))
             cells = [kind.text, str(len(found)), str(wrong), str(left)]
             cells += [_seconds(found, what, statistics.median) for what in ("error", "started", "joined", "seconds")]
-            lines.append(f"| {' | '.join([*cells, _seconds(found, 'seconds', max)])} |")
+            cells += [_seconds(found, "seconds", max), _seconds(found, "whole", statistics.median)]
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -6,7 +6,7 @@ Args:
     MARKS: folder of the record, a file a process: lines of time.monotonic(), the attempt, and what came to pass.
     VICTIM: the rank that is killed in the first attempt, -1 for none.
     STEP, DELAY: after how many steps, and how many seconds after that.
-    PROGRAM: train_digits, elastic_digits or ddp_digits, with its arguments.
+    PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
 
 Environment:
     RECOVERY_STEP_SECONDS: how long a world of two ranks waits after each step: a host takes seconds to come back.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FOLDERS = {"train_digits": EXAMPLES, "elastic_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
+FOLDERS = {"train_digits": EXAMPLES, "shrink_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
 
 
 class Recorder:
@@ -55,7 +55,7 @@ class Recorder:
             threading.Timer(self._delay, self._kill).start()
 
     def _kill(self) -> None:
-        self.mark(f"killed {os.environ.get('RANKMESH_JOB', '')}")
+        self.mark("killed")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

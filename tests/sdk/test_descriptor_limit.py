@@ -261,7 +261,7 @@ LIMITED = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64,
 
 
 def ask(port: int) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), 10) as client:
+    with socket.create_connection(("127.0.0.1", port), DEADLINE) as client:
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         return client.recv(100)
 

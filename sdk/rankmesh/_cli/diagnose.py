@@ -96,6 +96,7 @@ def _document(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -
                 "host": report.host,
                 "pid": report.pid,
                 "state": report.state,
+                "reason": report.reason,
                 "answers": report.snapshot is not None,
                 "error": report.error,
                 "process": report.process,

@@ -25,6 +25,7 @@ PAGE = Path(__file__).parents[3] / "docs/cli.md"
 NOT_HERE = (
     "rankmesh --install-completion",  # it writes to the home folder
     "rankmesh run --nproc-per-node 3 --max-restarts 2 train.py",  # the reader's own script; launcher/test_restart.py
+    "rankmesh run --nproc-per-node 4 --max-restarts 3 --replace train.py",  # launcher/test_replace.py
 )
 
 

@@ -78,6 +78,7 @@ def test_ranks_that_waited_at_their_deadline(ranks: Ranks):
     )
     assert [each["state"] for each in document["ranks"]] == ["dumped"] * 4
     assert all(each["stacks"] for each in document["ranks"])
+    assert all("all_reduce #3 in group 'world' waited 3.0 s for rank 2" in each["reason"] for each in document["ranks"])
     (directory / next(path.name for path in directory.iterdir() if "rank-3" in path.name)).unlink()
     assert "rank 3 left no dump" in diagnose(directory).stdout
 

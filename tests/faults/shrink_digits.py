@@ -1,13 +1,12 @@
-"""Training of the digits that goes on without the ranks that die, or with new ones in their place.
+"""Training of the digits that goes on without the ranks that die: the survivors shrink the world and take over.
 
-The survivors shrink the world; with ``--replace`` they grow it again, by processes that join. A step's gradient is that
-of the whole batch, however many ranks share it. So the parameters are those of an undisturbed run, but for rounding.
+It has the loop of docs/elastic.md. A step's gradient is that of the whole batch, however many ranks share it. So the
+parameters are those of an undisturbed run, but for rounding.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 
 import numpy as np
 import train_digits
@@ -41,10 +40,10 @@ def synchronize(done: int, network: Network, optimizer: Momentum) -> int:
     return int(steps[0])
 
 
-def train(network: Network, digits: train_digits.Digits, plan: list[np.ndarray], replaced: bool) -> None:
-    """Train in place, with fewer ranks when some have died, unless they are replaced."""
+def train(network: Network, digits: train_digits.Digits, plan: list[np.ndarray]) -> None:
+    """Train in place, with fewer ranks when some have died."""
     optimizer = Momentum(network.parameters, OPTIONS.lr)
-    done, lost, size = 0, set[int](), dist.get_world_size()
+    done, lost = 0, set[int]()
     gradients = None
     while done < len(plan):
         try:
@@ -52,8 +51,6 @@ def train(network: Network, digits: train_digits.Digits, plan: list[np.ndarray],
                 gradients = None
                 dist.shrink_group(sorted(lost))
                 lost = set()
-                if replaced:
-                    dist.grow_group(world_size=size)
             if gradients is None:  # in a new world
                 done = synchronize(done, network, optimizer)
                 gradients = GradientBucketer(network.parameters)
@@ -71,7 +68,7 @@ def main() -> int:
     training, test = train_digits.load()
     network, alone = (Network(train_digits.WIDTHS, train_digits.SEED) for _ in range(2))
     plan = train_digits.whole_batches(len(training.labels), OPTIONS, size=1)
-    train(network, training, plan, "--replace" in sys.argv)
+    train(network, training, plan)
     well = train_digits.identical_on_all_ranks(train_digits.flat(network))
     if dist.get_rank() == 0:
         print("all ranks identical" if well else "RANKS DIFFER")
