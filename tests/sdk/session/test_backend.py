@@ -434,6 +434,25 @@ def test_an_engine_over_the_groups_store(me: Me) -> None:
     assert all(engine.closed for engine in StoreEngine.made)
 
 
+@on_ranks(3)
+def test_an_engine_of_a_world_that_grows(me: Me) -> None:
+    dist.Backend.register_backend("plain", StoreEngine)
+    if me.rank == 2:
+        me.join(backend="plain")
+    else:
+        me.init(world_size=2, backend="plain")
+        dist.barrier()
+        dist.grow_group(3)
+        assert StoreEngine.made[0].closed
+    engine = StoreEngine.made[-1]
+    assert (engine.rank, engine.size, engine.closed) == (me.rank, 3, False)
+    array = np.ones(1)
+    dist.all_reduce(array)
+    assert array[0] == 3
+    me.meet("over")  # the engine reads from the store, which rank 0 takes with it
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("world", [True, False], ids=["world", "group"])
 @on_ranks(3)
 def test_an_engine_that_cannot_be_made_on_one_rank_is_told_to_the_others(me: Me, world: bool) -> None:
