@@ -11,18 +11,17 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
-
-import numpy as np
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.dump import DumpWriter
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
+from rankmesh_agent.failure_notifier import FailureNotifier
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.message_barrier import message_barrier
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.job_membership import JobMembership, JoinTerms
@@ -30,7 +29,6 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
-from rankmesh_agent.progress.engine import Disconnect
 from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
@@ -46,7 +44,6 @@ from rankmesh_agent.wire.schemas import (
     GroupRequest,
     GrowingWorld,
     InFlight,
-    LostRank,
     Member,
 )
 from rankmesh_agent.wire.snapshot import MAX_DUMPED, UPGRADE, RankDump, RankSnapshot
@@ -56,8 +53,6 @@ from rankmesh_agent.wire.version import __version__
 
 _MIN_BARRIER_SECONDS = 5.0
 """Least time limit of the first barrier of a larger world, however late its ranks came."""
-_BARRIER_TAG = -1
-"""A tag that no message of the user has."""
 _MAX_REASON = 500
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
@@ -113,8 +108,6 @@ class Agent:
         self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
         self._started = time.monotonic()
         self._leaving = False
-        self._notify: Callable[[DistBackendError], None] | None = None
-        self._notified: set[int] = set()
         self._own_http: HttpServer | None = None
         self._recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
@@ -155,6 +148,7 @@ class Agent:
             self.store_server = self._job_store.server
             self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
             self.engine.own_waits.append(self._job_store_waits)
+            self._failure_notifier = FailureNotifier(self.engine)
             self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
             undo.callback(self._disconnects.close)
             self._job_store.start()
@@ -168,7 +162,7 @@ class Agent:
             if settings.dump_dir:
                 self._recorder.on_failure = self._dumps.on_failure
             if terms.newcomer and job.grown:
-                self._synchronize(timeout)
+                message_barrier(self.world, timeout)  # the store has the values of the epoch before then
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -244,7 +238,8 @@ class Agent:
 
         def check_all() -> None:
             check()
-            self._raise_if_world_failed()
+            self.engine.progress()
+            self.world.raise_if_member_lost("grow_group")
 
         deadline = Deadline(seconds)
         rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size)
@@ -262,37 +257,11 @@ class Agent:
         )
         try:
             self._job_store.copy_to(larger._job_store)
-            larger._synchronize(max(deadline.remaining(), _MIN_BARRIER_SECONDS))
+            message_barrier(larger.world, max(deadline.remaining(), _MIN_BARRIER_SECONDS))
         except BaseException as error:
             larger.close(f"it could not grow the world: {type(error).__name__}: {error}"[:_MAX_REASON])
             raise
         return larger
-
-    def _raise_if_world_failed(self) -> None:
-        """Raise the error of the world, or of the loss of one of its ranks."""
-        self.engine.progress()
-        world = self.world
-        world.state.raise_if_failed()
-        error = world.peer_lost_error([rank for rank in range(world.size) if rank != world.rank], "grow_group")
-        if error is not None:
-            raise error
-
-    def _synchronize(self, seconds: float) -> None:
-        """Wait until all ranks of a larger world are here: its store has the values of the epoch before then.
-
-        A barrier of messages, which this agent can send for an attached process, too. By dissemination: Hensgen, Finkel
-        and Manber, Two algorithms for barrier synchronization, 1988.
-        """
-        world, nothing, options = self.world, np.empty(0, np.uint8), Options(seconds)
-        distance = 1
-        while distance < world.size:
-            work = world.send(
-                nothing, (world.rank + distance) % world.size, _BARRIER_TAG, options._replace(async_op=True)
-            )
-            world.receive(nothing, (world.rank - distance) % world.size, _BARRIER_TAG, options)
-            if work is not None:
-                work.wait()
-            distance *= 2
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
         """Have a function called with the error of each rank of the world that fails, also between calls.
@@ -300,25 +269,8 @@ class Agent:
         Args:
             notify: called by the thread of the heartbeats, so that it must not wait.
         """
-        self._notify = notify
+        self._failure_notifier.callback = notify
         self._heartbeats.wake()
-
-    def _notify_failures(self, lost: Iterable[LostRank]) -> None:
-        """Call the function for failures of ranks.
-
-        Args:
-            lost: the ranks that the disconnect monitor has found to be gone; the engine may have to read more first.
-        """
-        world, known, causes = self.world, self.engine.lost_peers, {each.rank: each.cause for each in lost}
-        for rank in world.ranks:
-            if self._notify is None or rank in self._notified:
-                continue
-            end = known.get(rank) or (Disconnect(causes[rank], clean=False) if rank in causes else None)
-            if end is not None and not end.clean:
-                self._notified.add(rank)
-                with self.engine.lock:
-                    error = world.state.loss_error(rank, end)
-                self._notify(error)
 
     # Groups
 
@@ -509,7 +461,7 @@ class Agent:
         self._store_waits.progress()
         self._job_store.check()
         lost = self._disconnects.failed_peers()
-        self._notify_failures(lost)
+        self._failure_notifier.notify(self.world, lost)
         restart = self._job.send_heartbeat(self.groups(), lost)
         if restart is not None:
             self.group_registry.abort_all(restart)

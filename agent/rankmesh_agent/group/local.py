@@ -97,6 +97,17 @@ class LocalCommunicator(Communicator, FrameSink):
             return error
         return None
 
+    def raise_if_member_lost(self, during: str) -> None:
+        """Raise the group's failure, or the error of the loss of a member.
+
+        Args:
+            during: the call that finds out.
+        """
+        self.state.raise_if_failed()
+        error = self.peer_lost_error([member for member in range(self.size) if member != self.rank], during)
+        if error is not None:
+            raise error
+
     def start(self, hosts: Sequence[Hashable], options: SegmentOptions, timeout: float) -> None:
         """Wait for the other members, and choose the backend; a collective call.
 
