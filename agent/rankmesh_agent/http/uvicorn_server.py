@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -24,6 +25,17 @@ ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work: it sets the Date header of responses."""
+
+
+def _is_of_end(record: logging.LogRecord) -> bool:
+    """Return whether a record reports a request that is cancelled because it goes on after the server's last moments.
+
+    Uvicorn reports that in a line, too.
+    """
+    return record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+
+
+logging.getLogger("uvicorn.error").addFilter(lambda record: not _is_of_end(record))
 
 
 class EventDrivenServer(uvicorn.Server):

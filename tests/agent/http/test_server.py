@@ -130,6 +130,27 @@ def test_it_ends_soon_after_it_had_no_free_descriptor(monkeypatch, caplog):
     assert "Exception" not in caplog.text
 
 
+def test_a_request_that_does_not_end_is_cancelled_without_a_traceback(monkeypatch, caplog):
+    asked = threading.Event()
+
+    async def endless(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.set()
+            await asyncio.sleep(3600)
+        await hello(scope, receive, send)
+
+    monkeypatch.setattr(Served, "make", lambda _: endless)
+    served = Served(on_demand=False)
+    with ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(served.ask)
+        assert asked.wait(20)
+        served.server.close(timeout=20.0)
+        assert isinstance(answer.exception(20), (OSError, urllib.error.HTTPError))
+    assert not is_served("served")
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    assert "timeout graceful shutdown exceeded" in caplog.text
+
+
 def test_on_demand_and_not_before():
     served = Served(on_demand=True)
     assert not served.made.wait(0.2)
