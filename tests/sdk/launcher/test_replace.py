@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from support.launchers import Launchers
 
@@ -17,18 +14,6 @@ def sum_is(size):
     dist.all_reduce(array)
     assert array.tolist() == [size] * 4, array
 """
-
-
-@pytest.fixture
-def launchers(tmp_path: Path) -> Iterator[Launchers]:
-    (tmp_path / "shm").mkdir()
-    launchers = Launchers(tmp_path)
-    yield launchers
-    for launcher in launchers.started:
-        if launcher.poll() is None:
-            launcher.kill()
-        launcher.communicate()
-    assert list((tmp_path / "shm").iterdir()) == []
 
 
 def test_another_process_takes_the_place_of_a_failed_one(launchers: Launchers) -> None:

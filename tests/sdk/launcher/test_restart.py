@@ -6,25 +6,11 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.launchers import Launchers, alive
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def launchers(tmp_path: Path) -> Iterator[Launchers]:
-    (tmp_path / "shm").mkdir()
-    launchers = Launchers(tmp_path)
-    yield launchers
-    for launcher in launchers.started:
-        if launcher.poll() is None:
-            launcher.kill()
-        launcher.communicate()
-    assert list((tmp_path / "shm").iterdir()) == []
 
 
 def test_a_job_that_fails_twice_and_then_succeeds(launchers: Launchers) -> None:
