@@ -6,7 +6,7 @@ Args:
     MARKS: folder of the record, a file a process: lines of time.monotonic(), the attempt, and what came to pass.
     VICTIM: the rank that is killed in the first attempt, -1 for none.
     STEP, DELAY: after how many steps, and how many seconds after that.
-    PROGRAM: train_digits, shrink_digits or ddp_digits, with its arguments.
+    PROGRAM: train_digits or ddp_digits, with its arguments.
 
 Environment:
     RECOVERY_STEP_SECONDS: how long a world of two ranks waits after each step: a host takes seconds to come back.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FOLDERS = {"train_digits": EXAMPLES, "shrink_digits": Path(__file__).parent, "ddp_digits": EXAMPLES / "torch"}
+FOLDERS = {"train_digits": EXAMPLES, "ddp_digits": EXAMPLES / "torch"}
 
 
 class Recorder:
@@ -70,8 +70,8 @@ def after(method: Callable[..., Any], call: Callable[[], object]) -> Callable[..
     return both
 
 
-def run_numpy(recorder: Recorder, program: str) -> int:
-    """Run a program that trains with NumPy."""
+def run_numpy(recorder: Recorder) -> int:
+    """Run the program that trains with NumPy."""
     import rankmesh as dist
 
     dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
@@ -83,7 +83,6 @@ def run_numpy(recorder: Recorder, program: str) -> int:
         return shrink(*arguments, **named)
 
     dist.shrink_group = shrink_group
-    sys.path.insert(0, str(EXAMPLES))
     train_digits = importlib.import_module("train_digits")
     optimizer, compare = train_digits.Momentum, train_digits.identical_on_all_ranks
     optimizer.step = after(optimizer.step, recorder.step)
@@ -93,17 +92,17 @@ def run_numpy(recorder: Recorder, program: str) -> int:
         return bool(compare(array))
 
     train_digits.identical_on_all_ranks = marked
-    return int(importlib.import_module(program).main())
+    return int(train_digits.main())
 
 
-def run_torch(recorder: Recorder, program: str) -> int:
-    """Run a program that trains with torch."""
+def run_torch(recorder: Recorder) -> int:
+    """Run the program that trains with torch."""
     import torch.distributed as dist
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
     register_optimizer_step_post_hook(lambda *ignored: recorder.step())
-    runpy.run_path(str(FOLDERS[program] / f"{program}.py"), run_name="__main__")
+    runpy.run_path(str(FOLDERS["ddp_digits"] / "ddp_digits.py"), run_name="__main__")
     return 0
 
 
@@ -115,7 +114,7 @@ def main() -> int:
     sys.path[0] = str(FOLDERS[program])
     sys.argv = [program, *arguments]
     try:
-        return (run_torch if program == "ddp_digits" else run_numpy)(recorder, program)
+        return (run_torch if program == "ddp_digits" else run_numpy)(recorder)
     except Exception:
         recorder.mark("failed")
         raise
