@@ -24,7 +24,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.message_barrier import message_barrier
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
-from rankmesh_agent.job_membership import JobMembership, JoinTerms
+from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -51,9 +51,6 @@ from rankmesh_agent.wire.stats import AgentStats
 from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
-_MIN_BARRIER_SECONDS = 5.0
-"""Least time limit of the first barrier of a larger world, however late its ranks came."""
-_MAX_REASON = 500
 _REPEATED = 100
 """Characters of a failure's text by which it is found in a reason."""
 
@@ -104,6 +101,7 @@ class Agent:
     ) -> None:
         raise_limit()
         terms = growth or JoinTerms(rank, world_size)
+        deadline = join_deadline or Deadline(timeout)
         self.settings = settings
         self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
         self._started = time.monotonic()
@@ -121,7 +119,7 @@ class Agent:
                 terms=terms,
                 host=host,
                 http=http,
-                deadline=join_deadline or Deadline(timeout),
+                deadline=deadline,
                 connect_seconds=timeout,
                 instance=instance,
             )
@@ -140,33 +138,53 @@ class Agent:
                 self._limits,
             )
             undo.callback(self._job_store.close)
+            self.store_server = self._job_store.server
+            self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
+            limit = timeout
+            if job.grown:
+                limit = max(deadline.remaining(), MIN_SETUP_SECONDS)
+                self._serve_http()
+                self._fill_store(terms, limit)
             try:
-                self.world = self.group_registry.make(range(job.world_size), "world", timeout)
+                self.world = self.group_registry.make(range(job.world_size), "world", limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
-            self.store_server = self._job_store.server
+            self.world.set_timeout(timeout)
             self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
             self.engine.own_waits.append(self._job_store_waits)
             self._failure_notifier = FailureNotifier(self.engine)
             self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
             undo.callback(self._disconnects.close)
-            self._job_store.start()
-            if self._own_http is not None:
-                upgrades: dict[Upgrade, ConnectionHandler] = {
-                    store_frames.UPGRADE: self.store_server,
-                    UPGRADE: SnapshotServer(self.snapshot, settings.token),
-                }
-                http.start(self._app(http.names), upgrades, on_demand=True)
-            self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
+            if not job.grown:
+                self._job_store.start()
+                self._serve_http()
             if settings.dump_dir:
                 self._recorder.on_failure = self._dumps.on_failure
-            if terms.newcomer and job.grown:
-                message_barrier(self.world, timeout)  # the store has the values of the epoch before then
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
         self.engine.on_peer_failure = self._heartbeats.wake
+
+    def _serve_http(self) -> None:
+        if self._own_http is not None:
+            upgrades: dict[Upgrade, ConnectionHandler] = {
+                store_frames.UPGRADE: self.store_server,
+                UPGRADE: SnapshotServer(self.snapshot, self.settings.token),
+            }
+            self._own_http.start(self._app(self._own_http.names), upgrades, on_demand=True)
+
+    def _fill_store(self, terms: JoinTerms, seconds: float) -> None:
+        """Start the store of a larger world, with the values of the epoch before, at all of its ranks.
+
+        A group of its own, before the world: an attached process makes the world's calls itself, and only later.
+        """
+        group = self.group_registry.make(range(self._job.world_size), "growth", seconds, http_key="growth")
+        self._job_store.start()
+        if terms.predecessor is not None:
+            terms.predecessor.copy_to(self._job_store, reachable=self._own_http is not None)
+        message_barrier(group, seconds)
+        self.group_registry.drop(group)
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -242,8 +260,8 @@ class Agent:
             self.world.raise_if_member_lost("grow_group")
 
         deadline = Deadline(seconds)
-        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size)
-        larger = Agent(
+        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size, f"{self.world.id:016x}")
+        return Agent(
             self.settings,
             self._find_gateway,
             rank=rank,
@@ -253,15 +271,8 @@ class Agent:
             http=None if self._own_http is not None else self._http,
             join_deadline=deadline,
             delegated=self._delegated,
-            growth=JoinTerms(rank, world_size, growth=world, check=check_all),
+            growth=JoinTerms(rank, world_size, growth=world, check=check_all, predecessor=self._job_store),
         )
-        try:
-            self._job_store.copy_to(larger._job_store)
-            message_barrier(larger.world, max(deadline.remaining(), _MIN_BARRIER_SECONDS))
-        except BaseException as error:
-            larger.close(f"it could not grow the world: {type(error).__name__}: {error}"[:_MAX_REASON])
-            raise
-        return larger
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
         """Have a function called with the error of each rank of the world that fails, also between calls.

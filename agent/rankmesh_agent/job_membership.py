@@ -21,6 +21,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -28,6 +29,8 @@ from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leav
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting all pairs after all ranks have joined."""
+MIN_SETUP_SECONDS = 5.0
+"""Least time for the set-up of a larger world, however late its ranks have come."""
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
 _NOT_CONNECTED = "it could not connect to its peers"
@@ -43,6 +46,7 @@ class JoinTerms:
         newcomer: whether it waits for the world of the job to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
+        predecessor: the store of a rank of the world that grows.
     """
 
     rank: int
@@ -50,6 +54,7 @@ class JoinTerms:
     newcomer: bool = False
     growth: GrowingWorld | None = None
     check: Callable[[], None] | None = None
+    predecessor: JobStore | None = None
 
 
 class JobMembership:
@@ -126,6 +131,8 @@ class JobMembership:
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.grown = joined.grown
+            if joined.grown:
+                connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
             transports = TransportSelector(settings, joined.world_size)
             unused = undo.enter_context(contextlib.ExitStack())
             undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
@@ -173,8 +180,11 @@ class JobMembership:
 
     def newcomers(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""
-        with self._gateway_lock:
-            return self.gateway.newcomers(self.name, deadline)
+        client = self.gateway.sibling()  # heartbeats do not wait for this request
+        try:
+            return client.newcomers(self.name, deadline)
+        finally:
+            client.close()
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""

@@ -59,7 +59,7 @@ class Requests:
 
     def growth(self, rank: int, world_size: int, *, size: int = 2, epoch: int = 1, life: int = 2) -> JoinRequest:
         """A join of rank ``rank`` of a world of ``size`` that grows it to ``world_size``."""
-        return replace(self.join(rank, world_size, life=life), growth=GrowingWorld(epoch, size))
+        return replace(self.join(rank, world_size, life=life), growth=GrowingWorld(epoch, size, "world"))
 
     def leave_unassigned(self, number: int, *, life: int = 1, job: str = "job", reason: str = "") -> Leave:
         return Leave(job, 1, UNASSIGNED, self.member(number, life).instance, reason)

@@ -48,7 +48,7 @@ ANY_EPOCH = 1
 _RETRY_SECONDS = 0.1
 _MIN_POLL_SECONDS = 0.05
 _CHECK_SECONDS = 0.5
-_CHECKED_RANKS = 512
+_CHECKED_RANKS = 64
 _RESPONSE_SECONDS = 2.0
 """Time limit of a response, in addition to the wait that the request asks for."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
@@ -70,12 +70,19 @@ class GatewayClient:
 
     def __init__(self, find: Callable[[], str | None], token: str) -> None:
         self._find = find
+        self._token = token
         self.url = ""
         self._last_response = time.monotonic()
         self._answered = self._unanswered = 0
         self._last_refusal: int | None = None
         self._declared_failed = False
         self._http = HttpClient(token)
+
+    def sibling(self) -> GatewayClient:
+        """Return another client of the same gateway, for another thread."""
+        client = GatewayClient(self._find, self._token)
+        client.url = self.url
+        return client
 
     def join(
         self,
@@ -100,8 +107,8 @@ class GatewayClient:
             launched: this process's place on its node.
             attempt: restarts of the job by its launcher before this process was started.
             newcomer, growth: see JoinRequest.
-            check: called between requests, every _CHECK_SECONDS in worlds of up to _CHECKED_RANKS ranks; raises if the
-                join has no point any more.
+            check: called between requests, every _CHECK_SECONDS in worlds of up to _CHECKED_RANKS ranks, less often in
+                larger ones, as each reply lists all members; raises if the join has no point any more.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -132,7 +139,6 @@ class GatewayClient:
         url: str | None = None
         present: Collection[str] = ()
         began = time.monotonic()
-        # Each request costs the gateway as much as a heartbeat: no more of them than of those.
         interval = _CHECK_SECONDS * max(1.0, request.world_size / _CHECKED_RANKS) if check is not None else math.inf
         while not deadline.expired():
             if check is not None:
@@ -169,7 +175,8 @@ class GatewayClient:
                 f"grow_group(); is the job at the gateway at {self.url}, and does its program grow its world?"
             )
         if seen:
-            raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline)
+            required = request.world_size if request.growth is None else request.growth.size
+            raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline, required)
         raise GatewayUnreachableError(
             f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
@@ -365,6 +372,7 @@ def _ranks_missing(
     seen: dict[int | str, Member],
     present: Collection[str],
     deadline: Deadline,
+    required: int,
 ) -> JoinTimeoutError:
     joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
@@ -372,7 +380,10 @@ def _ranks_missing(
     if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
         missing = sorted(other.rank for other in seen.values() if other.instance not in present)
         awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
-    if any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
+    absent = [rank for rank in range(required) if rank not in seen]
+    if required < world_size and absent:  # ranks of the world that grows, whose places no newcomer can take
+        missing, awaited = absent, f"ranks {', '.join(map(str, absent))}, which have not called grow_group(),"
+    elif any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
         missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
     return JoinTimeoutError(
         f"{_describe(member)} waited {deadline.seconds:.1f} s for {awaited} of job {job!r} to join "

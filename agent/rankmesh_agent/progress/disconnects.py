@@ -50,7 +50,7 @@ class DisconnectMonitor:
             now = time.monotonic()
             self._ended |= dict.fromkeys(ended, now)
             self._engine.progress()  # a GOODBYE may have arrived
-        elif self._waits_elsewhere() or self._ended.keys() - self._engine.lost_peers.keys():
+        elif self._waits_elsewhere():
             self._engine.progress()
         return any(lost.rank not in self._reported for lost in self._find())
 

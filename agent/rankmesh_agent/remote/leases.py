@@ -142,6 +142,12 @@ class LeaseManager:
         if active is None or agent is None or active.lease.id != lease_id:
             raise self._ended("it was released")
         larger = agent.grow(world_size, seconds, check)
+        try:
+            check()
+        except BaseException:
+            larger.close("the client does not wait for the larger world any more")
+            self._http.run(larger.aclose())
+            raise
         with self._lock:
             reason = active.end_reason
             if reason is None:

@@ -12,11 +12,12 @@ from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owner
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import LostRanks, Ownership
 from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, DistStoreError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
 
 _BATCH_BYTES = 1 << 20
+_BATCH_KEYS = 1 << 12
 
 
 class JobStore:
@@ -104,10 +105,23 @@ class JobStore:
         if self._ownership is not None:
             self._owners.renumber(world)
 
-    def copy_to(self, other: JobStore) -> None:
-        """Copy the values and queues to the store of another epoch, if this rank has them; waits are not copied."""
-        if self._ownership is not None and not self._ownership.owned:
+    def copy_to(self, other: JobStore, *, reachable: bool) -> None:
+        """Copy the values and queues to the store of another epoch, if this rank has them; waits are not copied.
+
+        Args:
+            other: this rank's access to that store.
+            reachable: whether its server can be reached at the owner's address by now.
+
+        Raises:
+            DistStoreError: another rank owns that store, and cannot be reached.
+        """
+        if self._ownership is not None and not self._ownership.acquire():
             return
+        if not reachable and other._ownership is not None and not other._ownership.owned:
+            raise DistStoreError(
+                "the store of the larger world is at another rank than this one's, to which the agent of an attached "
+                "process cannot copy it: destroy the process group, and start all ranks again"
+            )
         table = self._memory.table
         with table.lock:
             values, queues = table.contents()
@@ -167,12 +181,12 @@ class JobStore:
 
 
 def _batches(pairs: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Yield pairs of key and value in batches of at most _BATCH_BYTES, or of one pair."""
+    """Yield pairs of key and value in batches of at most _BATCH_KEYS and _BATCH_BYTES, or of one pair."""
     batch: list[tuple[str, bytes]] = []
     size = 0
     for key, value in pairs:
         size += len(key) + len(value)
-        if batch and size > _BATCH_BYTES:
+        if batch and (size > _BATCH_BYTES or len(batch) == _BATCH_KEYS):
             yield batch
             batch, size = [], len(key) + len(value)
         batch.append((key, value))

@@ -18,6 +18,7 @@
         │   ├── NoAgentsError              no standalone agent is registered at the gateway
         │   ├── NoFreeAgentError           standalone agents are registered, but none is free
         │   ├── RankTakenError             another live process holds this rank
+        │   ├── JobEndedError              all ranks of the job have left
         │   ├── AgentTakenError            another client leases the standalone agent
         │   ├── NotLeasedError             the standalone agent is free: it is in no job
         │   ├── LeaseEndedError            the lease of a standalone agent has ended

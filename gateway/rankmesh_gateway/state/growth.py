@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_agent.wire.errors import WorldSizeMismatchError
+from rankmesh_agent.wire.schemas import GrowingWorld, JoinRequest, Member
 from rankmesh_gateway.state.epoch import Epoch
 
 
@@ -26,7 +27,8 @@ class Growth:
         self.forming: Epoch | None = None
         self.newcomers = Epoch(job, 0, 0)
         self._job = job
-        self._room = 0
+        self._world: GrowingWorld | None = None
+        """The world that grows."""
 
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs whose processes wait."""
@@ -61,11 +63,18 @@ class Growth:
         if request.growth is None:
             self.epoch_of(member).admit(member, now)
         else:
+            if self.forming is not None and self._world != request.growth:
+                raise WorldSizeMismatchError(
+                    f"{member.described()} grows a world of {request.growth.size} ranks of epoch "
+                    f"{request.growth.epoch}, but other ranks of job {self._job!r} grow another one: has the world "
+                    "split? End one part of it, or wait until the other growth has ended",
+                    ranks=[member.rank],
+                )
             epoch = self.forming or Epoch(self._job, number, request.world_size, grown=True)
             epoch.check_world_size(request.world_size, member)
             epoch.check_rank_free(member, now)
             epoch.admit(member, now)
-            self.forming, self._room = epoch, request.world_size - request.growth.size
+            self.forming, self._world = epoch, request.growth
         self.settle()
         return self.epoch_of(member)
 
@@ -84,4 +93,7 @@ class Growth:
             self.forming = None
 
     def _free(self) -> int:
-        return 0 if self.forming is None else max(0, self._room - len(self.forming.unassigned))
+        """Return how many newcomers the forming epoch has room for."""
+        if self.forming is None or self._world is None:
+            return 0
+        return max(0, self.forming.size - self._world.size - len(self.forming.unassigned))

@@ -196,7 +196,7 @@ class Job:
                 record.leave(goodbye.reason, now, goodbye.failed_ranks[: epoch.size])
                 self._writer.state_changes(epoch, [record], now)
                 self._writer.group_changes(epoch, record, before, now)
-        if any(epoch.live_ranks(now) for epoch in self.epochs.values()):  # the job goes on in another epoch
+        if not self.has_ended(now):  # it goes on in another epoch
             self.epochs = {number: epoch for number, epoch in self.epochs.items() if epoch.live_ranks(now)}
 
     def process_exited(self, rank: int, pid: int, host: str, reason: str, now: float) -> None:
@@ -212,7 +212,8 @@ class Job:
         for epoch in self.epochs.values():
             here = [record for record in epoch.records.values() if record.member.host == host]
             held = [record for record in here if record.member.pid == pid]
-            for record in held or [record for record in here if record.member.rank == rank]:
+            # After a growth the ranks have other numbers than the launcher's.
+            for record in held or [each for each in here if each.member.rank == rank and not epoch.grown]:
                 if record.process_exited(reason, now):
                     self._writer.state_changes(epoch, [record], now)
 
@@ -221,6 +222,9 @@ class Job:
         for epoch in self.epochs.values():
             epoch.expire(now)
             self._writer.state_changes(epoch, epoch.records.values(), now)
+        for number, epoch in list(self.epochs.items()):
+            if epoch.grown and not epoch.live_ranks(now) and not self.has_ended(now):  # the world before goes on
+                del self.epochs[number]
 
     def withdraw(self, rank: int, instance: str) -> Epoch | None:
         """Free a joiner's place in the epoch that it waits for.
@@ -300,7 +304,7 @@ class Job:
 
     def _check_attempt(self, request: JoinRequest) -> None:
         """Raise RankTakenError if the job was restarted after the joining process had been started."""
-        if request.attempt < self.attempt:
+        if request.attempt < self.attempt and (request.attempt or not request.newcomer):
             raise RankTakenError(
                 f"{request.member.described()} was started before restart {self.attempt} of job {self.name!r}, in "
                 "which another process has its place. The launcher ends the processes of the attempt before: was this "

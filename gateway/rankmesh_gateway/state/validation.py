@@ -29,6 +29,7 @@ MAX_LEASES = 16
 """Limit of the leases that one standalone agent reports."""
 MAX_GROUPS = 1024
 """Limit of the groups that one rank reports."""
+_MAX_EPOCH = 1 << 31
 MAX_REASON = 4096
 """Limit of the characters of a reason, and of a lease's holder."""
 
@@ -62,7 +63,7 @@ def check_join(request: JoinRequest) -> None:
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
     if request.newcomer and growth is not None:
         raise InvalidRequestError("a newcomer is no rank of the world that grows; send newcomer or growth, not both")
-    if growth is not None and not (growth.epoch > 0 and 0 <= rank < growth.size <= request.world_size):
+    if growth is not None and not (0 < growth.epoch < _MAX_EPOCH and 0 <= rank < growth.size <= request.world_size):
         raise InvalidRequestError(
             f"rank {rank} of epoch {growth.epoch} cannot grow a world of {growth.size} ranks to {request.world_size}: "
             "send a rank of that world, an epoch from 1, and no smaller size"

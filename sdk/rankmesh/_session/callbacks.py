@@ -53,7 +53,7 @@ class FailureCallbacks:
         self._thread: threading.Thread | None = None
 
     def add(self, callback: FailureCallback) -> CallbackHandle:
-        """Register a callback; one that is registered after a failure is called with it at once."""
+        """Register a callback; the first one of a session is called with the failures before, too."""
         with self._lock:
             self._numbers += 1
             number = self._numbers

@@ -14,10 +14,12 @@ from rankmesh._session.session import Session, require_session
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.net.descriptors import limit_named
-from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError
+from rankmesh_agent.wire.errors import GatewayUnreachableError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 
 _UNKNOWN = -1
+_ASK_SECONDS = 10.0
+"""Time limit of the question which processes wait."""
 
 
 def grow_group(world_size: int | None = None, timeout: timedelta | float | None = None) -> ProcessGroup:
@@ -26,15 +28,18 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
     A collective call of the default group. The processes come by ``init_process_group(join=True)``, before or after
     this call. The ranks keep their order, from 0, and the new ones come behind them, in the order in which they joined.
     All of them begin a new epoch of the job, with a new default group; all other groups end. The job's store keeps its
-    values and queues; a call that waits for a key meanwhile fails.
+    values and queues, but for changes that other threads and programs make during the call, which may be lost; a call
+    that waits for a key meanwhile fails.
 
-    The call is atomic as far as the world is concerned: if it fails, the default group and all others are what they
-    were, and it can be repeated.
+    If the call fails, the default group and all others are what they were, and it can be repeated. Only if a process
+    dies in the last moments of the call, when all ranks have connected, it may have succeeded at some ranks; then their
+    next calls and those of the others raise RankFailedError, as after any other death.
 
     Args:
         world_size: number of ranks in the larger world; the call waits for as many new ones as it takes. None: all
             processes that wait when rank 0 makes the call, and it returns at once if there are none.
-        timeout: limit for the whole call, timedelta or seconds; the default group's if None.
+        timeout: limit for the call, timedelta or seconds; the default group's if None. Once all ranks are there, they
+            get 5 seconds at least to connect.
 
     Returns:
         The default group: a new one, or if there was nobody to wait for, the one there was.
@@ -47,6 +52,7 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
         RankFailedError: a rank failed or left meanwhile; names it.
         WorldSizeMismatchError: the ranks call for different sizes.
         GatewayUnreachableError: the gateway does not answer.
+        Exception: the creator of a registered backend failed for the larger world, which has taken the other's place.
 
     Source: our own; torch.distributed has shrink_group only.
     """
@@ -73,11 +79,12 @@ def _newcomers(session: Session, seconds: float) -> int:
     """Return how many processes wait to join, as rank 0 has it from the gateway."""
     world = session.group._communicator
     count = np.array([_UNKNOWN], np.int64)
-    failure: DistNetworkError | None = None
+    failure: BaseException | None = None
     if world.rank == 0:
         try:
-            count[0] = min(session.agent.newcomers(seconds), MAX_WORLD_SIZE - world.size)
-        except DistNetworkError as error:
+            waiting = session.agent.newcomers(min(seconds / 2, _ASK_SECONDS))  # the others wait in the broadcast
+            count[0] = min(waiting, MAX_WORLD_SIZE - world.size)
+        except BaseException as error:  # Ctrl-C, too: after the broadcast
             failure = error
     world.broadcast(count, 0, Options(seconds))
     if failure is not None:

@@ -94,9 +94,9 @@ def init_process_group(
         pg_options: passed to the creator of a backend registered with ``extended_api``; ignored otherwise.
         device_id: accepted for compatibility with torch and ignored: each array is on a known GPU.
         join: whether to join a job that runs: returns when its ranks call grow_group(), which makes room for this
-            process. Rank and world size are those of the larger world then, and need not be given; this process never
-            hosts the gateway. By default what RANKMESH_JOIN says, which ``rankmesh run --replace`` sets for a process
-            that it starts in place of one that was lost.
+            process. Rank and world size are those of the larger world then, and need not be given. By default what
+            RANKMESH_JOIN says, which ``rankmesh run --replace`` sets for a process that it starts in place of one that
+            was lost.
 
     Raises:
         ValueError: called twice without destroy_process_group in between; an argument or environment variable is

@@ -121,9 +121,12 @@ class Session:
         from rankmesh._stores.agent import move_stores
 
         larger = self.agent.grow(world_size, seconds)
-        with interrupts_deferred():
+        with lock, interrupts_deferred():
+            if self not in _sessions:  # destroy_process_group, in another thread
+                larger.close("its process group was destroyed while it grew")
+                raise DistBackendError("grow_group() has ended: the process group was destroyed meanwhile")
             before, self.agent = self.agent, larger
-            groups, self.groups = [self.group, *self.groups], []
+            groups, self.groups, self.outside = [self.group, *self.groups], [], None
             self.group = ProcessGroup(larger.world, self.engines)
             move_stores(before, larger)
             self.callbacks.follow(larger)

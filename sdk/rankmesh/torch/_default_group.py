@@ -17,6 +17,8 @@ from rankmesh.torch._store import fresh_job_store
 
 _made: ProcessGroup | None = None
 """The default group that this module created last."""
+_made_of: object = None
+"""The agent of its session then: another one if the world has grown since."""
 
 
 def ensure_default_group() -> None:
@@ -25,9 +27,10 @@ def ensure_default_group() -> None:
     All ranks call it. ``torch.distributed.destroy_process_group()`` ends the group. A group created earlier, of a
     session that has ended since, ends here.
     """
-    global _made
+    global _made, _made_of
     world = session.current()
-    if _made is not None and _made is c10d.group.WORLD and _made.session is not world:
+    agent = None if world is None else world.agent
+    if _made is not None and _made is c10d.group.WORLD and (_made.session is not world or _made_of is not agent):
         c10d.destroy_process_group()
     if world is None or c10d.is_initialized():
         return
@@ -39,7 +42,7 @@ def ensure_default_group() -> None:
         world_size=comm.size,
         timeout=timedelta(seconds=comm.timeout),
     )
-    _made = c10d.group.WORLD
+    _made, _made_of = c10d.group.WORLD, agent
 
 
 def torch_group(group: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -125,13 +125,15 @@ Store.deleteKey, Store.getNumKeys = Store.delete_key, Store.num_keys  # the name
 def fresh_job_store() -> torch.distributed.PrefixStore:
     """Return the job's own store for another default group of torch's, without the keys of earlier ones.
 
-    All ranks call it equally often.
+    All ranks call it equally often in each world.
     """
     session = require_session()
     for left in [each for each in _job_stores if each is not session]:
         _job_stores.pop(left).close()  # only groups of a session that has ended refer to it
     store = _job_stores.get(session) or _job_stores.setdefault(session, Store())
-    return torch.distributed.PrefixStore(f"torch/{next(_rounds)}", store)
+    world = session.group._communicator.id
+    _rounds[world] += 1
+    return torch.distributed.PrefixStore(f"torch/{world:016x}/{_rounds[world]}", store)
 
 
 def _translating(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -148,6 +150,7 @@ def _limit(timeout: timedelta | float) -> timedelta:
     return max(given, _NOW) if given else _ENDLESS
 
 
-_rounds = itertools.count()
+_rounds: Counter[int] = Counter()
+"""Stores made in each world, by the id of its group: the ranks that join a world have made none in those before."""
 _open_stores: set[Store] = set()
 _job_stores: dict[Session, Store] = {}

@@ -151,16 +151,51 @@ def test_ranks_that_disagree_are_told_so(registry, ask, world):
         registry.join(ask.growth(0, 3, life=9))
 
 
+def test_the_halves_of_a_split_world_do_not_mix(registry, ask, world):
+    registry.join(ask.growth(0, 3))
+    other = ask.growth(1, 3)
+    other.growth.group = "another"
+    with pytest.raises(WorldSizeMismatchError, match="has the world split"):
+        registry.join(other)
+
+
+def test_a_replacement_that_dies_before_it_joins_is_not_the_rank_of_its_number(registry, ask, world):
+    for request in (ask.newcomer(7), ask.growth(0, 3), ask.growth(1, 3)):
+        registry.join(request)
+    registry.leave(ask.leave(0))
+    registry.leave(ask.leave(1))
+    registry.process_exited("job", 1, 4711, "host1", "signal SIGKILL (9)")
+    assert [state for _, _, state in numbers(registry)] == ["alive"] * 3
+    registry.process_exited("job", 5, 201, "host1", "signal SIGKILL (9)")
+    assert [state for _, _, state in numbers(registry)] == ["alive", "failed", "alive"]
+
+
+def test_a_larger_world_that_falls_silent_before_it_begins_leaves_the_one_before(registry, ask, world, clock):
+    for request in (ask.newcomer(7), ask.growth(0, 3), ask.growth(1, 3)):
+        registry.join(request)
+    for rank in range(2):
+        registry.leave(ask.leave(rank, life=2, epoch=2, reason="no connection"))
+    for _ in range(3):
+        clock.advance(4)
+        for rank in range(2):
+            registry.heartbeat(ask.heartbeat(rank))
+    assert list(registry.members("job")) == [0, 1]
+    assert {epoch for epoch, *_ in numbers(registry)} == {1}
+
+
 def test_a_restart_ends_the_growth(registry, ask, world):
     waiting = [registry.join(ask.newcomer(7)), registry.join(ask.growth(0, 3))]
-    registry.restart("job", 1)
+    registry.restart("job", 2)
     assert all(future.cancelled() for future in waiting)
     assert registry.newcomers() == []
-    with pytest.raises(RankTakenError, match="restart 1"):
-        registry.join(ask.newcomer(7))
+    with pytest.raises(RankTakenError, match="restart 2"):
+        registry.join(replace(ask.newcomer(7), attempt=1))
+    assert not registry.join(ask.newcomer(7)).done(), "a process that no launcher has started joins any attempt"
 
 
-@pytest.mark.parametrize(("rank", "size", "base", "epoch"), [(0, 1, 2, 1), (2, 3, 2, 1), (-1, 3, 2, 1), (0, 3, 2, 0)])
+@pytest.mark.parametrize(
+    ("rank", "size", "base", "epoch"), [(0, 1, 2, 1), (2, 3, 2, 1), (-1, 3, 2, 1), (0, 3, 2, 0), (0, 3, 2, 1 << 31)]
+)
 def test_requests_that_fit_no_growth_are_invalid(registry, ask, rank, size, base, epoch):
     request = ask.growth(max(rank, 0), size, size=base, epoch=epoch)
     request.member.rank = rank

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.hosting import embedded_only
-from support.processes import Me, Ranks, on_ranks
+from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
 
@@ -143,6 +143,42 @@ def test_a_killed_rank_is_replaced_again_and_again(ranks: Ranks, transport: str)
     ranks.succeed(started[:2])
 
 
+def grow_after_the_owners_death(me: Me) -> None:
+    if me.rank == 3:
+        me.wait_for("killed")
+        me.join()
+    else:
+        me.init(world_size=3)
+        store = dist.get_default_store()
+        if me.rank == 0:
+            store.multi_set([f"key-{number}" for number in range(60_000)], ["value"] * 60_000)
+            store.multi_set([f"more-{number}" for number in range(10_000)], ["value"] * 10_000)
+            store.queue_push("queue", "first")
+        dist.barrier()
+        me.mark(f"set-{me.rank}")
+        error = me.attempt(reduce_for_ever)
+        assert error["ranks"] == [0], error
+        dist.shrink_group([0])
+        dist.grow_group(3)  # nobody has used the store since
+    store = dist.get_default_store()
+    assert store.num_keys() == 70_000
+    assert store.get("more-9999") == b"value"
+    dist.barrier()
+    if dist.get_rank() == 2:
+        assert store.queue_pop("queue") == b"first"
+    check_world(3)
+    dist.destroy_process_group()
+
+
+def test_the_store_survives_its_owner_and_the_growth(ranks: Ranks) -> None:
+    started = ranks.start(grow_after_the_owners_death, 4)
+    ranks.wait_for("set-0", "set-1", "set-2")
+    started[0].kill()
+    started[0].process.wait()
+    ranks.mark("killed")
+    ranks.succeed(started[1:])
+
+
 @on_ranks(4)
 def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
     if me.rank == 3:
@@ -161,11 +197,12 @@ def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
             dist.barrier(group)
         dist.barrier()
         assert store.get("key") == b"value"
-        assert threading.active_count() <= threads
+        wait_until(lambda: threading.active_count() <= threads, "the threads of the larger world to end")
         # One rank alone does not grow a world.
         if me.rank == 0:
             told = me.attempt(dist.grow_group, 4, timeout=0.5)
-            assert told["ranks"] == [1, 2, 3], told
+            assert told["ranks"] == [1, 2], told
+            assert "waited 0.5 s for ranks 1, 2, which have not called grow_group(), of job" in told["text"], told
         dist.barrier()
         me.mark("again")
         dist.grow_group(4)

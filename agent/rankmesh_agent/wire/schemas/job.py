@@ -62,10 +62,12 @@ class GrowingWorld:
     Attributes:
         epoch: its epoch.
         size: its number of ranks.
+        group: the id of its group of all ranks.
     """
 
     epoch: Epoch
     size: WorldSize
+    group: Text
 
 
 @dataclass
