@@ -76,13 +76,19 @@ def run_numpy(recorder: Recorder) -> int:
 
     dist.init_process_group = after(dist.init_process_group, lambda: recorder.mark("joined"))
     shrink = after(dist.shrink_group, lambda: recorder.mark("joined"))
-    dist.grow_group = after(dist.grow_group, lambda: recorder.mark("joined"))
+    grow = dist.grow_group
+
+    def grow_group(*arguments: Any, **named: Any) -> Any:
+        before, grown = dist.group.WORLD, grow(*arguments, **named)
+        if grown is not before:
+            recorder.mark("joined")
+        return grown
 
     def shrink_group(*arguments: Any, **named: Any) -> Any:
         recorder.mark("failed")
         return shrink(*arguments, **named)
 
-    dist.shrink_group = shrink_group
+    dist.shrink_group, dist.grow_group = shrink_group, grow_group
     train_digits = importlib.import_module("train_digits")
     optimizer, compare = train_digits.Momentum, train_digits.identical_on_all_ranks
     optimizer.step = after(optimizer.step, recorder.step)
