@@ -63,6 +63,8 @@ def check_join(request: JoinRequest) -> None:
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
     if request.newcomer and growth is not None:
         raise InvalidRequestError("a newcomer is no rank of the world that grows; send newcomer or growth, not both")
+    if growth is not None:
+        _check_lengths({"growth.group": growth.group})
     if growth is not None and not (0 < growth.epoch < _MAX_EPOCH and 0 <= rank < growth.size <= request.world_size):
         raise InvalidRequestError(
             f"rank {rank} of epoch {growth.epoch} cannot grow a world of {growth.size} ranks to {request.world_size}: "

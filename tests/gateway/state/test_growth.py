@@ -203,6 +203,13 @@ def test_requests_that_fit_no_growth_are_invalid(registry, ask, rank, size, base
         registry.join(request)
 
 
+def test_the_id_of_a_group_is_short(registry, ask):
+    request = ask.growth(0, 3)
+    request.growth.group = "x" * 256
+    with pytest.raises(InvalidRequestError, match=r"growth\.group has 256 characters"):
+        registry.join(request)
+
+
 def test_a_newcomer_of_a_world_that_grows_is_invalid(registry, ask):
     with pytest.raises(InvalidRequestError, match="not both"):
         registry.join(replace(ask.growth(0, 3), newcomer=True))
