@@ -114,7 +114,10 @@ class ElasticTraining:
         missing = self._counts[1] - dist.get_world_size()
         before = dist.group.WORLD
         try:
-            dist.grow_group(int(self._counts[1]) if missing > 0 else None, timeout=self._patience)
+            if missing > 0:
+                dist.grow_group(int(self._counts[1]), timeout=self._patience)
+            else:
+                dist.grow_group()
         except dist.DistError as error:
             # The world is as before: if it has lost a rank, the next step raises that.
             self._say(f"nobody has joined: {error}")

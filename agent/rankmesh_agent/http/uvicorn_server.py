@@ -28,11 +28,9 @@ _TICK_SECONDS = 1.0
 
 
 def _is_of_end(record: logging.LogRecord) -> bool:
-    """Return whether a record reports a request that is cancelled because it goes on after the server's last moments.
-
-    Uvicorn reports that in a line, too.
-    """
-    return record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    """Return whether a record reports a request that is cancelled because it goes on after the server's last moments."""
+    cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return cancelled or str(record.msg).startswith("Cancel %s running task(s)")
 
 
 logging.getLogger("uvicorn.error").addFilter(lambda record: not _is_of_end(record))
