@@ -28,7 +28,7 @@ _TICK_SECONDS = 1.0
 
 
 def _is_of_end(record: logging.LogRecord) -> bool:
-    """Return whether a record reports a request that is cancelled because it goes on after the server's last moments."""
+    """Return whether a record reports a request that is cancelled because it goes on after the server's end."""
     cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
     return cancelled or str(record.msg).startswith("Cancel %s running task(s)")
 
