@@ -17,7 +17,7 @@ class FailureNotifier:
         engine: the progress engine.
 
     Attributes:
-        callback: the function, which must not wait; None if nobody wants to know.
+        callback: the function, which must not wait; None without one.
     """
 
     def __init__(self, engine: ProgressEngine) -> None:

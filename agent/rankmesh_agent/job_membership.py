@@ -38,7 +38,7 @@ _NOT_CONNECTED = "it could not connect to its peers"
 
 @dataclass(frozen=True)
 class JoinTerms:
-    """What a process joins a job as.
+    """Terms of a process's join: rank and world size, or its part in the growth of a world.
 
     Attributes:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
@@ -63,7 +63,7 @@ class JobMembership:
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        terms: what this process joins as; ``member.rank`` has its rank.
+        terms: of this process's join; ``member.rank`` has its rank.
         host: address to listen on.
         http: the HTTP server, for its addresses.
         deadline: end of the join.

@@ -35,8 +35,8 @@ class NodeChange(NamedTuple):
     lost_ranks: list[int]
 
 
-class _Terms(NamedTuple):
-    """What the launchers of a job must have in common."""
+class _Options(NamedTuple):
+    """Options that are equal at all launchers of a job."""
 
     min_nodes: int
     max_nodes: int
@@ -60,7 +60,7 @@ class _Launcher:
         last_seen: the clock at that report.
         order: position in the order in which the launchers came.
         hosts_gateway: whether the gateway is in its process.
-        knows: the attempt that it was last told.
+        knows: the attempt in the last reply to it.
         knows_end: whether it has received that the job is over.
     """
 
@@ -431,8 +431,8 @@ class LauncherRegistry:
         del self._jobs[oldest]
 
 
-def _terms(beat: LauncherHeartbeat) -> _Terms:
-    return _Terms(beat.min_nodes or beat.nodes, beat.nodes, beat.nproc, beat.max_restarts)
+def _terms(beat: LauncherHeartbeat) -> _Options:
+    return _Options(beat.min_nodes or beat.nodes, beat.nodes, beat.nproc, beat.max_restarts)
 
 
 def _is_live(launcher: _Launcher, now: float) -> bool:

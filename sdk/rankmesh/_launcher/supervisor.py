@@ -190,7 +190,7 @@ class Supervisor:
         if self.replace is None or any(each.pid == rank.pid and each.failed_ranks for each in self._failures.reports()):
             return False
         if not any(other.exit_status is None for other in self._ranks):
-            return False  # nobody is left to make room in the world
+            return False  # no rank is left to call grow_group()
         for stream in rank.streams:
             stream.read_all()  # its last output precedes the message
         self._watch_pipes()  # the new process gets the descriptors of pipes that are closed

@@ -42,7 +42,7 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
             get 5 seconds at least to connect.
 
     Returns:
-        The default group: a new one, or if there was nobody to wait for, the one there was.
+        The default group: a new one, or if no process waits to join and none is missing, the present one.
 
     Raises:
         TypeError: ``world_size`` is no integer.
