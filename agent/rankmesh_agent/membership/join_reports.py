@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.ranges import ranges
 from rankmesh_agent.wire.schemas import UNASSIGNED, Member
 
 _log = logging.getLogger("rankmesh")
@@ -155,11 +156,5 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Return numbers as text: ``0-3, 7``; of many ranges the first."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    named = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    named = ranges(numbers)
     return ", ".join(named[:_MAX_HOSTS]) + (", …" if len(named) > _MAX_HOSTS else "")

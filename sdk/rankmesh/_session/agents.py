@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.join_reports import NEWCOMER, REPORT_SECONDS, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
@@ -120,7 +120,7 @@ def _reports(rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, 
 def _report_until(
     ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
 ) -> None:
-    job, size = settings.job, rendezvous.world_size
+    job, size = settings.job, NEWCOMER if rendezvous.newcomer else rendezvous.world_size
     launched = LocalRankInfo(settings.local_rank, settings.local_size)
     reports = JoinReporter(job, size, deadline, launched)
     client = HttpClient(settings.token)
@@ -130,9 +130,13 @@ def _report_until(
             if url is None:
                 return
             try:
-                query = urlencode({"job": job})
-                found = client.request("GET", f"{url}/v1/ranks?{query}", timeout=_ANSWER_SECONDS).json()
-                members = [Member(**each["member"]) for each in found if each["state"] == "joining"]
+                path = "newcomers" if rendezvous.newcomer else f"ranks?{urlencode({'job': job})}"
+                found = client.request("GET", f"{url}/v1/{path}", timeout=_ANSWER_SECONDS).json()
+                members = [
+                    Member(**each["member"])
+                    for each in found
+                    if each["job"] == job and each.get("state", "joining") == "joining"
+                ]
             except (NoResponseError, ValueError, KeyError, TypeError):
                 members = []  # the agent finds out and its error says why
             mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)

@@ -22,7 +22,7 @@ _CLOSE_SECONDS = 1.0
 FailureCallback = Callable[[DistBackendError], object]
 
 
-class CallbackHandle:
+class RemovableHandle:
     """A registered callback.
 
     Args:
@@ -52,7 +52,7 @@ class FailureCallbacks:
         self._errors: SimpleQueue[DistBackendError | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def add(self, callback: FailureCallback) -> CallbackHandle:
+    def add(self, callback: FailureCallback) -> RemovableHandle:
         """Register a callback; the first one of a session is called with the failures before, too."""
         with self._lock:
             self._numbers += 1
@@ -62,7 +62,7 @@ class FailureCallbacks:
                 self._thread = threading.Thread(target=self._run, name="rankmesh-failures", daemon=True)
                 self._thread.start()
                 self._agent.watch_failures(self._errors.put)
-        return CallbackHandle(lambda: self._callbacks.pop(number, None) and None)
+        return RemovableHandle(lambda: self._callbacks.pop(number, None) and None)
 
     def follow(self, agent: Agent | RemoteAgent) -> None:
         """Report the failures of the world of another epoch from now on."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 import numpy as np
 
 from rankmesh._session.backend import check_growth
-from rankmesh._session.callbacks import CallbackHandle, FailureCallback
+from rankmesh._session.callbacks import FailureCallback, RemovableHandle
 from rankmesh._session.process_group import ProcessGroup
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import Session, require_session
@@ -96,7 +96,7 @@ def _newcomers(session: Session, seconds: float) -> int:
     return int(count[0])
 
 
-def on_failure(callback: FailureCallback) -> CallbackHandle:
+def on_failure(callback: FailureCallback) -> RemovableHandle:
     """Have a function called as soon as this rank knows that a rank of the default group has failed.
 
     It is called once for each failed rank, while this rank computes or waits in a call, in a thread that all callbacks
