@@ -325,6 +325,14 @@ class GatewayClient:
             )
         return True
 
+    def end_of(self, job: str, epoch: int, rank: int) -> RankInfo | None:
+        """Return a rank that has failed or left, None if it has not, or the gateway does not answer."""
+        for found in self._snapshot_ranks():
+            if (found["job"], found["epoch"], found["member"]["rank"]) == (job, epoch, rank):
+                ended = found["state"] in ("failed", "left")
+                return RankInfo(**{**found, "member": Member(**found["member"])}) if ended else None
+        return None
+
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""
         if self.url:

@@ -257,6 +257,10 @@ class TcpListener:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
         return [self._fileno, *self._handshakes]
 
+    def busy(self) -> bool:
+        """Return whether handshakes are under way, so that ``accept`` has to be called from time to time."""
+        return bool(self._handshakes)
+
     def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
         """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
 

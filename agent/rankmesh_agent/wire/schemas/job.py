@@ -37,6 +37,7 @@ class Member:
         http: base URL of the agent.
         eager_bytes: its RANKMESH_EAGER_BYTES, which must be equal on all ranks; -1 if unknown.
         transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if unknown.
+        full_mesh: its RANKMESH_FULL_MESH, which must be equal on all ranks; -1 if unknown.
     """
 
     rank: Rank
@@ -48,6 +49,7 @@ class Member:
     http: Text
     eager_bytes: Integer = -1
     transport: Text = ""
+    full_mesh: Integer = -1
 
     def described(self) -> str:
         """The member as text, for error messages."""

@@ -1,0 +1,128 @@
+"""Thread that connects a rank to others on demand, when it or they have bytes to send, whatever its other threads do.
+
+Only worlds that do not connect all pairs at the join have it. It sleeps while there is nothing to connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.transports.tcp import TcpListener
+
+_log = logging.getLogger("rankmesh")
+
+_DIAL_SECONDS = 60.0
+"""Time limit of the attempts to connect to a rank."""
+_ASK_SECONDS = 1.0
+"""Interval at which the gateway is asked for the fate of a rank that cannot be reached."""
+_PAUSE_SECONDS = 0.1
+"""Pause after an error of this process, such as the lack of a free descriptor."""
+_SLEEP_SECONDS = 3600.0
+
+
+class ConnectorThread(threading.Thread):
+    """Connects the engine to ranks on demand.
+
+    Args:
+        connector: the connections of this process, which has joined.
+        listener: the listener to which other ranks connect; this object closes it.
+        end_of: returns how a rank has ended by the gateway's word, None if it has not, or the gateway does not answer.
+    """
+
+    def __init__(
+        self, connector: Connector, listener: TcpListener, end_of: Callable[[int], Disconnect | None]
+    ) -> None:
+        super().__init__(name="rankmesh-connect", daemon=True)
+        self._connector = connector
+        self._listener = listener
+        self._end_of = end_of
+        self._engine: ProgressEngine | None = None
+        self._wanted: deque[int] = deque()
+        self._asked: dict[int, float] = {}
+        self._closing = False
+        self._closed = False
+        self._lock = threading.Lock()  # the eventfd is not written to after its number has become another file's
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def serve(self, engine: ProgressEngine) -> None:
+        """Make connections for an engine from now on."""
+        self._engine = engine
+        self.start()
+
+    def dial(self, rank: int) -> None:
+        """Connect to a rank soon; from any thread, without waiting."""
+        self._wanted.append(rank)
+        self._wake()
+
+    def run(self) -> None:
+        """Make connections until ``close``."""
+        engine = self._engine
+        assert engine is not None
+        while not self._closing:
+            try:
+                self._advance(engine)
+            except Exception as error:  # the ranks that wait for a connection have deadlines of their own
+                if is_exhausted(error):
+                    warn_exhausted("a connection to another rank could not be made", error)
+                else:
+                    _log.exception("a connection to another rank could not be made")
+                time.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """End the thread, and all that is under way. Does nothing the second time."""
+        self._closing = True
+        self._wake()
+        if self.is_alive():
+            self.join()
+        self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """Close the descriptors, also in a forked child, which has no such thread."""
+        self._lock = threading.Lock() if not self.is_alive() else self._lock
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._wakeup)
+        self._connector.close()
+        self._listener.close()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wakeup, 1)
+
+    def _advance(self, engine: ProgressEngine) -> None:
+        connector = self._connector
+        while self._wanted:
+            connector.dial(self._wanted.popleft(), Deadline(_DIAL_SECONDS))
+        connector.advance(_SLEEP_SECONDS, self._wakeup)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+        for rank, connection in connector.take().items():
+            engine.add_connection(rank, connection)
+        while connector.failures:
+            rank, error = connector.failures.popitem()
+            engine.lose(rank, Disconnect(error.message, clean=False))
+        for outgoing in connector.unreached():
+            rank, now = outgoing.peer.rank, time.monotonic()
+            if rank in engine.lost_peers:
+                connector.cancel(rank)
+            elif now - self._asked.get(rank, 0.0) > _ASK_SECONDS:
+                self._asked[rank] = now
+                end = self._end_of(rank)
+                if end is None and outgoing.deadline.expired():
+                    end = Disconnect(outgoing.error().message, clean=False)
+                if end is not None:
+                    connector.cancel(rank)
+                    engine.lose(rank, end)
