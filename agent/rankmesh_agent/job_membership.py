@@ -1,4 +1,4 @@
-"""Membership of one rank in a job, from the join at the gateway and the connections to all peers to the leave."""
+"""Membership of one rank in a job, from the join at the gateway and the connections to its neighbours to the leave."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
-from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.connector_thread import ConnectorThread
+from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
@@ -28,7 +30,7 @@ from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
-"""Time limit for connecting all pairs after all ranks have joined."""
+"""Time limit for connecting the neighbours after all ranks have joined."""
 MIN_SETUP_SECONDS = 5.0
 """Least time for the set-up of a larger world, however late its ranks have come."""
 _MAX_REASON = 900
@@ -57,7 +59,7 @@ NO_GROWTH = GrowthRole()
 
 
 class JobMembership:
-    """One rank's membership in a job; made, it has joined, and is connected to all peers.
+    """One rank's membership in a job; made, it has joined, and is connected to its neighbours.
 
     Args:
         settings: of the job.
@@ -68,7 +70,7 @@ class JobMembership:
         host: address to listen on.
         http: the HTTP server, for its addresses.
         deadline: end of the join.
-        connect_seconds: time limit for connecting all pairs, at most _CONNECT_SECONDS.
+        connect_seconds: time limit for connecting the neighbours, at most _CONNECT_SECONDS.
         instance: random name of this process and join; a new one if empty.
 
     Attributes:
@@ -101,7 +103,7 @@ class JobMembership:
     ) -> None:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
-        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # connect_all does, until the engine can
+        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # the connector does, at first
         transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
@@ -117,6 +119,7 @@ class JobMembership:
                 http.urls[0],
                 settings.eager_bytes,
                 settings.transport,
+                settings.full_mesh,
             )
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
@@ -146,27 +149,39 @@ class JobMembership:
             self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
             local = sum(member.host_id == self.member.host_id for member in joined.members)
             self.oversubscribed = local > len(os.sched_getaffinity(0))
-            connections = connect_all(
+            connector = Connector(
                 self.member,
                 joined.members,
                 joined.epoch,
                 listener,
                 lambda peer: transports.transport(self.member, peer),
+            )
+            peers = neighbours(self.member.rank, self.world_size, settings.full_mesh)
+            connections = connector.connect(
+                peers,
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
                 self.raise_if_left,
                 partial(self.leave_after_error, _NOT_CONNECTED),
             )
             for connection in connections.values():
                 unused.callback(connection.close)
+            self._connector: ConnectorThread | None = None
+            if len(connections) < self.world_size - 1:
+                self._connector = ConnectorThread(connector, self._end_of)
+                undo.callback(self._connector.close)
             self.engine = ProgressEngine(
                 self.member.rank,
                 self.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self.oversubscribed,
+                dial=None if self._connector is None else self._connector.dial,
             )
             undo.pop_all()
-        listener.close()
+        if self._connector is None:
+            listener.close()
+        else:
+            self._connector.serve(self.engine)
         self._say_goodbye = self.engine.say_goodbye
 
     def send_heartbeat(
@@ -194,6 +209,19 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
+    def _end_of(self, rank: int) -> Disconnect | None:
+        """Return how a rank has ended by the gateway's word, None if it has not, or the gateway does not answer."""
+        client = self.gateway.sibling()  # heartbeats do not wait for this request
+        try:
+            ended = client.ended_ranks(self.name, self.epoch) or ()
+        finally:
+            client.close()
+        for each in ended:
+            if each.member.rank == rank:
+                left = each.state == "left"
+                return Disconnect(each.reason, clean=left, left=left)
+        return None
+
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
 
@@ -213,11 +241,15 @@ class JobMembership:
             self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))
 
     def close_in_child(self) -> None:
-        """Close the connection to the gateway in a forked child, without a message."""
+        """Close the descriptors in a forked child, without a message."""
+        if self._connector is not None:
+            self._connector.close_in_child()
         self.gateway.close_in_child()
 
     def close(self) -> None:
         """Close the connections, after ``leave``."""
+        if self._connector is not None:
+            self._connector.close()
         self.engine.close()
         self.gateway.close()
 

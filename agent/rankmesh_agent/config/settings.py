@@ -48,8 +48,8 @@ class Settings:
         interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
         shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
-        full_mesh: RANKMESH_FULL_MESH, ranks of the largest world that connects all pairs at the join; in a larger one, a
-            pair connects when the first byte needs it.
+        full_mesh: RANKMESH_FULL_MESH, ranks of the largest world that connects all pairs at the join; in a larger one,
+            a pair connects when the first byte needs it.
         eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks

@@ -37,6 +37,7 @@ from rankmesh_agent.wire.schemas import (
     JoinRequest,
     Leave,
     Member,
+    RankInfo,
     RestartReply,
 )
 from rankmesh_agent.wire.stats import HeartbeatStats
@@ -306,32 +307,28 @@ class GatewayClient:
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        gone = []
-        try:
-            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
-            for rank in answer.json()["ranks"] if answer.status == HTTPStatus.OK else ():
-                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
-                joined = (rank["job"], rank["epoch"]) == (job, epoch)
-                if joined and rank["state"] in ("failed", "left") and not silent:
-                    failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
-                    gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
-        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+        ended = self.ended_ranks(job, epoch)
+        if ended is None:
             return False
-        if gone:
-            _, member, state, reason = min(gone, key=lambda found: found[0])
+        # All ranks are silent until they are connected. Of several, one that did not leave because of another.
+        ended = [rank for rank in ended if not rank.reason.startswith(NO_HEARTBEAT)]
+        for rank in sorted(ended, key=lambda rank: any(other != rank.member.rank for other in rank.failed_ranks)):
             raise RankFailedError(
-                f"{member.described()} {state} during the join: {reason or 'it was done'}", ranks=[member.rank]
+                f"{rank.member.described()} {rank.state} during the join: {rank.reason or 'it was done'}",
+                ranks=[rank.member.rank],
             )
         return True
 
-    def end_of(self, job: str, epoch: int, rank: int) -> RankInfo | None:
-        """Return a rank that has failed or left, None if it has not, or the gateway does not answer."""
-        for found in self._snapshot_ranks():
-            if (found["job"], found["epoch"], found["member"]["rank"]) == (job, epoch, rank):
-                ended = found["state"] in ("failed", "left")
-                return RankInfo(**{**found, "member": Member(**found["member"])}) if ended else None
-        return None
+    def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
+        """Return the ranks of an epoch that have failed or left, None if the gateway does not answer."""
+        try:
+            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
+            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
+            ranks = answer.json()["ranks"] if answer.status == HTTPStatus.OK else ()
+            found = [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks]
+        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+            return None
+        return [rank for rank in found if (rank.job, rank.epoch) == (job, epoch) and rank.state in ("failed", "left")]
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""

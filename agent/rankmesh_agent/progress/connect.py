@@ -84,7 +84,7 @@ class Connector:
         me: this process.
         members: all ranks, this process included.
         epoch: the job's epoch.
-        listener: the listener to which other ranks connect.
+        listener: the listener to which other ranks connect; ``close`` closes it.
         transport_to: returns the transport to a member.
 
     Attributes:
@@ -139,7 +139,7 @@ class Connector:
             DescriptorLimitError: this process has no free descriptor.
             NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
         """
-        check_settings([self._me, *self._members.values()])
+        check_settings(sorted([self._me, *self._members.values()], key=lambda member: member.rank))
         made, unanswered, stalled = 0, 0, Deadline(_STALLED_SECONDS)
         try:
             for rank in ranks:
@@ -165,7 +165,7 @@ class Connector:
                 if leave is not None:
                     self._say_goodbye(leave(error))
             finally:
-                self.close()
+                self._abandon()
             raise
         return self.take()
 
@@ -204,9 +204,7 @@ class Connector:
         """Begin to connect to a rank, unless it is connected."""
         if rank not in self.connections and rank not in self._taken and rank not in self._outgoing:
             peer = self._members[rank]
-            self._outgoing[rank] = _OutgoingConnection(
-                self._me, peer, self._epoch, self._transport_to(peer), deadline
-            )
+            self._outgoing[rank] = _OutgoingConnection(self._me, peer, self._epoch, self._transport_to(peer), deadline)
 
     def busy(self) -> bool:
         """Return whether connections are being made, so that ``advance`` has to be called from time to time."""
@@ -267,7 +265,18 @@ class Connector:
             outgoing.close()
 
     def close(self) -> None:
-        """End all attempts, and close the connections that have not been taken."""
+        """End all attempts, and close the listener and the connections that have not been taken."""
+        self._abandon()
+        self._listener.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        for outgoing in self._outgoing.values():
+            if outgoing.pending is not None:
+                outgoing.pending.close_in_child()
+        self._listener.close_in_child()
+
+    def _abandon(self) -> None:
         for rank in list(self._outgoing):
             self.cancel(rank)
         for connection in self.take().values():
@@ -296,12 +305,17 @@ class Connector:
         return int(rank)
 
     def _admits(self, identity: bytes) -> bool:
-        """Return whether a client may connect: not if this rank's connection to it is under way and has precedence."""
+        """Return whether a client may connect: a lower rank not if this one's connection to it is under way, or ready.
+
+        A higher one that connects again has abandoned its first connection.
+        """
         rank = self._rank_of(identity)
         if rank is None or rank in self._taken:
             return False
         outgoing = self._outgoing.get(rank)
-        if outgoing is not None and outgoing.pending is not None and rank < self._me.rank:
+        if rank < self._me.rank and (
+            rank in self.connections or (outgoing is not None and outgoing.pending is not None)
+        ):
             return False
         self._admitted[rank] = Deadline(HANDSHAKE_SECONDS)
         return True

@@ -17,7 +17,6 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
-from rankmesh_agent.transports.tcp import TcpListener
 
 _log = logging.getLogger("rankmesh")
 
@@ -34,17 +33,13 @@ class ConnectorThread(threading.Thread):
     """Connects the engine to ranks on demand.
 
     Args:
-        connector: the connections of this process, which has joined.
-        listener: the listener to which other ranks connect; this object closes it.
+        connector: the connections of this process, which has joined; this object closes it.
         end_of: returns how a rank has ended by the gateway's word, None if it has not, or the gateway does not answer.
     """
 
-    def __init__(
-        self, connector: Connector, listener: TcpListener, end_of: Callable[[int], Disconnect | None]
-    ) -> None:
+    def __init__(self, connector: Connector, end_of: Callable[[int], Disconnect | None]) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
         self._connector = connector
-        self._listener = listener
         self._end_of = end_of
         self._engine: ProgressEngine | None = None
         self._wanted: deque[int] = deque()
@@ -84,18 +79,20 @@ class ConnectorThread(threading.Thread):
         self._wake()
         if self.is_alive():
             self.join()
-        self.close_in_child()
-
-    def close_in_child(self) -> None:
-        """Close the descriptors, also in a forked child, which has no such thread."""
-        self._lock = threading.Lock() if not self.is_alive() else self._lock
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             os.close(self._wakeup)
         self._connector.close()
-        self._listener.close()
+
+    def close_in_child(self) -> None:
+        """Close the descriptors in a forked child, which has no such thread."""
+        self._lock = threading.Lock()
+        if not self._closed:
+            self._closed = True
+            os.close(self._wakeup)
+            self._connector.close_in_child()
 
     def _wake(self) -> None:
         with self._lock:

@@ -94,6 +94,7 @@ class ProgressEngine(Driver):
 
     Attributes:
         lost_peers: the peers whose connections have ended.
+        on_demand: whether ranks connect on demand, so that some may not be connected.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
@@ -118,6 +119,7 @@ class ProgressEngine(Driver):
         self.on_peer_failure: Callable[[], None] | None = None
         self.on_peer_lost: Callable[[int], None] | None = None
         self.on_connected: Callable[[int, int], None] | None = None
+        self.on_demand = dial is not None
         self._dial = dial
         self._oversubscribed = oversubscribed
         self._peers = _Peers(self._unconnected)
@@ -140,11 +142,6 @@ class ProgressEngine(Driver):
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
         self._said_goodbye = False
-
-    @property
-    def on_demand(self) -> bool:
-        """True if ranks connect on demand, so that some may not be connected."""
-        return self._dial is not None
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer that is, or was, connected."""
@@ -187,7 +184,7 @@ class ProgressEngine(Driver):
         Args:
             lost: ranks whose connections have ended, also those whose last bytes have not been read yet.
         """
-        if self._dial is None:
+        if not self.on_demand:
             return
         with self.lock:
             ends = {each.rank: Disconnect(each.cause, clean=False) for each in lost} | self.lost_peers
@@ -195,7 +192,9 @@ class ProgressEngine(Driver):
                 self._passed_on.add(rank)
                 if len(self._passed_on) <= _MAX_PASSED_ON:
                     part, payload = ends[rank].goodbye().encode()
-                    header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, tag=rank + 1, length=len(payload))
+                    header = frames.encode(
+                        Opcode.GOODBYE, epoch=self.epoch, part=part, tag=rank + 1, length=len(payload)
+                    )
                     for peer in self.connected():
                         self.send(peer, [header, payload])
 

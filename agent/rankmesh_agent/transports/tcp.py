@@ -212,6 +212,10 @@ class PendingTcpConnection:
         self._handshake.close()
         self._connection.close()
 
+    def close_in_child(self) -> None:
+        """Close the parent's descriptor in a forked child."""
+        self._connection.close_in_child()
+
     def _connect_next(self) -> None:
         family, socket_address = self._socket_addresses.pop(0)
         try:
@@ -290,6 +294,12 @@ class TcpListener:
         """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        for connection, _, _ in self._handshakes.values():
+            connection.close_in_child()
         self._socket.close()
 
     def _accept_clients(self, admits: Admit) -> None:
