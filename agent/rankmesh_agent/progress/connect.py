@@ -148,7 +148,7 @@ class Connector:
             while missing := [self._members[rank] for rank in ranks if rank not in self.connections]:
                 if deadline.expired():
                     raise self._timeout_error(missing, deadline)
-                self.advance(deadline.remaining())
+                self.advance(min(_SLICE_SECONDS, deadline.remaining()))
                 for error in self.failures.values():
                     raise error
                 if len(self.connections) > made:
