@@ -21,7 +21,7 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
     RestartReply,
 )
-from rankmesh_gateway.schemas import GroupInFlight, JobInfo, Newcomer
+from rankmesh_gateway.schemas import GroupInFlight, JobInfo, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
@@ -113,7 +113,7 @@ class Registry:
             InvalidRequestError: a value of the request is invalid.
             RankTakenError: another live process holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
-            JobEndedError: a newcomer's job has no rank left.
+            JobEndedError: the job of a process that awaits its growth has no rank left.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
         """
@@ -219,7 +219,7 @@ class Registry:
             waiters = epoch.waiters.items() if epoch is not None else ()
             ended = [future for future, instance in waiters if instance == goodbye.instance]
             if job.has_ended(self._now()):
-                ended += job.growth.newcomers.waiters  # their next requests are refused
+                ended += job.growth.wait_list.waiters  # their next requests are refused
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
@@ -288,11 +288,11 @@ class Registry:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
-    def newcomers(self) -> list[Newcomer]:
+    def waiting(self) -> list[WaitingProcess]:
         """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
         with self._lock:
             now = self._now()
-            return [Newcomer(name, each) for name in sorted(self._jobs) for each in self._jobs[name].newcomers(now)]
+            return [WaitingProcess(name, each) for name in sorted(self._jobs) for each in self._jobs[name].waiting(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
