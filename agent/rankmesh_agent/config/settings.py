@@ -27,47 +27,43 @@ DEFAULT_TIMEOUT = 1800.0
 class Settings:
     """Settings of a process, from the environment. Variables of torch, Slurm and Open MPI keep their names.
 
-        Attributes:
-            rank: RANK, or the rank from the launcher.
-            world_size: WORLD_SIZE, or the launcher's number of processes; if RANK is set, only if it equals the launcher's.
-            local_rank: LOCAL_RANK, or the launcher's, under the same condition.
-            local_size: LOCAL_WORLD_SIZE, the number of ranks on each node.
-            launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them provided this process's rank; None if RANK is set
-                (by torchrun, ``rankmesh run`` or a user).
-            master_addr: MASTER_ADDR, the host of the gateway.
-            master_port: MASTER_PORT, the port of the gateway.
-            gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
-            job: RANKMESH_JOB, distinguishes jobs at one gateway.
-            attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
-            join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
-            token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
-            transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
-                host.
-            bind: RANKMESH_BIND, the address to listen on.
-            advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
-            interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
-            shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
-    <<<<<<< HEAD
-            slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
-            full_mesh: RANKMESH_FULL_MESH, ranks of the largest world that connects all pairs at the join; in a larger one,
-                a pair connects when the first byte needs it.
-    =======
-            slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
-                on hosts with many ranks.
-    >>>>>>> main
-            eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
-            timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
-            pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks
-                (those of a job with a token), or ``never``.
-            max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent accepts or returns over HTTP.
-            hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
-                (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
-            elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
-            torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
-            flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
-            dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
-            failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
-            debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
+    Attributes:
+        rank: RANK, or the rank from the launcher.
+        world_size: WORLD_SIZE, or the launcher's number of processes; if RANK is set, only if it equals the launcher's.
+        local_rank: LOCAL_RANK, or the launcher's, under the same condition.
+        local_size: LOCAL_WORLD_SIZE, the number of ranks on each node.
+        launcher: Open MPI, MPICH, Slurm or Kubernetes, if one of them provided this process's rank; None if RANK is set
+            (by torchrun, ``rankmesh run`` or a user).
+        master_addr: MASTER_ADDR, the host of the gateway.
+        master_port: MASTER_PORT, the port of the gateway.
+        gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
+        job: RANKMESH_JOB, distinguishes jobs at one gateway.
+        attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
+        join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
+        token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
+        transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
+            host.
+        bind: RANKMESH_BIND, the address to listen on.
+        advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
+        interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
+        shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
+        slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
+            on hosts with many ranks.
+        full_mesh: RANKMESH_FULL_MESH, ranks of the largest world that connects all pairs at the join; in a larger one,
+            a pair connects when the first byte needs it.
+        eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
+        timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
+        pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks
+            (those of a job with a token), or ``never``.
+        max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent accepts or returns over HTTP.
+        hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
+            (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
+        elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
+        torchrun_store: TORCHELASTIC_USE_AGENT_STORE, whether torchrun has a store at MASTER_ADDR and MASTER_PORT.
+        flight_recorder: RANKMESH_FLIGHT_RECORDER, how many of the latest operations to remember; 0 for none.
+        dump_dir: RANKMESH_DUMP_DIR, directory to which a rank writes a dump when a group fails; none if empty.
+        failure_file: RANKMESH_FAILURE_FILE, set by the launcher: where a rank reports which other ranks ended it.
+        debug: RANKMESH_DEBUG or TORCH_DISTRIBUTED_DEBUG: ``OFF``, ``INFO`` or ``DETAIL``.
     """
 
     rank: int | None = None
