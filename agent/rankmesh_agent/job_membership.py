@@ -167,7 +167,7 @@ class JobMembership:
                 unused.callback(connection.close)
             self._connector: ConnectorThread | None = None
             if len(connections) < self.world_size - 1:
-                self._connector = ConnectorThread(connector, self._end_of)
+                self._connector = ConnectorThread(connector, self._ended)
                 undo.callback(self._connector.close)
             self.engine = ProgressEngine(
                 self.member.rank,
@@ -176,6 +176,7 @@ class JobMembership:
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self.oversubscribed,
                 dial=None if self._connector is None else self._connector.dial,
+                world_size=self.world_size,
             )
             undo.pop_all()
         if self._connector is None:
@@ -209,18 +210,17 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
-    def _end_of(self, rank: int) -> Disconnect | None:
-        """Return how a rank has ended by the gateway's word, None if it has not, or the gateway does not answer."""
+    def _ended(self) -> dict[int, Disconnect]:
+        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
         client = self.gateway.sibling()  # heartbeats do not wait for this request
         try:
             ended = client.ended_ranks(self.name, self.epoch) or ()
         finally:
             client.close()
-        for each in ended:
-            if each.member.rank == rank:
-                left = each.state == "left"
-                return Disconnect(each.reason, clean=left, left=left)
-        return None
+        return {
+            each.member.rank: Disconnect(each.reason, clean=each.state == "left", left=each.state == "left")
+            for each in ended
+        }
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
@@ -23,7 +23,7 @@ _log = logging.getLogger("rankmesh")
 _DIAL_SECONDS = 60.0
 """Time limit of the attempts to connect to a rank."""
 _ASK_SECONDS = 1.0
-"""Interval at which the gateway is asked for the fate of a rank that cannot be reached."""
+"""Interval at which the gateway is asked which ranks have ended, while one cannot be reached."""
 _PAUSE_SECONDS = 0.1
 """Pause after an error of this process, such as the lack of a free descriptor."""
 _SLEEP_SECONDS = 3600.0
@@ -34,16 +34,16 @@ class ConnectorThread(threading.Thread):
 
     Args:
         connector: the connections of this process, which has joined; this object closes it.
-        end_of: returns how a rank has ended by the gateway's word, None if it has not, or the gateway does not answer.
+        ended: returns the ranks that have ended by the gateway's word, and how; none if it does not answer.
     """
 
-    def __init__(self, connector: Connector, end_of: Callable[[int], Disconnect | None]) -> None:
+    def __init__(self, connector: Connector, ended: Callable[[], Mapping[int, Disconnect]]) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
         self._connector = connector
-        self._end_of = end_of
+        self._ended = ended
         self._engine: ProgressEngine | None = None
         self._wanted: deque[int] = deque()
-        self._asked: dict[int, float] = {}
+        self._asked = 0.0
         self._closing = False
         self._closed = False
         self._lock = threading.Lock()  # the eventfd is not written to after its number has become another file's
@@ -111,15 +111,14 @@ class ConnectorThread(threading.Thread):
         while connector.failures:
             rank, error = connector.failures.popitem()
             engine.lose(rank, Disconnect(error.message, clean=False))
-        for outgoing in connector.unreached():
-            rank, now = outgoing.peer.rank, time.monotonic()
+        unreached = connector.unreached()
+        if unreached and time.monotonic() - self._asked > _ASK_SECONDS:
+            for rank, end in self._ended().items():
+                engine.lose(rank, end)
+            self._asked = time.monotonic()
+        for outgoing in unreached:
+            rank = outgoing.peer.rank
+            if outgoing.deadline.expired():
+                engine.lose(rank, Disconnect(outgoing.error().message, clean=False))
             if rank in engine.lost_peers:
                 connector.cancel(rank)
-            elif now - self._asked.get(rank, 0.0) > _ASK_SECONDS:
-                self._asked[rank] = now
-                end = self._end_of(rank)
-                if end is None and outgoing.deadline.expired():
-                    end = Disconnect(outgoing.error().message, clean=False)
-                if end is not None:
-                    connector.cancel(rank)
-                    engine.lose(rank, end)

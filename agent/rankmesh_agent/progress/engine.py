@@ -9,6 +9,7 @@ A frame whose buffer has not been posted stays in the connection: the transport'
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import threading
@@ -91,6 +92,7 @@ class ProgressEngine(Driver):
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
         dial: asks for a connection to another rank, which ``add_connection`` or ``lose`` answers; called with the lock
             held. None if all ranks are connected.
+        world_size: number of ranks, which matters if they connect on demand.
 
     Attributes:
         lost_peers: the peers whose connections have ended.
@@ -111,6 +113,7 @@ class ProgressEngine(Driver):
         eager_limit: int,
         oversubscribed: bool = True,
         dial: Callable[[int], None] | None = None,
+        world_size: int = 0,
     ) -> None:
         self.rank = rank
         self.epoch = epoch
@@ -121,6 +124,7 @@ class ProgressEngine(Driver):
         self.on_connected: Callable[[int, int], None] | None = None
         self.on_demand = dial is not None
         self._dial = dial
+        self._world_size = world_size
         self._oversubscribed = oversubscribed
         self._peers = _Peers(self._unconnected)
         self._passed_on: set[int] = set()
@@ -453,6 +457,9 @@ class ProgressEngine(Driver):
             self.on_peer_failure()
         if self.on_peer_lost is not None:
             self.on_peer_lost(peer.rank)
+        if self.on_demand and not self._said_goodbye and not self.connected():  # who else has ended is not known
+            others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
+            self.connect(itertools.islice(others, 1))
 
     # The end
 

@@ -278,7 +278,8 @@ class AgentInfo:
         world_size: ranks in the job.
         member: its process, as its peers know it.
         gateway: the gateway's URL.
-        transports: transport of point-to-point messages to each peer (global rank, as text): ``segment`` or ``tcp``.
+        transports: transport of point-to-point messages to each connected peer (global rank, as text): ``segment`` or
+            ``tcp``.
         uptime: seconds since it joined.
         version: RankMesh's version.
     """
