@@ -228,7 +228,7 @@ FAULTS = [
     Fault(STATE + "rank.py", "        if self.exited:\n            return\n", "", GATEWAY, "a second goodbye replaces the first"),
     Fault(STATE + "job.py", "if joined is not None:", "if False:", GATEWAY, "a repeated join is another rank's"),
     Fault(STATE + "job.py", "if self.epochs and beat.epoch < self._latest_number():", "if False:", GATEWAY, "a heartbeat revives a world that is over"),
-    Fault(STATE + "job.py", "if number == latest or epoch.live_ranks(now)", "if number == latest", GATEWAY, "a world that still runs is forgotten"),
+    Fault(STATE + "job.py", "if number == latest or epoch.live_ranks()", "if number == latest", GATEWAY, "a world that still runs is forgotten"),
     Fault(STATE + "job.py", "epoch.number = self._next_number()", "pass", GATEWAY, "two worlds have one epoch"),
     Fault(STATE + "registry.py", "and not job.is_waiting(request.member.instance)", "", GATEWAY, "a second connection's joiner loses its place"),
     Fault(STATE + "registry.py", "        if len(self._jobs) >= MAX_JOBS:\n            raise", "        if False:\n            raise", GATEWAY, "jobs are kept without end"),
