@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 
-from rankmesh_agent.membership.join_reports import NEWCOMER, NOT_LAUNCHED, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
@@ -93,7 +93,7 @@ class GatewayClient:
         launched: LocalRankInfo = NOT_LAUNCHED,
         attempt: int = 0,
         *,
-        newcomer: bool = False,
+        awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
     ) -> JoinReply:
@@ -106,7 +106,7 @@ class GatewayClient:
             deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
             launched: this process's place on its node.
             attempt: restarts of the job by its launcher before this process was started.
-            newcomer, growth: see JoinRequest.
+            awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to _CHECKED_RANKS ranks, less often in
                 larger ones, as each reply lists all members; raises if the join has no point any more.
 
@@ -117,8 +117,8 @@ class GatewayClient:
         """
         seen: dict[int | str, Member] = {}
         try:
-            reports = JoinReporter(job, NEWCOMER if newcomer else world_size, deadline, launched)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, newcomer, growth)
+            reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth)
             return self._join_until(request, deadline, seen, reports, check)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
@@ -169,7 +169,7 @@ class GatewayClient:
             reports.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
-        if request.newcomer and seen:
+        if request.awaits_growth and seen:
             raise JoinTimeoutError(
                 f"{_describe(member)} waited {deadline.seconds:.1f} s for the ranks of job {request.job!r} to call "
                 f"grow_group(); is the job at the gateway at {self.url}, and does its program grow its world?"
@@ -270,7 +270,7 @@ class GatewayClient:
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self._post(self.url, "leave", leave)
 
-    def newcomers(self, job: str, deadline: Deadline) -> int:
+    def num_waiting(self, job: str, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow.
 
         Raises:
@@ -278,7 +278,7 @@ class GatewayClient:
         """
         while True:
             try:
-                answer = self._http.request("GET", f"{self.url}/v1/newcomers", None, timeout=_RESPONSE_SECONDS)
+                answer = self._http.request("GET", f"{self.url}/v1/waiting", None, timeout=_RESPONSE_SECONDS)
             except NoResponseError as error:
                 failure = str(error) or type(error).__name__
             else:
@@ -381,7 +381,7 @@ def _ranks_missing(
         missing = sorted(other.rank for other in seen.values() if other.instance not in present)
         awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
     absent = [rank for rank in range(required) if rank not in seen]
-    if required < world_size and absent:  # ranks of the world that grows, whose places no newcomer can take
+    if required < world_size and absent:  # ranks of the world that grows, whose places no waiting process can take
         missing, awaited = absent, f"ranks {', '.join(map(str, absent))}, which have not called grow_group(),"
     elif any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
         missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"

@@ -38,7 +38,7 @@ class EventWriter:
             "rank-joining", f"{record.member.described()} joins: {epoch.count} of {epoch.size} are there", epoch, record
         )
 
-    def newcomer(self, epoch: Epoch, record: RankRecord) -> None:
+    def rank_waiting(self, epoch: Epoch, record: RankRecord) -> None:
         """Log that a process waits for the world to grow."""
         detail = f"{record.member.described()} waits for the world of job {epoch.job!r} to grow"
         self._rank_event("rank-joining", detail, epoch, record)

@@ -77,7 +77,7 @@ class Job:
         joined = self.epoch_of(member)
         if joined is not None:
             return joined
-        if request.newcomer or request.growth is not None:
+        if request.awaits_growth or request.growth is not None:
             return self._join_growth(request, now)
         latest = self.latest()
         if latest is not None:
@@ -98,20 +98,20 @@ class Job:
         return epoch
 
     def _resolved(self, request: JoinRequest) -> JoinRequest:
-        """Return a newcomer's request as what it is by now.
+        """Return the request of a process that awaits the growth as what it is by now.
 
         One that has the rank of a lost process holds this rank in the first world, until that is complete.
         """
-        if not request.newcomer or request.member.rank == UNASSIGNED:
+        if not request.awaits_growth or request.member.rank == UNASSIGNED:
             return request
         if self.epochs:
             return replace(request, member=replace(request.member, rank=UNASSIGNED))
-        return replace(request, newcomer=False)
+        return replace(request, awaits_growth=False)
 
     def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
-        """Admit a newcomer, or a rank of the world that grows; see Growth."""
+        """Admit a process that awaits the growth, or a rank of the world that grows; see Growth."""
         self.drop_silent_joiners(now)
-        if request.newcomer and self.has_ended():
+        if request.awaits_growth and self.has_ended():
             raise JobEndedError(
                 f"all ranks of job {self.name!r} have left: there is no world that {request.member.described()} could "
                 "join. Start the job again, or this process without join=True"
@@ -121,8 +121,8 @@ class Job:
         known = self.growth.epoch_of(request.member).find(request.member.rank, request.member.instance)
         epoch = self.growth.join(request, self._next_number(), now)
         record = epoch.find(request.member.rank, request.member.instance)
-        if request.newcomer and known is None and record is not None:
-            self._writer.newcomer(epoch, record)
+        if request.awaits_growth and known is None and record is not None:
+            self._writer.rank_waiting(epoch, record)
         if epoch.complete and epoch is self.growth.forming:
             self.growth.forming = None
             self._start(epoch, now)
@@ -168,7 +168,7 @@ class Job:
     def awaited_epoch(self, request: JoinRequest) -> Epoch:
         """Return the epoch that a join waits for; an empty one if no process is waiting any more."""
         request = self._resolved(request)
-        if request.newcomer or request.growth is not None:
+        if request.awaits_growth or request.growth is not None:
             return self.epoch_of(request.member) or self.growth.epoch_of(request.member)
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
 
@@ -276,7 +276,7 @@ class Job:
         """Return the last epoch whose world was complete."""
         return self.epochs.get(self._latest_number())
 
-    def newcomers(self, now: float) -> list[Member]:
+    def waiting(self, now: float) -> list[Member]:
         """Return the processes that wait for the world to grow."""
         self.drop_silent_joiners(now)
         return self.growth.waiting()
@@ -318,7 +318,7 @@ class Job:
 
     def _check_attempt(self, request: JoinRequest) -> None:
         """Raise RankTakenError if the job was restarted after the joining process had been started."""
-        if request.attempt < self.attempt and (request.attempt or not request.newcomer):
+        if request.attempt < self.attempt and (request.attempt or not request.awaits_growth):
             raise RankTakenError(
                 f"{request.member.described()} was started before restart {self.attempt} of job {self.name!r}, in "
                 "which another process has its place. The launcher ends the processes of the attempt before: was this "

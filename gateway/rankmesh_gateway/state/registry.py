@@ -21,7 +21,7 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
     RestartReply,
 )
-from rankmesh_gateway.schemas import GroupInFlight, JobInfo, Newcomer
+from rankmesh_gateway.schemas import GroupInFlight, JobInfo, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
@@ -115,7 +115,7 @@ class Registry:
             InvalidRequestError: a value of the request is invalid.
             RankTakenError: another live process holds the rank, or others hold all ranks.
             WorldSizeMismatchError: the forming world has another size.
-            JobEndedError: a newcomer's job has no rank left.
+            JobEndedError: the job of a process that awaits its growth has no rank left.
             GatewayFullError: the job is new and there are MAX_JOBS with live ranks.
             GatewayClosingError: the registry is closed, and the rank's world was not complete before.
         """
@@ -229,8 +229,8 @@ class Registry:
             job.leave(goodbye, self._now())
             epoch = job.withdraw(goodbye.rank, goodbye.instance)
             ended = list(epoch.waiters.get(goodbye.instance, ())) if epoch is not None else []
-            if job.has_ended():  # the newcomers' next requests are refused
-                ended += [future for waiting in job.growth.newcomers.waiters.values() for future in waiting]
+            if job.has_ended():  # the waiting processes' next requests are refused
+                ended += [future for waiting in job.growth.wait_list.waiters.values() for future in waiting]
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
@@ -299,11 +299,11 @@ class Registry:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
-    def newcomers(self) -> list[Newcomer]:
+    def waiting(self) -> list[WaitingProcess]:
         """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
         with self._lock:
             now = self._now()
-            return [Newcomer(name, each) for name in sorted(self._jobs) for each in self._jobs[name].newcomers(now)]
+            return [WaitingProcess(name, each) for name in sorted(self._jobs) for each in self._jobs[name].waiting(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""

@@ -61,8 +61,10 @@ def check_join(request: JoinRequest) -> None:
     """Raise InvalidRequestError unless the request has a job, and a rank of its world or none, as its kind requires."""
     rank, growth = request.member.rank, request.growth
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
-    if request.newcomer and growth is not None:
-        raise InvalidRequestError("a newcomer is no rank of the world that grows; send newcomer or growth, not both")
+    if request.awaits_growth and growth is not None:
+        raise InvalidRequestError(
+            "a rank of the world that grows does not await its growth; send awaits_growth or growth, not both"
+        )
     if growth is not None:
         _check_lengths({"growth.group": growth.group})
     if growth is not None and not (0 < growth.epoch < _MAX_EPOCH and 0 <= rank < growth.size <= request.world_size):

@@ -96,8 +96,8 @@ class JoinRequest:
             LONG_POLL_SECONDS.
         attempt: restarts of the job by its launcher before the member's process was started. The first join of a later
             attempt ends the epochs of the earlier ones, whose late joins are refused.
-        newcomer: whether the member waits until the job's world grows. Its ``rank`` is UNASSIGNED, or that of a lost
-            process, which it takes if the job's first world is not complete yet; otherwise it does not matter.
+        awaits_growth: whether the member waits until the job's world grows. Its ``rank`` is UNASSIGNED, or that of a
+            lost process, which it takes if the job's first world is not complete yet; otherwise it does not matter.
         growth: of a rank of the world that grows to ``world_size``: ``member`` is this rank in the next epoch, with an
             instance of its own. None otherwise.
     """
@@ -107,7 +107,7 @@ class JoinRequest:
     member: Member
     wait: Number = LONG_POLL_SECONDS
     attempt: Integer = 0
-    newcomer: Boolean = False
+    awaits_growth: Boolean = False
     growth: GrowingWorld | None = None
 
 
