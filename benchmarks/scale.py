@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import multiprocessing
+import random
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -23,9 +26,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
-from rankmesh_agent.membership.gateway_client import gateway_id
+from rankmesh_agent.membership.gateway_client import JOINS_A_SECOND, gateway_id
+from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.net.descriptors import raise_limit
-from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, JoinRequest, Member
+from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
 
 CASES = ((1, 1024), (1, 10_000), (100, 100))
 """Jobs, and ranks of each."""
@@ -49,52 +53,47 @@ class Rank:
     traffic = 0
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
-        host = f"node-{rank // _HOST_RANKS:05}"
-        address = f"10.{rank >> 16}.{rank // _HOST_RANKS >> 5 & 255}.{rank // _HOST_RANKS & 31}"
-        self.member = Member(
-            rank,
-            f"{rank:032x}",
-            host,
-            f"{host}-id",
-            4000 + rank,
-            [f"{address}:4711"],
-            f"http://{address}:4712",
-            65536,
-            "auto",
-        )
+        node, first = rank // _HOST_RANKS, rank // _HOST_RANKS * _HOST_RANKS
+        address, instance = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}", secrets.token_hex(16)
+        urls = [f"{address}:{32768 + rank % 28000}"], f"http://{address}:{32768 + rank * 7 % 28000}"
+        self.member = Member(rank, instance, f"node-{node:05}", f"{node:016x}", 4000 + rank, *urls, 65536, "auto")
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
+        self.groups = {"world": list(range(world_size)), "host": list(range(first, min(first + _HOST_RANKS, world_size)))}
+        self.changes = HeartbeatChanges()
 
     async def join(self) -> None:
+        await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
         self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
-        request, wait = JoinRequest(self.job, self.world_size, self.member), 0.0
-        while True:
-            reply = await self.post("join", {**asdict(request), "wait": wait})
-            if b'"complete": true' in reply[:40]:
-                self.epoch = 1
-                return
-            wait = 20.0
+        request, complete = asdict(JoinRequest(self.job, self.world_size, self.member)), False
+        while not complete:
+            content = await self.post("join", request)
+            if len(content) < 100_000 or self.member.rank == 0:  # the time of all members' tables is not the gateway's
+                reply = json.loads(content)
+                complete, self.interval = reply["complete"], reply["interval"]
+            else:
+                complete, self.interval = True, 1.0
 
     async def heartbeats(self, seconds: float) -> None:
-        end = asyncio.get_running_loop().time() + seconds
-        near = range(self.member.rank // 8 * 8, min(self.member.rank // 8 * 8 + 8, self.world_size))
-        seq = 0
-        interval = 1.0
-        await asyncio.sleep(interval * self.member.rank / self.world_size)
-        while asyncio.get_running_loop().time() < end:
+        clock = asyncio.get_running_loop().time
+        end, seq, wait = clock() + seconds, 0, self.interval * random.random()
+        while clock() + wait < end:
+            await asyncio.sleep(wait)
             seq += 10
             groups = [
-                GroupInfo(
-                    f"{i:016x}", f"group-{i}", list(ranks), seq, "tcp", "all_reduce(float32[1024], SUM)", "", seq * 4096
-                )
-                for i, ranks in enumerate((range(self.world_size), near))
+                GroupInfo(name, name, ranks, seq, "tcp", "all_reduce(float32[1024], SUM)", "", seq * 4096)
+                for name, ranks in self.groups.items()
             ]
-            await self.post("heartbeat", asdict(Heartbeat(self.job, 1, self.world_size, self.member, groups, [], True)))
-            await asyncio.sleep(interval)
+            beat = Heartbeat(self.job, 1, self.world_size, self.member, groups, watches_peers=True)
+            again = True
+            while again:
+                reply = HeartbeatReply(**json.loads(await self.post("heartbeat", asdict(self.changes.reduced(beat)))))
+                again = self.changes.acknowledge(reply)
+            wait, self.interval = reply.interval * (1 if reply.interval == self.interval else random.random()), reply.interval
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()
         head = (
-            f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: identity\r\n"
+            f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: gzip\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         ).encode()
         while True:
@@ -107,7 +106,7 @@ class Rank:
         assert answer.startswith(b"HTTP/1.1 200"), answer
         content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))
         Rank.traffic += len(head) + len(body) + len(answer) + len(content)
-        return content
+        return gzip.decompress(content) if b"gzip" in answer else content
 
 
 def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Figures]:

@@ -61,6 +61,7 @@ class EventDrivenServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 server_header=False,
+                proxy_headers=False,
             )
         )
         self.config.load()  # here rather than in the event loop, as it imports modules

@@ -23,7 +23,9 @@ from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
 T = TypeVar("T")
+Headers = tuple[tuple[bytes, bytes], ...]
 
+_JSON: Headers = ((b"content-type", b"application/json"),)
 _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
 _POLL_SECONDS = 0.05
@@ -69,13 +71,13 @@ class GatewayApplication:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
-            await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
+            await _respond(send, problem.status, problem.body(), _problem_headers({}))
             raise  # for the server to log
         else:
             if isinstance(reply, JoinReply):
                 await _respond_shared(send, self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding"))
             else:
-                await _respond(send, HTTPStatus.OK, reply, {"content-type": "application/json"})
+                await _respond(send, HTTPStatus.OK, reply, _JSON)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -135,26 +137,28 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 async def _reject(send: Send, error: DistError | InvalidRequestError) -> None:
     problem, headers = handlers.problem_response(error)
-    await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
+    await _respond(send, problem.status, problem.body(), _problem_headers(headers))
 
 
-async def _respond(send: Send, status: int, body: object, headers: Mapping[str, str]) -> None:
-    await _send_response(send, status, json.dumps(body, default=_document).encode(), headers)
+def _problem_headers(headers: Mapping[str, str]) -> Headers:
+    return tuple((name.encode(), value.encode()) for name, value in {"content-type": PROBLEM_TYPE, **headers}.items())
+
+
+async def _respond(send: Send, status: int, body: object, headers: Headers) -> None:
+    await _send_response(send, status, _ENCODER.encode(body).encode(), headers)
 
 
 async def _respond_shared(send: Send, reply: SharedReply, gzip: bool) -> None:
-    headers = {"content-type": "application/json"}
     async with reply.turns:
         if gzip and reply.compressed is not None:
-            await _send_response(send, HTTPStatus.OK, reply.compressed, {**headers, "content-encoding": "gzip"})
+            await _send_response(send, HTTPStatus.OK, reply.compressed, (*_JSON, (b"content-encoding", b"gzip")))
         else:
-            await _send_response(send, HTTPStatus.OK, reply.content, headers)
+            await _send_response(send, HTTPStatus.OK, reply.content, _JSON)
 
 
-async def _send_response(send: Send, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-    lines = {**headers, "content-length": str(len(content))}
-    encoded = [(name.encode(), value.encode()) for name, value in lines.items()]
-    await send({"type": "http.response.start", "status": int(status), "headers": encoded})
+async def _send_response(send: Send, status: int, content: bytes, headers: Headers) -> None:
+    lines = [*headers, (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": int(status), "headers": lines})
     if len(content) > _BUFFERED_BYTES:  # the end is sent once the client has received most of it
         await send({"type": "http.response.body", "body": content, "more_body": True})
         content = b""
@@ -165,9 +169,14 @@ def _document(body: Any) -> dict[str, Any]:
     """Return a dataclass as its variables; of the reply to a heartbeat, those that differ from the defaults."""
     variables: dict[str, Any] = vars(body)
     if isinstance(body, HeartbeatReply):
-        defaults = vars(HeartbeatReply([]))
-        return {name: value for name, value in variables.items() if name == "failed" or value != defaults.get(name)}
+        return {
+            name: value for name, value in variables.items() if name == "failed" or value != _DEFAULT_REPLY.get(name)
+        }
     return variables
+
+
+_ENCODER = json.JSONEncoder(default=_document)
+_DEFAULT_REPLY = vars(HeartbeatReply([]))
 
 
 def _header(scope: Message, name: bytes) -> bytes:

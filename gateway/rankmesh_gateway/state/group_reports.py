@@ -35,6 +35,8 @@ class GroupReports:
     def __init__(self) -> None:
         self._ranks: dict[str, list[int]] = {}
         self._holders: dict[str, set[int]] = {}
+        self._awaited: dict[str, float] = {}
+        """The clock when the ranks of a group began to be awaited, or when a member was asked for them."""
 
     def ranks(self, group: str) -> list[int] | None:
         """Return the global ranks of a group by group rank; None while no member has reported them."""
@@ -48,7 +50,7 @@ class GroupReports:
         """Return the global ranks that have a group, or had it when they failed."""
         return self._holders.get(group, set())
 
-    def report(self, record: RankRecord, beat: Heartbeat) -> GroupChanges:
+    def report(self, record: RankRecord, beat: Heartbeat, now: float) -> GroupChanges:
         """Record the groups of a rank's heartbeat; one that an earlier connection has delayed changes nothing."""
         if beat.number and beat.number <= record.number:
             return GroupChanges()
@@ -66,7 +68,7 @@ class GroupReports:
                 changes.dropped += 1
             else:
                 changes.reported.append(self.add(record, group))
-                if group.id not in self._ranks:
+                if group.id not in self._ranks and self._is_time_to_ask(group.id, 2 * record.interval, now):
                     changes.unknown.append(group.id)
         return changes
 
@@ -74,6 +76,7 @@ class GroupReports:
         """Record one rank's report of a group; return it as it is kept."""
         if group.ranks:
             self._ranks.setdefault(group.id, group.ranks)
+            self._awaited.pop(group.id, None)
             group = replace(group, ranks=[])
         record.groups[group.id] = group
         self._holders.setdefault(group.id, set()).add(record.member.rank)
@@ -94,10 +97,19 @@ class GroupReports:
             records[rank].groups.pop(group, None)
         self._ranks.pop(group, None)
 
+    def _is_time_to_ask(self, group: str, seconds: float, now: float) -> bool:
+        """Return whether to ask a member for the ranks of a group: the first one reports them without being asked."""
+        asked = self._awaited.setdefault(group, now)
+        if now - asked < seconds:
+            return False
+        self._awaited[group] = now
+        return True
+
     def _end(self, record: RankRecord, group: str) -> GroupInfo:
         holders = self._holders.get(group)
         if holders is not None:
             holders.discard(record.member.rank)
             if not holders:
                 del self._holders[group]
+                self._awaited.pop(group, None)
         return record.groups.pop(group)

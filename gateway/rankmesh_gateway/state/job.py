@@ -130,7 +130,7 @@ class Job:
 
     def _start(self, epoch: Epoch, now: float) -> None:
         epoch.number = self._last_used = self._next_number()
-        epoch.start(now, self._pace.interval_with(epoch.size))
+        epoch.start(now, self._pace.add_ranks(epoch.size))
         self._writer.world_complete(epoch)
         self.epochs[epoch.number] = epoch
         self._renumber()
@@ -192,7 +192,7 @@ class Job:
             return HeartbeatOutcome(epoch)
         record.heartbeat(beat, self._pace.interval, now)
         epoch.heard(record)
-        changes = epoch.groups.report(record, beat)
+        changes = epoch.groups.report(record, beat, now)
         record.report_groups(changes.reported, changes.ended, now)
         lost = epoch.report_lost(record, beat.lost)
         self._writer.state_changes(epoch, [record, *lost], now)

@@ -6,8 +6,8 @@ import math
 
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS
 
-HEARTBEATS_A_SECOND = 1000
-"""Heartbeats that a gateway receives in a second from all ranks together, at most, once they know the interval."""
+HEARTBEATS_A_SECOND = 500
+"""Heartbeats of all ranks together in a second, at most, once they know the interval: about a fifth of a core."""
 
 
 class HeartbeatPace:
@@ -22,9 +22,11 @@ class HeartbeatPace:
 
     def set_ranks(self, ranks: int) -> None:
         """Set the interval for a number of live ranks."""
-        self.interval = self.interval_with(ranks, 0.0)
+        self.interval = max(HEARTBEAT_SECONDS, float(math.ceil(ranks / HEARTBEATS_A_SECOND)))
 
-    def interval_with(self, ranks: int, least: float | None = None) -> float:
-        """Return the interval for some ranks, at least the one now, or another one."""
-        least = self.interval if least is None else least
-        return max(least, HEARTBEAT_SECONDS, float(math.ceil(ranks / HEARTBEATS_A_SECOND)))
+    def add_ranks(self, ranks: int) -> float:
+        """Return the interval from now on, as these ranks are live."""
+        before = self.interval
+        self.set_ranks(ranks)
+        self.interval = max(before, self.interval)
+        return self.interval

@@ -198,6 +198,7 @@ class Registry:
             now = self._now()
             self._request_counts["heartbeats"] += 1
             job = self._job(beat.job)
+            interval = self._pace.interval
             epoch, lost, groups = job.heartbeat(beat, now)
             self._jobs[job.name] = job
             for record in lost:
@@ -210,7 +211,7 @@ class Registry:
             return HeartbeatReply(
                 failed,
                 version if beat.failed_version >= 0 else 0,
-                self._pace.interval,
+                interval,
                 groups.resend,
                 groups.unknown,
                 groups.dropped,

@@ -175,7 +175,7 @@ class Heartbeat:
         changes_since: the number of the heartbeat that ``groups`` and ``ended_groups`` are the changes since; 0 if this
             one is complete.
         ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
-        failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 for a reply with all.
+        failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
     """
 
     job: Name
