@@ -1,14 +1,13 @@
-"""Cost of large jobs at one gateway: ``python -m benchmarks.scale``. Members are simulated, the sockets are real.
+"""What large jobs cost a gateway: ``python -m benchmarks.scale`` prints it. Members are simulated, sockets are real.
 
-Every member has a connection of its own, and sends what the agent of a rank does: its join, then heartbeats at the
-interval that the gateway names, each after some calls in its two groups. A probe asks the gateway 20 times a second.
+Each member has a connection, and sends what the agent of a rank does: its join, then heartbeats, of a rank in two
+groups that call collectives, at the interval that the gateway names. A probe asks the gateway 20 times a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import multiprocessing
 import random
@@ -17,12 +16,13 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Awaitable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
@@ -31,64 +31,63 @@ from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
 
-CASES = ((1, 1024), (1, 10_000), (100, 100))
+CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
-_HOST_RANKS, _PROBE_SECONDS = 8, 0.05
+_HOST_RANKS, _PROBE_SECONDS, _DEADLINE = 8, 0.05, 300.0
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
-class Figures(NamedTuple):
-    """What a part of a case took at the gateway."""
+class Cost(NamedTuple):
+    """What something took at the gateway; ``pause`` is the longest time that the probe waited for an answer."""
 
     seconds: float
     processor_seconds: float
-    bytes: int
+    megabytes: float
     pause: float
-    resident: int
+    resident_mb: float
 
 
 class Rank:
     """A simulated member."""
 
     traffic = 0
+    intervals: ClassVar[dict[str, float]] = {}
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
-        node, first = rank // _HOST_RANKS, rank // _HOST_RANKS * _HOST_RANKS
-        address, instance = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}", secrets.token_hex(16)
-        urls = [f"{address}:{32768 + rank % 28000}"], f"http://{address}:{32768 + rank * 7 % 28000}"
-        self.member = Member(rank, instance, f"node-{node:05}", f"{node:016x}", 4000 + rank, *urls, 65536, "auto")
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
-        self.groups = {"world": list(range(world_size)), "host": list(range(first, min(first + _HOST_RANKS, world_size)))}
+        node, port = divmod(rank, _HOST_RANKS)
+        address, instance = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}", secrets.token_hex(16)
+        urls = [f"{address}:{4000 + 2 * port}"], f"http://{address}:{4001 + 2 * port}"
+        self.member = Member(rank, instance, f"node-{node}", f"{node:016x}", 4000 + rank, *urls, 65536, "auto")
+        near = range(node * _HOST_RANKS, min((node + 1) * _HOST_RANKS, world_size))
+        self.groups = {"world": list(range(world_size)), f"node-{node}": list(near)}
         self.changes = HeartbeatChanges()
 
     async def join(self) -> None:
         await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
-        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
-        request, complete = asdict(JoinRequest(self.job, self.world_size, self.member)), False
-        while not complete:
-            content = await self.post("join", request)
-            if len(content) < 100_000 or self.member.rank == 0:  # the time of all members' tables is not the gateway's
-                reply = json.loads(content)
-                complete, self.interval = reply["complete"], reply["interval"]
-            else:
-                complete, self.interval = True, 1.0
+        await self.connect()
+        reply = b""
+        while not _decoded(reply, 32).startswith(b'{"complete": true'):
+            reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
+        if self.member.rank == 0:  # it has the table of all members for the job's other ranks, too
+            Rank.intervals[self.job] = json.loads(_decoded(reply))["interval"]
 
-    async def heartbeats(self, seconds: float) -> None:
-        clock = asyncio.get_running_loop().time
-        end, seq, wait = clock() + seconds, 0, self.interval * random.random()
-        while clock() + wait < end:
+    async def heartbeats(self, end: float) -> None:
+        interval, seq = Rank.intervals[self.job], 0
+        wait = interval * random.random()
+        while time.monotonic() + wait < end:
             await asyncio.sleep(wait)
             seq += 10
-            groups = [
-                GroupInfo(name, name, ranks, seq, "tcp", "all_reduce(float32[1024], SUM)", "", seq * 4096)
-                for name, ranks in self.groups.items()
-            ]
-            beat = Heartbeat(self.job, 1, self.world_size, self.member, groups, watches_peers=True)
-            again = True
+            last = "all_reduce(float32[1024], SUM)"
+            groups = [GroupInfo(name, name, to, seq, "tcp", last, "", 4096 * seq) for name, to in self.groups.items()]
+            beat, again = Heartbeat(self.job, 1, self.world_size, self.member, groups, watches_peers=True), True
             while again:
                 reply = HeartbeatReply(**json.loads(await self.post("heartbeat", asdict(self.changes.reduced(beat)))))
                 again = self.changes.acknowledge(reply)
-            wait, self.interval = reply.interval * (1 if reply.interval == self.interval else random.random()), reply.interval
+            wait, interval = reply.interval * (1.0 if reply.interval == interval else random.random()), reply.interval
+
+    async def connect(self) -> None:
+        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()
@@ -102,50 +101,59 @@ class Rank:
                 answer = await self.reader.readuntil(b"\r\n\r\n")
                 break
             except (OSError, EOFError):  # an idle connection has been closed
-                self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
-        assert answer.startswith(b"HTTP/1.1 200"), answer
-        content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))
+                await self.connect()
+        content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))  # type: ignore[index]
         Rank.traffic += len(head) + len(body) + len(answer) + len(content)
-        return gzip.decompress(content) if b"gzip" in answer else content
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the gateway answered {answer!r}: {content!r}")
+        return content
 
 
-def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Figures]:
-    """Return the figures of the join of jobs, and of their heartbeats."""
+def _decoded(reply: bytes, most: int = 0) -> bytes:
+    """Return a reply's text, or its start."""
+    compressed = reply.startswith(b"\x1f\x8b")
+    return zlib.decompressobj(wbits=31).decompress(reply, most) if compressed else reply
+
+
+def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
+    """Return the cost of the joins of jobs, and of their heartbeats for some seconds."""
     with ExitStack() as stack:
-        gateway = subprocess.Popen(
-            [sys.executable, "-m", "rankmesh_gateway", "--port", "0"], stdout=subprocess.PIPE, text=True
-        )
-        stack.callback(gateway.wait)
+        command = [sys.executable, "-m", "rankmesh_gateway", "--port=0"]
+        gateway = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(gateway.kill)
         assert gateway.stdout is not None
         url = gateway.stdout.readline().split()[-1]
-        receiver, sender = multiprocessing.Pipe()
-        prober = multiprocessing.Process(target=probe, args=(url, sender), daemon=True)
+        ours, theirs = multiprocessing.Pipe()
+        prober = multiprocessing.Process(target=_probe, args=(url, theirs), daemon=True)
         prober.start()
         stack.callback(prober.kill)
-        receiver.send(None)
-        receiver.recv()
         members = [Rank(f"job-{job}", rank, ranks, url) for job in range(jobs) for rank in range(ranks)]
-        found: dict[str, Figures] = {}
+        status = Path(f"/proc/{gateway.pid}/status")
+        found = {}
 
-        async def part(name: str, work: Sequence[Any]) -> None:
+        async def take(name: str, work: Iterable[Awaitable[None]]) -> None:
+            ours.send(None)
+            ours.recv()
             began, used, Rank.traffic = time.monotonic(), processor_seconds(gateway.pid), 0
-            await asyncio.gather(*work)
-            taken = time.monotonic() - began
-            used = processor_seconds(gateway.pid) - used
-            receiver.send(None)
-            found[name] = Figures(taken, used, Rank.traffic, receiver.recv(), peak(gateway.pid))
+            await asyncio.wait_for(asyncio.gather(*work), _DEADLINE)
+            took, used = time.monotonic() - began, processor_seconds(gateway.pid) - used
+            ours.send(None)
+            resident = int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 1e3  # type: ignore[index]
+            found[name] = Cost(took, used, Rank.traffic / 1e6, ours.recv(), resident)
 
         async def run() -> None:
-            await part("join", [each.join() for each in members])
-            await part("heartbeats", [each.heartbeats(seconds) for each in members])
+            await take("join", (member.join() for member in members))
+            end = time.monotonic() + max(Rank.intervals.values())
+            await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
+            end = time.monotonic() + seconds
+            await take("heartbeats", (member.heartbeats(end) for member in members))
 
         asyncio.run(run())
         return found
 
 
-def probe(url: str, parent: Connection) -> None:
-    """Ask the gateway again and again; on a message, send the longest time that an answer took."""
+def _probe(url: str, parent: Connection) -> None:
+    """Ask the gateway again and again; at each message, send the longest time since the last one."""
     longest = 0.0
     while True:
         if parent.poll(_PROBE_SECONDS):
@@ -153,27 +161,27 @@ def probe(url: str, parent: Connection) -> None:
             parent.send(longest)
             longest = 0.0
         began = time.monotonic()
-        gateway_id(url, 600.0)
+        gateway_id(url, _DEADLINE)
         longest = max(longest, time.monotonic() - began)
 
 
-def peak(pid: int) -> int:
-    """Return the most resident memory that a process had, in bytes."""
-    return 1024 * int(re.search(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)[1])  # type: ignore[index]
-
-
-if __name__ == "__main__":
+def main() -> None:
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--cases", nargs="+", default=[f"{jobs}x{ranks}" for jobs, ranks in CASES])
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="JOBSxRANKS")
     parser.add_argument("--seconds", type=float, default=30.0, help="of heartbeats")
     options = parser.parse_args()
     raise_limit()
+    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS MB':>8}")
     for case in options.cases:
-        jobs, ranks = map(int, case.split("x"))
-        for name, one in measure(jobs, ranks, options.seconds).items():
+        for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
+            took, used, sent, pause, resident = cost
             print(
-                f"{jobs} x {ranks} {name:10}: {one.seconds:6.2f} s, processor {one.processor_seconds:7.2f} s "
-                f"({one.processor_seconds / one.seconds:.2f} core), {one.bytes / 1e6:8.1f} MB ({one.bytes / one.seconds / 1e6:.2f} MB/s), longest pause {one.pause:.3f} s, "
-                f"RSS {one.resident / 1e6:.0f} MB",
+                f"{case} {name:{23 - len(case)}}{took:9.2f}{used:8.2f}{used / took:6.2f}{sent:8.1f}{sent / took:7.2f}"
+                f"{pause:9.3f}{resident:8.0f}",
                 flush=True,
             )
+
+
+if __name__ == "__main__":
+    main()
