@@ -23,6 +23,8 @@ from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
+_KEEP_ALIVE_SECONDS = 75
+"""Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work: it sets the Date header of responses."""
 
@@ -57,7 +59,9 @@ class EventDrivenServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=2,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 server_header=False,
+                proxy_headers=False,
             )
         )
         self.config.load()  # here rather than in the event loop, as it imports modules
