@@ -55,7 +55,8 @@ def taken() -> Iterator[Taken]:
     def any_of(backend: Backend, call: Call, medium: Medium, slot_bytes: int | None = None) -> Algorithm:
         able = [each for most, each in candidates(call.kind, medium, slot_bytes) if call.nbytes <= most]
         turn = turns.setdefault(backend, defaultdict(itertools.count))[call.kind]  # all ranks make the same calls
-        chosen = able[next(turn) % len(able) if call.nbytes else 0]  # of nothing, chunks take no step
+        of_any = call.nbytes or call.kind is OpType.ALL_TO_ALL  # of nothing, chunks take no step
+        chosen = able[next(turn) % len(able) if of_any else 0]
         found.add((call.kind, medium, chosen))
         return chosen
 
