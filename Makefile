@@ -19,7 +19,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery check bench docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery check bench bench-many docs dashboard-screenshot clean cluster cluster-test cluster-down
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -80,6 +80,10 @@ else
 	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
 endif
+
+# ARGS='--descriptors 256' does so under ulimit -n 256.
+bench-many: $(VENV)/.bench  ## Measure one world of 128 processes beside gloo and Open MPI; takes five minutes
+	$(BIN)/python -m benchmarks.many $(ARGS)
 
 docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names, and the chart of docs/architecture.md
 	$(BIN)/python docs/api.py

@@ -24,7 +24,7 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.message_barrier import message_barrier
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
-from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
+from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -97,10 +97,9 @@ class Agent:
         join_deadline: Deadline | None = None,
         instance: str = "",
         delegated: bool = False,
-        growth: JoinTerms | None = None,
+        growth: GrowthRole = NO_GROWTH,
     ) -> None:
         raise_limit()
-        terms = growth or JoinTerms(rank, world_size)
         deadline = join_deadline or Deadline(timeout)
         self.settings = settings
         self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
@@ -116,7 +115,9 @@ class Agent:
             job = self._job = JobMembership(
                 settings,
                 find_gateway,
-                terms=terms,
+                rank=rank,
+                world_size=world_size,
+                growth=growth,
                 host=host,
                 http=http,
                 deadline=deadline,
@@ -144,7 +145,7 @@ class Agent:
             if job.grown:
                 limit = max(deadline.remaining(), MIN_SETUP_SECONDS)
                 self._serve_http()
-                self._fill_store(terms, limit)
+                self._fill_store(growth.predecessor, limit)
             try:
                 self.world = self.group_registry.make(range(job.world_size), "world", limit)
             except RankFailedError:
@@ -174,15 +175,15 @@ class Agent:
             }
             self._own_http.start(self._app(self._own_http.names), upgrades, on_demand=True)
 
-    def _fill_store(self, terms: JoinTerms, seconds: float) -> None:
+    def _fill_store(self, predecessor: JobStore | None, seconds: float) -> None:
         """Start the store of a larger world, with the values of the epoch before, at all of its ranks.
 
         A group of its own, before the world: an attached process makes the world's calls itself, and only later.
         """
         group = self.group_registry.make(range(self._job.world_size), "growth", seconds, http_key="growth")
         self._job_store.start()
-        if terms.predecessor is not None:
-            terms.predecessor.copy_to(self._job_store, reachable=self._own_http is not None)
+        if predecessor is not None:
+            predecessor.copy_to(self._job_store, reachable=self._own_http is not None)
         message_barrier(group, seconds)
         self.group_registry.drop(group)
 
@@ -227,7 +228,7 @@ class Agent:
 
     # Growth
 
-    def newcomers(self, seconds: float) -> int:
+    def num_waiting(self, seconds: float) -> int:
         """Return how many processes wait for the world of the job to grow.
 
         Args:
@@ -236,7 +237,7 @@ class Agent:
         Raises:
             GatewayUnreachableError: the gateway does not answer in time.
         """
-        return self._job.newcomers(Deadline(seconds))
+        return self._job.num_waiting(Deadline(seconds))
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None] = lambda: None) -> Agent:
         """Join the epoch of a larger world, with this one's keys and values; return this rank's agent there.
@@ -246,10 +247,10 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see JoinTerms.
+            check: see GrowthRole.
 
         Raises:
-            JoinTimeoutError: ranks or newcomers are missing; names them.
+            JoinTimeoutError: ranks or waiting processes are missing; names them.
             RankFailedError: a rank has failed or left meanwhile.
             WorldSizeMismatchError: the ranks of the world call for different sizes.
         """
@@ -271,7 +272,7 @@ class Agent:
             http=None if self._own_http is not None else self._http,
             join_deadline=deadline,
             delegated=self._delegated,
-            growth=JoinTerms(rank, world_size, growth=world, check=check_all, predecessor=self._job_store),
+            growth=GrowthRole(world=world, check=check_all, predecessor=self._job_store),
         )
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:

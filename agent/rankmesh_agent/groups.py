@@ -18,6 +18,7 @@ from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.errors import DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
@@ -65,11 +66,12 @@ class GroupRegistry:
         self.failures = FailureLog()
         self._job = job
         self._recorder = recorder
+        local_ranks = sum(member.host_id == job.member.host_id for member in job.members.values())
         self._segment_options = SegmentOptions(
             allowed=settings.transport != "tcp" and not shared_memory.unsupported(),
             directory=settings.shm_dir,
             job=settings.job,
-            slot_bytes=settings.slot_bytes,
+            slot_bytes=Segment.slot_bytes_on_host(settings.slot_bytes, local_ranks),
             oversubscribed=job.oversubscribed,
             strict=settings.transport == "shm",
             delegated=delegated,

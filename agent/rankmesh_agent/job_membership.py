@@ -37,24 +37,23 @@ _NOT_CONNECTED = "it could not connect to its peers"
 
 
 @dataclass(frozen=True)
-class JoinTerms:
-    """Terms of a process's join: rank and world size, or its part in the growth of a world.
+class GrowthRole:
+    """Part of a joining process in the growth of its job's world; by default it has none.
 
     Attributes:
-        rank: its rank, UNASSIGNED (-1) to have one assigned.
-        world_size: ranks in the job; does not matter for a newcomer.
-        newcomer: whether it waits for the world of the job to grow.
-        growth: the world that grows, if this process is a rank of it.
+        awaits: whether it waits for the world to grow.
+        world: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
         predecessor: the store of a rank of the world that grows.
     """
 
-    rank: int
-    world_size: int
-    newcomer: bool = False
-    growth: GrowingWorld | None = None
+    awaits: bool = False
+    world: GrowingWorld | None = None
     check: Callable[[], None] | None = None
     predecessor: JobStore | None = None
+
+
+NO_GROWTH = GrowthRole()
 
 
 class JobMembership:
@@ -63,7 +62,9 @@ class JobMembership:
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        terms: of this process's join; ``member.rank`` has its rank.
+        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
+        world_size: ranks in the job; does not matter for a process that awaits the growth.
+        growth: this process's part in it.
         host: address to listen on.
         http: the HTTP server, for its addresses.
         deadline: end of the join.
@@ -89,7 +90,9 @@ class JobMembership:
         settings: Settings,
         find_gateway: Callable[[], str | None],
         *,
-        terms: JoinTerms,
+        rank: int,
+        world_size: int,
+        growth: GrowthRole,
         host: str,
         http: HttpServer,
         deadline: Deadline,
@@ -99,13 +102,13 @@ class JobMembership:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
         self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # connect_all does, until the engine can
-        transports = TransportSelector(settings, terms.world_size)
+        transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
             undo.callback(listener.close)
             port = listener.address.rpartition(":")[2]
             self.member = Member(
-                terms.rank,
+                rank,
                 instance or secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
@@ -120,14 +123,14 @@ class JobMembership:
             launched = LocalRankInfo(settings.local_rank, settings.local_size)
             joined = self.gateway.join(
                 settings.job,
-                terms.world_size,
+                world_size,
                 self.member,
                 deadline,
                 launched,
                 settings.attempt,
-                newcomer=terms.newcomer,
-                growth=terms.growth,
-                check=terms.check,
+                awaits_growth=growth.awaits,
+                growth=growth.world,
+                check=growth.check,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.grown = joined.grown
@@ -169,20 +172,22 @@ class JobMembership:
     def send_heartbeat(
         self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
     ) -> DistBackendError | None:
-        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left.
+        """Report this rank's groups and the peers that it has lost to the gateway, if that is due.
+
+        Does nothing once the rank has left.
 
         Returns:
             See GatewayClient.heartbeat.
         """
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
-            return None if self._left else self.gateway.heartbeat(beat)
+            return self.gateway.heartbeat(beat) if not self._left and self.gateway.is_heartbeat_due(lost) else None
 
-    def newcomers(self, deadline: Deadline) -> int:
+    def num_waiting(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""
         client = self.gateway.sibling()  # heartbeats do not wait for this request
         try:
-            return client.newcomers(self.name, deadline)
+            return client.num_waiting(self.name, deadline)
         finally:
             client.close()
 

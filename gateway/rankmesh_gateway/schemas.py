@@ -223,7 +223,7 @@ class RegistrySnapshot:
 
 
 @dataclass
-class Newcomer:
+class WaitingProcess:
     """A process that waits for the world of a job to grow."""
 
     job: str

@@ -332,3 +332,25 @@ def test_many_clients_add_concurrently(made, in_thread):
 
     found = [in_thread(count) for _ in range(8)]
     assert sorted(number for each in found for number in each.result(60)) == list(range(1, 801))
+
+
+def test_a_client_whose_handshake_is_lost_comes_again(made):
+    """As with a proxy before the master, or a master that has too many clients."""
+    master = made(is_master=True)
+    with socket.create_server(("127.0.0.1", 0)) as front:
+        threading.Thread(target=forward, args=(front, master.port, 3), daemon=True).start()
+        client = made(front.getsockname()[1])
+        client.set("k", "v")
+        assert master.get("k") == b"v"
+
+
+def forward(front: socket.socket, port: int, lost: int) -> None:
+    """Close the first clients of a port after their first bytes, and forward another one to another port."""
+    for _ in range(lost):
+        client, _ = front.accept()
+        with client:
+            client.recv(1)
+    client, _ = front.accept()
+    with client, socket.create_connection(("127.0.0.1", port)) as behind:
+        behind.sendall(client.recv(1 << 16))
+        client.sendall(behind.recv(1 << 16))  # the name of a unix socket: the client goes there

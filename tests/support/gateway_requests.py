@@ -53,9 +53,9 @@ class Requests:
         """A join of process ``number`` that leaves its rank to the gateway."""
         return JoinRequest(job, world_size, replace(self.member(number, life), rank=UNASSIGNED))
 
-    def newcomer(self, number: int, *, life: int = 1, job: str = "job") -> JoinRequest:
+    def waiting(self, number: int, *, life: int = 1, job: str = "job") -> JoinRequest:
         """A join of process ``number`` that waits for the world to grow."""
-        return replace(self.join_unassigned(number, 1, life=life, job=job), newcomer=True)
+        return replace(self.join_unassigned(number, 1, life=life, job=job), awaits_growth=True)
 
     def growth(self, rank: int, world_size: int, *, size: int = 2, epoch: int = 1, life: int = 2) -> JoinRequest:
         """A join of rank ``rank`` of a world of ``size`` that grows it to ``world_size``."""

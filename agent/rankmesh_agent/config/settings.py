@@ -47,7 +47,8 @@ class Settings:
         advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
         interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
         shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
-        slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory.
+        slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
+            on hosts with many ranks.
         eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks

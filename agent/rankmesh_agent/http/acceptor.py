@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.handshake import step_seconds
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
 
 MAX_UNDECIDED = 128
-"""Maximum number of clients that have not sent a whole head; with more, the HTTP server has to take over."""
+"""Maximum number of clients that have not sent a whole head; more clients wait in the backlog."""
+HEAD_SECONDS = 10.0
+"""Time limit for a client to send its head."""
 _RETRY_SECONDS = 0.05
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -36,7 +39,7 @@ class UpgradeAcceptor:
     def __init__(self, listener: socket.socket, upgrades: Mapping[Upgrade, Callable[[socket.socket], None]]) -> None:
         self._listener = listener
         self._upgrades = upgrades
-        self._undecided: dict[int, socket.socket] = {}
+        self._undecided: dict[int, tuple[socket.socket, float]] = {}  # with the times of their connects, oldest first
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
 
@@ -50,24 +53,45 @@ class UpgradeAcceptor:
         listener = self._listener.fileno()
         with self._poll:
             while True:
-                for descriptor, event in self._poll.poll():
+                now = time.monotonic()
+                for descriptor, event in self._poll.poll(self._seconds_left(now)):
                     if descriptor != listener:
                         needs_http = self._examine(descriptor, event)
-                    elif event & select.EPOLLHUP:
+                    elif event & select.EPOLLHUP or not self._upgrades:
                         needs_http = True
                     else:
-                        needs_http = not self._upgrades or self._accept()
+                        needs_http = False
+                        self._accept()
                     if needs_http:
-                        return list(self._undecided.values())
+                        return [sock for sock, _ in self._undecided.values()]
+                while self._seconds_left(now) == 0.0:  # it had sent too little at that time
+                    self._remove(next(iter(self._undecided.values()))[0]).close()
 
     def close(self) -> None:
         """Close the epoll descriptor, and the connections that have not been handed over. Not while it runs."""
         self._poll.close()
-        for sock in self._undecided.values():
+        for sock, _ in self._undecided.values():
             sock.close()
 
-    def _accept(self) -> bool:
-        """Accept a connection; return whether there are too many."""
+    def _is_full(self) -> bool:
+        return len(self._undecided) >= MAX_UNDECIDED
+
+    def _seconds_left(self, now: float) -> float | None:
+        """Return the seconds until the client that came first has run out of time, None if there is none."""
+        for _, since in self._undecided.values():
+            return max(0.0, since + step_seconds(len(self._undecided), MAX_UNDECIDED, HEAD_SECONDS) - now)
+        return None
+
+    def _remove(self, sock: socket.socket) -> socket.socket:
+        """Return a client that is undecided no more."""
+        if self._is_full():
+            self._poll.modify(self._listener, select.EPOLLIN)
+        self._poll.unregister(sock)
+        del self._undecided[sock.fileno()]
+        return sock
+
+    def _accept(self) -> None:
+        """Accept a connection."""
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
@@ -75,16 +99,17 @@ class UpgradeAcceptor:
                 warn_exhausted("a client of the HTTP port waits", error)
             if error.errno in _NO_ROOM:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
-            return False
+            return
         sock.setblocking(False)
-        self._undecided[sock.fileno()] = sock
+        self._undecided[sock.fileno()] = sock, time.monotonic()
         # Edge-triggered: the bytes of an incomplete head stay in the socket.
         self._poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
-        return len(self._undecided) > MAX_UNDECIDED
+        if self._is_full():
+            self._poll.modify(self._listener, 0)
 
     def _examine(self, descriptor: int, event: int) -> bool:
         """Look at what a client has sent; return whether it needs an HTTP server."""
-        sock = self._undecided[descriptor]
+        sock, _ = self._undecided[descriptor]
         try:
             head = sock.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
@@ -96,8 +121,7 @@ class UpgradeAcceptor:
             return True
         if head and True not in matches and not event & select.EPOLLRDHUP:
             return False  # too little of the head has come to decide
-        self._poll.unregister(sock)
-        del self._undecided[descriptor]
+        self._remove(sock)
         if True not in matches:
             sock.close()
             return False

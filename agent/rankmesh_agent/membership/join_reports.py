@@ -17,8 +17,6 @@ REPORT_SECONDS = 10.0
 """Interval of the reports."""
 GATEWAY_SECONDS = 5.0
 """Seconds of failed attempts to reach the gateway before the first report of that."""
-NEWCOMER = 0
-"""World size of a process that waits for the world to grow."""
 _MAX_HOSTS = 8
 """Hosts that a report names. Of a larger world the first hosts report, the others would repeat them."""
 
@@ -44,17 +42,17 @@ class JoinReporter:
 
     Args:
         job: the job's name.
-        world_size: number of ranks in the job; NEWCOMER if it does not matter.
+        world_size: number of ranks in the job; None for a process that awaits the growth of the world.
         deadline: end of the join.
         launched: the process's place on its node.
     """
 
-    def __init__(self, job: str, world_size: int, deadline: Deadline, launched: LocalRankInfo) -> None:
+    def __init__(self, job: str, world_size: int | None, deadline: Deadline, launched: LocalRankInfo) -> None:
         self._job = job
         self._world_size = world_size
         self._deadline = deadline
         self._local_rank = launched.local_rank
-        self._node_size = launched.local_size if world_size % (launched.local_size or 1) == 0 else None
+        self._node_size = launched.local_size if (world_size or 0) % (launched.local_size or 1) == 0 else None
         self._next_of_gateway = Deadline(GATEWAY_SECONDS)
         self._next_of_ranks = Deadline(REPORT_SECONDS)
 
@@ -77,18 +75,22 @@ class JoinReporter:
                 "%s still waits for the gateway at %s: %s; %s", member.described(), where, failure, self._passed()
             )
 
-    def ranks_missing(self, url: str, member: Member, members: Sequence[Member]) -> None:
+    def ranks_missing(
+        self, url: str, member: Member, members: Sequence[Member], joined: int = 0, missing: Sequence[int] = ()
+    ) -> None:
         """Log, if it is time, which ranks have joined, and which are missing.
 
         Args:
             url: the gateway's URL.
             member: the joining rank.
-            members: all that have joined, by rank.
+            members: all that have joined, by rank, or the first ones.
+            joined: how many have joined; 0 if ``members`` are all.
+            missing: the missing ranks, or the first ones, where ``members`` are not all.
         """
         if not self._next_of_ranks.expired():
             return
         self.skip()
-        if self._world_size == NEWCOMER:
+        if self._world_size is None:
             _log.warning(
                 "%s waits for the ranks of job %r to call grow_group(), as do %d processes in all; %s; gateway %s",
                 member.described(),
@@ -103,12 +105,19 @@ class JoinReporter:
             hosts.setdefault(each.host_id, []).append(each)
         reporters = [there[0].instance for there in hosts.values()]
         if member.instance in reporters[:_MAX_HOSTS]:
-            awaited, missing = self._awaited({each.rank for each in members}, self._world_size - len(members))
+            if joined > len(members):
+                awaited, here = f"{self._world_size - joined} of {self._world_size} ranks", f"{joined} are here"
+                which = f", {_ranks(missing)} and perhaps others are missing" if missing else ""
+            else:
+                here = self._listed(hosts)
+                awaited, which = self._awaited(
+                    {each.rank for each in members}, self._world_size, self._world_size - len(members)
+                )
             _log.warning(
                 "waiting for %s: %s%s; %s; gateway %s, job %r",
                 awaited,
-                self._listed(hosts),
-                missing,
+                here,
+                which,
                 self._passed(),
                 url,
                 self._job,
@@ -118,18 +127,18 @@ class JoinReporter:
         """Begin the interval before the next report of missing ranks."""
         self._next_of_ranks = Deadline(REPORT_SECONDS)
 
-    def _awaited(self, joined: AbstractSet[int], count: int) -> tuple[str, str]:
+    def _awaited(self, joined: AbstractSet[int], world_size: int, count: int) -> tuple[str, str]:
         """Return what is missing: how many nodes or ranks, and which."""
         if UNASSIGNED in joined:  # any other process may get any missing rank
-            return f"{count} of {self._world_size} processes", ""
-        missing = [rank for rank in range(self._world_size) if rank not in joined]
+            return f"{count} of {world_size} processes", ""
+        missing = [rank for rank in range(world_size) if rank not in joined]
         which = f", {_ranks(missing)} {'is' if count == 1 else 'are'} missing"
         size = self._node_size or 1
         nodes = sorted({rank // size for rank in missing})
-        if self._node_size and len(nodes) * size == count and self._world_size > size:
+        if self._node_size and len(nodes) * size == count and world_size > size:
             named = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {_ranges(nodes)}"
-            return f"{len(nodes)} of {self._world_size // size} nodes", f"{which} ({named})"
-        return f"{count} of {self._world_size} ranks", which
+            return f"{len(nodes)} of {world_size // size} nodes", f"{which} ({named})"
+        return f"{count} of {world_size} ranks", which
 
     def _listed(self, hosts: dict[str, list[Member]]) -> str:
         """Return the hosts and their ranks that have joined."""

@@ -9,7 +9,21 @@ from typing import Generic, TypeVar
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.handshake import Script
 
+CROWDED_SECONDS = 2.0
+"""Time limit of each step of a client's handshake while more than half of the places for such clients are taken."""
+
 T = TypeVar("T")
+
+
+def step_seconds(clients: int, places: int, seconds: float) -> float:
+    """Return the time limit of a step of a client's handshake: shorter if many clients send nothing.
+
+    Args:
+        clients: number of clients in their handshake.
+        places: maximum number of them, beyond which more clients wait.
+        seconds: time limit if there are few.
+    """
+    return min(CROWDED_SECONDS, seconds) if 2 * clients > places else seconds
 
 
 class Handshake(Generic[T]):

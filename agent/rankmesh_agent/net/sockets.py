@@ -13,6 +13,8 @@ from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 _SIOCGIFADDR = 0x8915
 _LAST_PORT = 65535
+BACKLOG = 4096
+"""Maximum number of clients that wait to be accepted: net.core.somaxconn's default, beyond which connects are lost."""
 _TCP_INFO = struct.Struct("=2xBB52xI")
 """Of struct tcp_info (linux/tcp.h): tcpi_retransmits, tcpi_probes, and tcpi_last_ack_recv in milliseconds."""
 
@@ -41,7 +43,7 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         endpoint = f"{host}:{port}"

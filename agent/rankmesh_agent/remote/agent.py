@@ -45,7 +45,7 @@ class RemoteAgent:
         world_size: ranks in the job.
         timeout: seconds for the join, and the default for calls.
         deadline: end of the join.
-        newcomer: see LeaseTerms.
+        awaits_growth: see LeaseTerms.
 
     Attributes:
         settings: see above.
@@ -66,7 +66,7 @@ class RemoteAgent:
         world_size: int,
         timeout: float,
         deadline: Deadline,
-        newcomer: bool = False,
+        awaits_growth: bool = False,
     ) -> None:
         self.settings = settings
         same_host = offer.host_id == host_id(settings.shm_dir)
@@ -82,7 +82,7 @@ class RemoteAgent:
             "timeout": timeout,
             "joining": max(deadline.remaining(), _MIN_JOIN_SECONDS),
             "holder": f"pid {os.getpid()} on {socket.gethostname()}",
-            "newcomer": newcomer,
+            "awaits_growth": awaits_growth,
             "shares": settings.transport != "tcp" and not shared_memory.unsupported(),
         }
         joined, descriptors = self._client.acquire(wanted, deadline)
@@ -101,9 +101,9 @@ class RemoteAgent:
             raise ProtocolError("the agent's response to the lease request is malformed") from error
         self.world = self._make_group(world, descriptors, max(deadline.remaining(), _MIN_JOIN_SECONDS))
 
-    def newcomers(self, seconds: float) -> int:
+    def num_waiting(self, seconds: float) -> int:
         """See Agent."""
-        frame = self._client.request_json(Request.NEWCOMERS, {"seconds": seconds}, seconds)
+        frame = self._client.request_json(Request.NUM_WAITING, {"seconds": seconds}, seconds)
         return int(attach_frames.decode_json(frame.document)["count"])
 
     def grow(self, world_size: int, seconds: float) -> RemoteAgent:

@@ -253,7 +253,7 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
     Request.REFUSAL: Session.refusal,
     Request.EXCLUDE: Session.exclude,
-    Request.NEWCOMERS: Session.newcomers,
+    Request.NUM_WAITING: Session.num_waiting,
 }
 
 

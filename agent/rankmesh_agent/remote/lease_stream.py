@@ -63,7 +63,7 @@ class LeaseStream:
                 int(document["world_size"]),
                 float(document["timeout"]),
                 str(document["holder"])[:500],
-                newcomer=bool(document.get("newcomer")),
+                awaits_growth=bool(document.get("awaits_growth")),
             )
             join_seconds = float(document["joining"])
         except (KeyError, TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.job_membership import JoinTerms
+from rankmesh_agent.job_membership import GrowthRole
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
@@ -258,7 +258,7 @@ class LeaseManager:
                 join_deadline=active.join_deadline,
                 instance=active.instance,
                 delegated=delegated,
-                growth=JoinTerms(wanted.rank, wanted.world_size, newcomer=wanted.newcomer),
+                growth=GrowthRole(awaits=wanted.awaits_growth),
             )
         except BaseException as error:
             self._free(active)

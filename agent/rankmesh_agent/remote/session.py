@@ -221,9 +221,9 @@ class Session:
         """Go on without ranks that the client has excluded from its world."""
         self._agent.exclude([int(rank) for rank in document["ranks"]])
 
-    def newcomers(self, document: Json) -> Json:
+    def num_waiting(self, document: Json) -> Json:
         """Return how many processes wait for the world to grow."""
-        return {"count": self._agent.newcomers(float(document["seconds"]))}
+        return {"count": self._agent.num_waiting(float(document["seconds"]))}
 
     def check_peers(self, document: Json) -> None:
         """Raise if a call that the client makes itself cannot complete."""

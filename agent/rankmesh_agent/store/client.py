@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -40,8 +41,8 @@ from rankmesh_agent.wire.errors import (
     StoreUnresponsiveError,
 )
 
-RETRY_SECONDS = 0.05
-"""Pause between attempts to reach an owner that has not started yet."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between attempts to reach an owner that has not started yet, about an eighth of the time so far."""
 _MIN_SECONDS = 0.001
 _READ = 1 << 14
 
@@ -183,16 +184,16 @@ class StoreClient(BlockingStore):
         self._http: BlockingStore | None = None
 
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
-        """Execute a command that does not wait, at an owner that may not have started yet.
+        """Execute a command that does not wait, at an owner that may not have started yet, or has too many clients.
 
         Raises:
-            DistNetworkError: no owner listens there before the deadline, or it is not a store.
+            DistNetworkError: no owner serves this client before the deadline, or it is not a store.
         """
         while True:
             try:
-                return self.execute(command, max(deadline.remaining(), RETRY_SECONDS))
+                return self.execute(command, max(deadline.remaining(), _SHORTEST_PAUSE))
             except DistNetworkError as error:
-                if not isinstance(error.__cause__, OSError) or is_exhausted(error.__cause__):
+                if not isinstance(error.__cause__, OSError | StreamClosedError) or is_exhausted(error.__cause__):
                     raise
                 if deadline.expired():
                     raise DistNetworkError(
@@ -200,7 +201,9 @@ class StoreClient(BlockingStore):
                         "process that hosts it (is_master=True) run, and are host and port the same there?",
                         address=self._url,
                     ) from error
-            time.sleep(min(RETRY_SECONDS, deadline.remaining()))
+            # Many clients may wait: with jitter, they do not come back at the same time.
+            pause = min(max(_SHORTEST_PAUSE, deadline.elapsed() / 8), _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
+            time.sleep(min(pause, deadline.remaining()))
 
     def connect(self, timeout: float) -> ClientConnection:
         """Return a connection for the caller's own use, which closes it.
@@ -365,6 +368,8 @@ class StoreClient(BlockingStore):
             sock.close()
             if isinstance(error, TimeoutError):
                 raise StreamTimeoutError(str(error)) from error
+            if isinstance(error, ConnectionError):
+                raise StreamClosedError(str(error)) from error
             if isinstance(error, OSError | ProtocolError):
                 raise _NotSupported(str(error)) from error
             raise

@@ -26,8 +26,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.handshake import CROWDED_SECONDS, Handshake, step_seconds
+from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
@@ -44,7 +44,9 @@ from rankmesh_agent.wire.handshake import server_script
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
 MAX_UNAUTHENTICATED = 128
-"""Maximum number of connections in their handshake; the server closes any more at once."""
+"""Maximum number of connections in their handshake; more clients wait in the backlog, or among the upgraded ones."""
+MAX_UPGRADED = 1024
+"""Maximum number of upgraded connections that wait for their handshake; the server closes any more at once."""
 MAX_CACHED_BYTES = 64 << 20
 """Maximum size of the cached responses of broken connections, together."""
 MAX_POLL_SECONDS = 3600.0
@@ -83,6 +85,7 @@ class StoreServer:
         self._by_name: dict[bytes, Connection] = {}
         self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache(MAX_CACHED_BYTES)  # by a connection's name
         self._unauthenticated = 0
+        self._crowded = False  # clients wait until another one has completed its handshake
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
@@ -95,7 +98,7 @@ class StoreServer:
     def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has requested the upgrade. From any thread."""
         with self._lock:
-            if self._closed:
+            if self._closed or len(self._upgraded) >= MAX_UPGRADED:
                 sock.close()
                 return
             if self._poll is None:
@@ -157,6 +160,10 @@ class StoreServer:
                         self._accept_upgraded(poll)
                 if time.monotonic() >= self._due:
                     self._run_timers()
+                if self._crowded and not self._is_full():
+                    self._crowded = False
+                    poll.modify(unix_listener, select.EPOLLIN)
+                    self._accept_upgraded(poll)
         finally:
             with self._lock:
                 self._closed = True
@@ -178,24 +185,27 @@ class StoreServer:
     # Connections
 
     def _accept_upgraded(self, poll: select.epoll) -> None:
-        """Register the connections that handle() has queued."""
+        """Register the connections that handle() has queued, as far as there is room."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         assert self._unix_listener is not None
         response = store_frames.upgrade_response(self._unix_listener.getsockname()[1:].decode())
-        while self._upgraded:
+        while self._upgraded and not self._is_full():
             connection = self._register(poll, self._upgraded.popleft())
-            if connection is None:
-                continue
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 break_when_peer_vanishes(connection.sock)
                 connection.send(response)
             except OSError:
                 self._close_connection(connection)
+        if self._upgraded:
+            self._wait_for_room(poll)
 
     def _accept_unix(self, poll: select.epoll, unix_listener: socket.socket) -> None:
-        """Accept a client on the unix socket."""
+        """Accept a client on the unix socket, if there is room."""
+        if self._is_full():
+            self._wait_for_room(poll)
+            return
         try:
             self._register(poll, unix_listener.accept()[0])
         except BlockingIOError:
@@ -207,16 +217,23 @@ class StoreServer:
                 poll.modify(unix_listener, 0)  # the client stays in the backlog: an immediate retry would only spin
                 self._set_timer(_ACCEPT_RETRY_SECONDS, None, _ACCEPT)
 
-    def _register(self, poll: select.epoll, sock: socket.socket) -> Connection | None:
-        if self._unauthenticated >= MAX_UNAUTHENTICATED:
-            sock.close()
-            return None
+    def _is_full(self) -> bool:
+        """Return whether as many clients as may be are in their handshake; authenticated ones do not count."""
+        return self._unauthenticated >= MAX_UNAUTHENTICATED
+
+    def _wait_for_room(self, poll: select.epoll) -> None:
+        """Accept no client until another one has completed its handshake, or has run out of time."""
+        self._crowded = True
+        assert self._unix_listener is not None
+        poll.modify(self._unix_listener, 0)
+
+    def _register(self, poll: select.epoll, sock: socket.socket) -> Connection:
         sock.setblocking(False)
         connection = Connection(sock, poll, Handshake(sock, server_script(self._token)))
         self._connections[sock.fileno()] = connection
         self._unauthenticated += 1
         poll.register(sock, select.EPOLLIN)
-        self._set_timer(HANDSHAKE_SECONDS, connection, _HANDSHAKE)
+        self._set_timer(min(CROWDED_SECONDS, HANDSHAKE_SECONDS), connection, _HANDSHAKE)
         return connection
 
     def _close_connection(self, connection: Connection) -> None:
@@ -463,14 +480,16 @@ class StoreServer:
             if connection is None:
                 assert self._poll is not None
                 assert self._unix_listener is not None
-                self._poll.modify(self._unix_listener, select.EPOLLIN)
+                if not self._crowded:
+                    self._poll.modify(self._unix_listener, select.EPOLLIN)
             elif not _in_progress(connection, subject):
                 continue
             elif subject == _HANDSHAKE:
                 self._on_ready(connection)  # this thread may not have run since the client sent its part
-                left = connection.step_began + HANDSHAKE_SECONDS - now
+                limit = step_seconds(self._unauthenticated, MAX_UNAUTHENTICATED, HANDSHAKE_SECONDS)
+                left = connection.step_began + limit - now
                 if connection.handshake is not None and left > 0:
-                    self._set_timer(left, connection, _HANDSHAKE)
+                    self._set_timer(min(left, CROWDED_SECONDS), connection, _HANDSHAKE)
                 elif connection.handshake is not None:
                     self._close_connection(connection)
             elif (request := connection.take_pending()) is not None:
@@ -515,6 +534,6 @@ def _listen_unix() -> socket.socket:
     """Return a listening unix socket with a random abstract name, which is in no directory and ends with the socket."""
     found = socket.socket(socket.AF_UNIX)
     found.bind(f"\0rankmesh-store-{secrets.token_hex(16)}")
-    found.listen(1024)
+    found.listen(BACKLOG)
     found.setblocking(False)
     return found

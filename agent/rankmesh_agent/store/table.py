@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from operator import itemgetter
@@ -53,7 +53,7 @@ class Table:
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, set[_Watch[Any]]] = {}
         self._queues: dict[str, deque[bytes]] = {}
-        self._pending_pops: dict[str, deque[_Pop]] = {}
+        self._pending_pops: dict[str, OrderedDict[_Pop, None]] = {}
         self._calls: dict[str, int] = {}
         self._closed = False
 
@@ -163,9 +163,9 @@ class Table:
     def push(self, key: str, value: bytes, *, first: bool = False) -> None:
         """Append ``value`` to the queue, or put it back at its head; the longest-waiting pop gets it at once."""
         with self._lock:
-            pops = self._pending_pops.get(key) or deque()
+            pops = self._pending_pops.get(key) or OrderedDict()
             while pops:
-                pop = pops.popleft()
+                pop, _ = pops.popitem(last=False)
                 if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
                     if (log := self.log) is not None:
                         log.pushed(key, value, first=first)
@@ -205,7 +205,7 @@ class Table:
             if value is not None:
                 future.set_result(value)
             elif not self._closed:
-                self._pending_pops.setdefault(key, deque()).append(future)
+                self._pending_pops.setdefault(key, OrderedDict())[future] = None
         if not future.done():
             future.add_done_callback(lambda _: self._remove_pop(key, future))
             if self._closed:
@@ -292,8 +292,7 @@ class Table:
         with self._lock:
             pops = self._pending_pops.get(key)
             if pops is not None:
-                if pop in pops:
-                    pops.remove(pop)
+                pops.pop(pop, None)
                 if not pops:
                     del self._pending_pops[key]
 

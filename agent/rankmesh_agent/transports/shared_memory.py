@@ -55,6 +55,11 @@ _syscall.argtypes = (
     ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
 )  # fmt: skip
 _syscall.restype = ctypes.c_long
+_mmap = _libc.mmap
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mmap.restype = ctypes.c_void_p
+_MAP_FIXED = 0x10
+_lost: list[mmap.mmap] = []
 
 
 def unsupported() -> str:
@@ -126,7 +131,7 @@ class Mapping:
         self.handle = handle
         self._path = path
         self._linked = False
-        self._memory = mmap.mmap(descriptor, size)
+        self._memory = _map(descriptor, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         self.address = int(self.bytes.__array_interface__["data"][0])
         self.descriptor = descriptor
@@ -272,6 +277,26 @@ class Mapping:
     def _close_descriptor(self) -> None:
         self.descriptor = -1
         self._finalizer()
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    """Return memory of a file; of this process alone if the descriptor is -1.
+
+    An ``mmap.mmap`` of the file would keep a copy of the descriptor, one for each peer and group. So the file replaces
+    anonymous memory in place; the object unmaps whatever is there.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+    if descriptor >= 0:
+        address = int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        if _mmap(address, size, access, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != address:
+            code = ctypes.get_errno()
+            _lost.append(memory)  # the kernel may have unmapped it, and have given the addresses to others
+            raise OSError(code, os.strerror(code))
+    return memory
 
 
 def _close(descriptor: int) -> None:

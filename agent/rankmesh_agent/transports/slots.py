@@ -39,6 +39,8 @@ _SLEEPERS, _LEFT = 3, 4
 _DETECTION_SECONDS = 2.0
 """Maximum delay until the failure of a rank that has left a call is detected."""
 _MIN_LANE_BYTES = 64
+_FULL_SLOTS = 32
+"""Ranks on a host beyond which slots shrink."""
 NOTES = 4
 """Words for each rank in a rank's note."""
 _YIELDS = 20
@@ -104,6 +106,15 @@ class Slots:
         ]
         self._views: tuple[dict[Any, list[Typed]], dict[Any, list[Typed]]] = ({}, {})
         self._scratch = np.empty(0, np.uint8)
+
+    @staticmethod
+    def slot_bytes_on_host(slot_bytes: int, ranks: int) -> int:
+        """Return the bytes of a slot on a host with so many ranks, given those on a host with few.
+
+        However many they are, a group of all of them takes no more memory than one of _FULL_SLOTS. The slots of smaller
+        groups shrink as well: all ranks of the host may be in such groups.
+        """
+        return min(slot_bytes, _round_up(slot_bytes * _FULL_SLOTS // ranks))
 
     @staticmethod
     def min_slot_bytes(size: int) -> int:

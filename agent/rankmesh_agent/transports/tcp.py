@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
-from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.handshake import Handshake, step_seconds
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire import handshake
@@ -41,9 +41,9 @@ from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetwo
 from rankmesh_agent.wire.handshake import Script
 
 HANDSHAKE_SECONDS = 10.0
-"""Maximum duration of the handshake of a client that is not yet authenticated."""
+"""Time limit of each step of the handshake of a client that is not yet authenticated."""
 MAX_HANDSHAKES = 128
-"""Maximum number of concurrent handshakes; further connections are closed at once."""
+"""Maximum number of concurrent handshakes; more clients wait in the backlog."""
 SOCKET_BUFFER = 4 << 20
 _EXHAUSTED_RETRY_SECONDS = 0.05
 _IOV_MAX = 1024
@@ -255,7 +255,7 @@ class TcpListener:
 
     def descriptors(self) -> list[int]:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
-        return [self._fileno, *self._handshakes]
+        return [*self._handshakes] if self._is_full() else [self._fileno, *self._handshakes]
 
     def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
         """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
@@ -273,10 +273,14 @@ class TcpListener:
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
         arrived: list[_Admitted] = []
-        for fd, (_, incoming, deadline) in list(self._handshakes.items()):
+        limit = step_seconds(len(self._handshakes), MAX_HANDSHAKES, HANDSHAKE_SECONDS)
+        for fd, (_, incoming, step) in list(self._handshakes.items()):
             if fd in ready:
+                steps = incoming.steps
                 self._advance(fd, incoming, arrived)
-            if fd in self._handshakes and deadline.expired():
+                if incoming.steps > steps:
+                    step.restart(HANDSHAKE_SECONDS)
+            if fd in self._handshakes and step.elapsed() >= limit:
                 self._close_handshake(fd)
         if self._fileno in ready:
             self._accept_clients(admits)
@@ -288,8 +292,11 @@ class TcpListener:
             self._close_handshake(fd)
         self._socket.close()
 
+    def _is_full(self) -> bool:
+        return len(self._handshakes) >= MAX_HANDSHAKES
+
     def _accept_clients(self, admits: Admit) -> None:
-        while True:
+        while not self._is_full():
             try:
                 sock, socket_address = self._socket.accept()
             except BlockingIOError:
@@ -300,10 +307,7 @@ class TcpListener:
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
                 continue  # this client has closed its connection in the backlog
-            if len(self._handshakes) < MAX_HANDSHAKES:
-                self._start_handshake(sock, f"{socket_address[0]}:{socket_address[1]}", admits)
-            else:
-                sock.close()
+            self._start_handshake(sock, f"{socket_address[0]}:{socket_address[1]}", admits)
 
     def _start_handshake(self, sock: socket.socket, peer: str, admits: Admit) -> None:
         try:

@@ -105,7 +105,7 @@ class Request(enum.IntEnum):
     """Raise the error of an earlier message, if its receiver has refused it."""
     EXCLUDE = 32
     """Go on without ranks that the client has excluded from its world."""
-    NEWCOMERS = 33
+    NUM_WAITING = 33
     """Return how many processes wait for the world to grow."""
     GROW = 34
     """Join the epoch of a larger world; the response is that to ACQUIRE."""

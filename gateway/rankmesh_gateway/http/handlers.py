@@ -28,7 +28,7 @@ from rankmesh_agent.wire.schemas import (
     Problem,
 )
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.schemas import Newcomer, RegistrySnapshot
+from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
@@ -107,9 +107,9 @@ async def snapshot(registry: Registry, _: None, __: Receive) -> RegistrySnapshot
     return RegistrySnapshot(registry.ranks(), registry.groups())
 
 
-async def newcomers(registry: Registry, _: None, __: Receive) -> list[Newcomer]:
+async def waiting(registry: Registry, _: None, __: Receive) -> list[WaitingProcess]:
     """Return the processes that wait for worlds to grow."""
-    return registry.newcomers()
+    return registry.waiting()
 
 
 async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
@@ -126,7 +126,7 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
-    ("GET", "/v1/newcomers"): (None, newcomers),
+    ("GET", "/v1/waiting"): (None, waiting),
     ("GET", "/v1/snapshot"): (None, snapshot),
     ("GET", "/health"): (None, health),
 }

@@ -12,20 +12,20 @@ from rankmesh_gateway.state.epoch import Epoch
 class Growth:
     """The next growth of a job's world.
 
-    A newcomer waits until the ranks of the world begin to grow it, and has a place in the epoch that they form, or if
-    that has no room, in a later one. If the ranks give up, the newcomers wait on.
+    A process on the wait list gets a place in the epoch that the ranks of the world form when they grow it, or if that
+    has no room, in a later one. If the ranks give up, it is on the wait list again.
 
     Args:
         job: the job's name.
 
     Attributes:
         forming: the epoch of the growth that is under way; None without one.
-        newcomers: the other processes that wait, as the unassigned ranks of an epoch that never is complete.
+        wait_list: the other processes that wait, as the unassigned ranks of an epoch that never is complete.
     """
 
     def __init__(self, job: str) -> None:
         self.forming: Epoch | None = None
-        self.newcomers = Epoch(job, 0, 0)
+        self.wait_list = Epoch(job, 0, 0)
         self._job = job
         self._world: GrowingWorld | None = None
         """The world that grows."""
@@ -34,18 +34,18 @@ class Growth:
         """Yield the epochs whose processes wait."""
         if self.forming is not None:
             yield self.forming
-        yield self.newcomers
+        yield self.wait_list
 
     def epoch_of(self, member: Member) -> Epoch:
-        """Return the epoch in which a process waits; without one, that of the newcomers."""
-        return next((each for each in self.epochs() if each.find(member.rank, member.instance)), self.newcomers)
+        """Return the epoch in which a process waits; without one, the wait list."""
+        return next((each for each in self.epochs() if each.find(member.rank, member.instance)), self.wait_list)
 
     def waiting(self) -> list[Member]:
-        """Return the newcomers, in the order in which they came."""
+        """Return the waiting processes, in the order in which they came."""
         return [record.member for epoch in self.epochs() for record in epoch.unassigned.values()]
 
     def join(self, request: JoinRequest, number: int, now: float) -> Epoch:
-        """Admit a newcomer, or a rank of the world that grows.
+        """Admit a process that awaits the growth, or a rank of the world that grows.
 
         Args:
             request: its join.
@@ -79,21 +79,22 @@ class Growth:
         return self.epoch_of(member)
 
     def settle(self) -> None:
-        """Give the newcomers the free places of the forming epoch; end that if none of the world's ranks is left."""
-        forming, lobby = self.forming, self.newcomers
+        """Give the free places of the forming epoch to the wait list; end that if none of the world's ranks is left."""
+        forming, queue = self.forming, self.wait_list
         if forming is None:
             return
         ended = not forming.records
-        source, target, count = (forming, lobby, len(forming.unassigned)) if ended else (lobby, forming, self._free())
-        for instance in list(source.unassigned)[:count]:
-            target.unassigned[instance] = source.unassigned.pop(instance)
-            moved = [future for future, waiting in source.waiters.items() if waiting == instance]
-            target.waiters |= {future: source.waiters.pop(future) for future in moved}
+        source, target, count = (forming, queue, len(forming.unassigned)) if ended else (queue, forming, self._free())
+        for instance, record in list(source.unassigned.items())[:count]:
+            source.remove(record)
+            target.add(record)
+            if instance in source.waiters:
+                target.waiters[instance] = source.waiters.pop(instance)
         if ended:
             self.forming = None
 
     def _free(self) -> int:
-        """Return how many newcomers the forming epoch has room for."""
+        """Return how many waiting processes the forming epoch has room for."""
         if self.forming is None or self._world is None:
             return 0
         return max(0, self.forming.size - self._world.size - len(self.forming.unassigned))

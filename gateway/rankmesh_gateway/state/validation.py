@@ -61,8 +61,10 @@ def check_join(request: JoinRequest) -> None:
     """Raise InvalidRequestError unless the request has a job, and a rank of its world or none, as its kind requires."""
     rank, growth = request.member.rank, request.growth
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
-    if request.newcomer and growth is not None:
-        raise InvalidRequestError("a newcomer is no rank of the world that grows; send newcomer or growth, not both")
+    if request.awaits_growth and growth is not None:
+        raise InvalidRequestError(
+            "a rank of the world that grows does not await its growth; send awaits_growth or growth, not both"
+        )
     if growth is not None:
         _check_lengths({"growth.group": growth.group})
     if growth is not None and not (0 < growth.epoch < _MAX_EPOCH and 0 <= rank < growth.size <= request.world_size):
@@ -73,16 +75,11 @@ def check_join(request: JoinRequest) -> None:
 
 
 def check_heartbeat(beat: Heartbeat) -> None:
-    """Raise InvalidRequestError unless the heartbeat's values are those of a rank that has joined."""
+    """Raise InvalidRequestError unless the heartbeat is that of a rank that has joined, whatever groups it has."""
     _check_place(beat.job, beat.world_size, beat.member, at_least=0)
     if beat.epoch < 1:
         raise InvalidRequestError(
             f"epoch {beat.epoch}: epochs count from 1; send the epoch that the join was answered with"
-        )
-    if len(beat.groups) > MAX_GROUPS:
-        raise InvalidRequestError(
-            f"{beat.member.described()} reports {len(beat.groups)} groups, the gateway keeps {MAX_GROUPS} a rank; "
-            "destroy groups that are no longer used"
         )
     if len(beat.lost) > beat.world_size:
         raise InvalidRequestError(f"{len(beat.lost)} ranks are reported lost, in a world of {beat.world_size}")

@@ -178,7 +178,7 @@ def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     for there in by.values():
         report = there[0].report or {}
         count = len(there)
-        slot = max(int(report["slot_bytes"]), Segment.min_slot_bytes(count))
+        slot = max(Segment.slot_bytes_on_host(int(report["slot_bytes"]), count), Segment.min_slot_bytes(count))
         need = Segment.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
         found.append(
             Host(

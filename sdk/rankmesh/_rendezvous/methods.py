@@ -39,7 +39,7 @@ class Rendezvous(NamedTuple):
         hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
         close: stops the gateway if this process hosts it.
         close_in_child: releases that gateway in a forked child.
-        newcomer: whether this process waits for the job's world to grow.
+        awaits_growth: whether this process waits for the job's world to grow.
     """
 
     rank: int
@@ -50,10 +50,10 @@ class Rendezvous(NamedTuple):
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
     close_in_child: Callable[[], None]
-    newcomer: bool = False
+    awaits_growth: bool = False
 
 
-def resolve_newcomer(
+def resolve_late_join(
     init_method: str | None, rank: int, world_size: int, settings: Settings, *, store: Any = None
 ) -> Rendezvous:
     """Return the parameters of a join of a process that waits for a running job's world to grow.
@@ -81,7 +81,9 @@ def resolve_newcomer(
     settings = _with_launchers_job(settings)
     hosting = hosting_parameter(url) or settings.hosting
     locator = _locator(url, method, _NO_HOST, _NO_HOST + 1, settings)
-    found = rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(newcomer=True)
+    found = rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(
+        awaits_growth=True
+    )
     if settings.join and settings.rank is not None and settings.world_size is not None:
         # In place of a process that may have been lost before the first world was complete.
         return found._replace(rank=settings.rank, world_size=settings.world_size)

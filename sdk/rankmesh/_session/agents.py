@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.join_reports import NEWCOMER, REPORT_SECONDS, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
@@ -55,7 +55,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         if attached is not None:
             return attached
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.job_membership import JoinTerms
+    from rankmesh_agent.job_membership import GrowthRole
 
     return Agent(
         settings,
@@ -64,7 +64,7 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         world_size=rendezvous.world_size,
         host=rendezvous.bind_host,
         timeout=timeout,
-        growth=JoinTerms(rendezvous.rank, rendezvous.world_size, newcomer=rendezvous.newcomer),
+        growth=GrowthRole(awaits=rendezvous.awaits_growth),
     )
 
 
@@ -89,7 +89,7 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                         world_size=rendezvous.world_size,
                         timeout=timeout,
                         deadline=deadline,
-                        newcomer=rendezvous.newcomer,
+                        awaits_growth=rendezvous.awaits_growth,
                     )
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent
@@ -120,7 +120,7 @@ def _reports(rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, 
 def _report_until(
     ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
 ) -> None:
-    job, size = settings.job, NEWCOMER if rendezvous.newcomer else rendezvous.world_size
+    job, size = settings.job, None if rendezvous.awaits_growth else rendezvous.world_size
     launched = LocalRankInfo(settings.local_rank, settings.local_size)
     reports = JoinReporter(job, size, deadline, launched)
     client = HttpClient(settings.token)
@@ -130,7 +130,7 @@ def _report_until(
             if url is None:
                 return
             try:
-                path = "newcomers" if rendezvous.newcomer else f"ranks?{urlencode({'job': job})}"
+                path = "waiting" if rendezvous.awaits_growth else f"ranks?{urlencode({'job': job})}"
                 found = client.request("GET", f"{url}/v1/{path}", timeout=_ANSWER_SECONDS).json()
                 members = [
                     Member(**each["member"])

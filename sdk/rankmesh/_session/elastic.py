@@ -61,7 +61,7 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
     check_growth(session.engines)
     seconds = seconds_of(timeout, world.timeout)
     if world_size is None:
-        size = world.size + _newcomers(session, seconds)
+        size = world.size + _num_waiting(session, seconds)
     else:
         size = as_int(world_size, "world_size")
         if not world.size <= size <= MAX_WORLD_SIZE:
@@ -75,14 +75,14 @@ def grow_group(world_size: int | None = None, timeout: timedelta | float | None 
         return session.grow(size, seconds)
 
 
-def _newcomers(session: Session, seconds: float) -> int:
+def _num_waiting(session: Session, seconds: float) -> int:
     """Return how many processes wait to join, as rank 0 has it from the gateway."""
     world = session.group._communicator
     count = np.array([_UNKNOWN], np.int64)
     failure: BaseException | None = None
     if world.rank == 0:
         try:
-            waiting = session.agent.newcomers(min(seconds / 2, _ASK_SECONDS))  # the others wait in the broadcast
+            waiting = session.agent.num_waiting(min(seconds / 2, _ASK_SECONDS))  # the others wait in the broadcast
             count[0] = min(waiting, MAX_WORLD_SIZE - world.size)
         except BaseException as error:  # Ctrl-C, too: after the broadcast
             failure = error

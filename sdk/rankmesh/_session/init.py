@@ -126,10 +126,10 @@ def init_process_group(
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
         if settings.join if join is None else join:
-            from rankmesh._rendezvous import resolve_newcomer
+            from rankmesh._rendezvous import resolve_late_join
 
             check_growth(engines)
-            found = resolve_newcomer(init_method, rank, world_size, settings, store=store)
+            found = resolve_late_join(init_method, rank, world_size, settings, store=store)
         elif engines.host == "mpi":
             from rankmesh._rendezvous.mpi import mpi_rendezvous
 

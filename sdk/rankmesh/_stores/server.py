@@ -10,7 +10,7 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
-from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.net.sockets import BACKLOG, bind
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire import store_frames
@@ -128,7 +128,7 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
                 f"master_listen_fd={descriptor} is bound to port {actual}, but port={port} was requested"
             )
         require_token_beyond_loopback(bound, settings.token, "the TCPStore")
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except BaseException as error:
         listener.detach()  # the caller keeps it
         if isinstance(error, OSError):

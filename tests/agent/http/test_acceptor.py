@@ -86,12 +86,23 @@ def test_a_client_of_http_ends_it_and_nothing_is_lost(port):
         assert idle.fileno() >= 0
 
 
-def test_many_idle_clients_are_the_http_servers(port, monkeypatch):
+def test_clients_over_the_limit_wait_until_idle_ones_are_out_of_time(port, monkeypatch):
     monkeypatch.setattr(acceptor, "MAX_UNDECIDED", 2)
-    clients = [port.connect() for _ in range(3)]
-    assert len(port.result.result(20)) == 3
-    for client in clients:
-        client.close()
+    monkeypatch.setattr("rankmesh_agent.net.handshake.CROWDED_SECONDS", 0.2)
+    with contextlib.ExitStack() as clients:
+        idle = [clients.enter_context(port.connect(REQUEST[:part])) for part in (0, 20, 0, 20)]
+        assert served(port)
+        for client in idle[:2]:
+            with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
+                assert client.recv(1) == b""
+    assert not port.result.done()
+
+
+def test_an_idle_client_is_closed(port, monkeypatch):
+    monkeypatch.setattr(acceptor, "HEAD_SECONDS", 0.1)
+    with port.connect() as idle:
+        assert idle.recv(1) == b""
+    assert served(port)
 
 
 def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, caplog):

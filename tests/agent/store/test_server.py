@@ -312,14 +312,25 @@ class TestUnauthenticatedClients:
         one.sock.sendall(challenge.proof())
         challenge.receive_proof(one.read(PROOF_BYTES))
 
-    def test_too_many(self, raw, store_server, monkeypatch):
+    def test_more_wait_until_the_others_are_out_of_time(self, raw, medium, owner, threads, store_server, monkeypatch):
+        monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
+        monkeypatch.setattr("rankmesh_agent.net.handshake.CROWDED_SECONDS", 0.3)
+        monkeypatch.setattr(server, "CROWDED_SECONDS", 0.3)
+        silent = [raw(None), raw(None)]
+        clients = [StoreClient(owner, "secret") for _ in range(50)]
+        calls = [threads.submit(client.execute, Get("k")) for client in clients]
+        wait_until(lambda: store_server._crowded, "more clients")
+        assert not any(call.done() for call in calls)
+        assert [call.result(30) for call in calls] == [b"v"] * 50
+        assert any(one.is_closed() for one in silent)
+        for client in clients:
+            client.close()
+
+    def test_far_too_many_are_closed(self, raw, store_server, monkeypatch):
         monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 1)
-        first = raw(None)
+        monkeypatch.setattr(server, "MAX_UPGRADED", 0)
         with pytest.raises(ConnectionError):
             raw(None)
-        first.sock.close()
-        wait_until(lambda: store_server._unauthenticated == 0, "the first to go")
-        assert raw().ask(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
         "frame",
@@ -554,7 +565,7 @@ class TestBrokenConnections:
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
         waits("q")
-        taker = owned.table._pending_pops["q"][0]
+        (taker,) = owned.table._pending_pops["q"]
         if arrived:
             QueuePush("q", b"1").apply(owned.table)
             first.sock.close()

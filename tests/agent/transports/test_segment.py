@@ -50,6 +50,17 @@ def segments(shm, crowded):
     return make
 
 
+def test_slots_shrink_with_the_ranks_of_the_host():
+    """The rings of 128 ranks take 107 MiB: with a world and a group of half of it, less than 256 MiB in all."""
+    mib = 1 << 20
+    slots = {ranks: Segment.slot_bytes_on_host(mib, ranks) for ranks in (1, 8, 32, 33, 128, 500)}
+    assert slots[1] == slots[8] == slots[32] == mib > slots[33] > slots[128] == mib // 4 > slots[500]
+    assert all(slot % 4096 == 0 for slot in slots.values())
+    assert Segment.bytes_for(128, slots[128]) + Segment.bytes_for(64, slots[128]) < 100 * mib
+    assert Segment.bytes_for(500, slots[500]) < 90 * mib
+    assert Segment.slot_bytes_on_host(5000, 4) == 5000
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_everyone_reads_what_everyone_wrote(segments, size):
     group = segments(size)

@@ -154,6 +154,21 @@ def test_private_memory_has_no_name_and_is_nobody_elses():
     assert not other.bytes.any()
 
 
+def test_mapped_memory_needs_no_descriptor(shm):
+    before = len(os.listdir("/proc/self/fd"))
+    made = Mapping.create(str(shm), "job", SIZE)
+    opened = Mapping.open(str(shm), made.handle, SIZE)
+    made.release()
+    assert len(os.listdir("/proc/self/fd")) == before
+    made.bytes[-1] = 7
+    assert opened.bytes[-1] == 7
+
+
+def test_a_file_that_cannot_be_mapped(shm, tmp_path):
+    with open(tmp_path / "read only", "wb") as file, pytest.raises(PermissionError):
+        Mapping(file.fileno(), SIZE)
+
+
 def test_descriptors_go_with_the_memory(shm):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):

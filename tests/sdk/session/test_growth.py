@@ -41,11 +41,11 @@ def check_world(size: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("newcomers_first", [False, True])
+@pytest.mark.parametrize("waiting_first", [False, True])
 @on_ranks(5, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_new_ranks_come_behind_the_others_and_find_the_store(me: Me, newcomers_first: bool) -> None:
+def test_new_ranks_come_behind_the_others_and_find_the_store(me: Me, waiting_first: bool) -> None:
     if me.rank >= 3:
-        me.wait_for(*(f"growing-{rank}" for rank in range(3) if not newcomers_first))
+        me.wait_for(*(f"growing-{rank}" for rank in range(3) if not waiting_first))
         me.mark(f"joining-{me.rank}")
         me.join()
         assert dist.get_rank() >= 3
@@ -60,7 +60,7 @@ def test_new_ranks_come_behind_the_others_and_find_the_store(me: Me, newcomers_f
             for each in ("first", "second"):
                 store.queue_push("queue", each)
         dist.barrier()
-        if newcomers_first:
+        if waiting_first:
             me.wait_for("joining-3", "joining-4")
         me.mark(f"growing-{me.rank}")
         assert dist.grow_group(world_size=5) is dist.group.WORLD is not world
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_the_wait_and_the_world_goes_on(me: Me) -> None:
 
 
 @on_ranks(3)
-def test_newcomers_that_wait_in_vain_are_told_so(me: Me) -> None:
+def test_processes_that_wait_in_vain_are_told_so(me: Me) -> None:
     if me.rank == 2:
         me.wait_for("formed")
         told = me.attempt(me.join, timeout=1.5)
@@ -299,7 +299,7 @@ class TestArguments:
             ({"init_method": "gopher://x"}, ValueError, "is not known"),
         ],
     )
-    def test_of_a_newcomer(self, arguments, error, text):
+    def test_of_a_process_that_awaits_the_growth(self, arguments, error, text):
         with pytest.raises(error, match=text):
             dist.init_process_group(**{"init_method": "tcp://127.0.0.1:1", "join": True, **arguments})
 

@@ -60,7 +60,7 @@ class LeaseTerms:
         holder: the client as text.
         idle: seconds without use after which the lease ends; 0 for never, if the agent can detect the end of its
             holder.
-        newcomer: whether the agent waits for the world of the job to grow; rank and world size do not matter then.
+        awaits_growth: whether the agent waits for the world of the job to grow; rank and world size do not matter then.
     """
 
     job: str
@@ -69,7 +69,7 @@ class LeaseTerms:
     timeout: Number
     holder: str
     idle: Number = 0.0
-    newcomer: Boolean = False
+    awaits_growth: Boolean = False
 
 
 @dataclass

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
-from rankmesh_gateway.schemas import Newcomer, RegistrySnapshot
+from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
 
 router = APIRouter(
     prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
@@ -31,7 +31,7 @@ async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> Jo
     return await handlers.join(registry, body, request.receive)
 
 
-@router.post("/heartbeat", responses=problems(400, 409, 503))
+@router.post("/heartbeat", response_model_exclude_defaults=True, responses=problems(400, 409, 503))
 async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
     """Report that a rank is alive, and the state of its groups."""
     return await handlers.heartbeat(registry, body, request.receive)
@@ -43,10 +43,10 @@ async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     return await handlers.leave(registry, body, request.receive)
 
 
-@router.get("/newcomers")
-async def newcomers(request: Request, registry: RegistryDep) -> list[Newcomer]:
+@router.get("/waiting")
+async def waiting(request: Request, registry: RegistryDep) -> list[WaitingProcess]:
     """List the processes that wait for the worlds of jobs to grow, by job, in the order in which they came."""
-    return await handlers.newcomers(registry, None, request.receive)
+    return await handlers.waiting(registry, None, request.receive)
 
 
 @router.get("/snapshot")

@@ -12,7 +12,7 @@ MEANINGS = {
     "world of the job is complete (`job-not-found`), or there is no such rank (`rank-not-found`).",
     409: "Other processes hold the rank, or all ranks (`rank-taken`), the world size differs "
     "(`world-size-mismatch`), or another group has the name (`group-exists`).",
-    410: "All ranks of the job have left, so that a newcomer has no world to join (`job-ended`).",
+    410: "All ranks of the job have left, so that there is no world that could grow (`job-ended`).",
     413: "The request body is too large.",
     421: "The Host header is not a name of this gateway.",
     422: "The request is invalid (`invalid-request`).",
