@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -19,13 +21,14 @@ from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.json_reader import read
-from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry
+from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
 T = TypeVar("T")
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
+_DELIVERED_JOINS = 64
 _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
 _POLL_SECONDS = 0.05
@@ -75,18 +78,22 @@ class GatewayApplication:
             raise  # for the server to log
         else:
             if isinstance(reply, JoinReply):
-                await _respond_shared(send, self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding"))
+                await _respond_shared(
+                    send, await self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding")
+                )
             else:
                 await _respond(send, HTTPStatus.OK, reply, _JSON)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
         await receive()
+        self._registry.deliver = partial(_deliver, asyncio.get_running_loop())
         self._registry.expect_scans(True)
         scan = asyncio.ensure_future(self._scan())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         scan.cancel()
+        self._registry.deliver = complete_joins
         self._registry.expect_scans(False)
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -105,6 +112,13 @@ class GatewayApplication:
                 return
             await asyncio.wait({self._framework_app}, timeout=_POLL_SECONDS)
         await self._framework_app.result()(scope, receive, send)
+
+
+def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]], reply: JoinReply) -> None:
+    """Complete the joins of a world, some in each pass of the event loop, so that other requests have their turn."""
+    complete_joins(joins[:_DELIVERED_JOINS], reply)
+    if len(joins) > _DELIVERED_JOINS:
+        loop.call_soon_threadsafe(_deliver, loop, joins[_DELIVERED_JOINS:], reply)
 
 
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:

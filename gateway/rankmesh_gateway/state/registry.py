@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -77,6 +77,7 @@ class Registry:
         launchers: the launchers of jobs on several nodes.
         events: the event log.
         closed: whether ``close`` has been called.
+        deliver: completes the joins of a world; a server may do so little by little.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,6 +87,7 @@ class Registry:
         self._jobs: dict[str, Job] = {}
         self._request_counts: Counter[str] = Counter()
         self.closed = False
+        self.deliver: Callable[[Sequence[Future[JoinReply]], JoinReply], None] = complete_joins
         self._started = self._polled = self._scanned = clock()
         self._scans_expected = False
         self.events = EventLog(clock)
@@ -138,9 +140,8 @@ class Registry:
                 reply = epoch.reply()
                 ready, epoch.waiters = [each for waiting in epoch.waiters.values() for each in waiting], {}
         _cancel(ended)
-        for waiting in ready:
-            if waiting.set_running_or_notify_cancel():
-                waiting.set_result(reply)
+        if ready:
+            self.deliver(ready, reply)
         future.add_done_callback(lambda ended: self._drop_waiter(job, instance, ended))
         return future
 
@@ -449,6 +450,13 @@ def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundErro
         return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
     where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])
     return GroupNotFoundError(f"{len(found)} groups are called {name!r}: {where}; say which by its id", group=name)
+
+
+def complete_joins(joins: Iterable[Future[JoinReply]], reply: JoinReply) -> None:
+    """Complete the joins of a world that are not cancelled."""
+    for future in joins:
+        if future.set_running_or_notify_cancel():
+            future.set_result(reply)
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:
