@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,35 +90,76 @@ def _wrong(error: type[Exception], says: str, http: str = "", *, request: str = 
     return {name: Wrong(call, error, says, problem) for name, call in calls.items()}
 
 
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_reduce": lambda api, a, **how: api.all_reduce(a(), **how),
+    "reduce": lambda api, a, **how: api.reduce(a(), **{"dst": 0, **how}),
+    "broadcast": lambda api, a, **how: api.broadcast(a(), **{"src": 0, **how}),
+    "all_gather": lambda api, a, **how: api.all_gather(a.many(), a(), **how),
+    "all_gather_into_tensor": lambda api, a, **how: api.all_gather_into_tensor(a(9), a(), **how),
+    "gather": lambda api, a, **how: api.gather(a(), None, **{"dst": a.other, **how}),
+    "scatter": lambda api, a, **how: api.scatter(a(), None, **{"src": a.other, **how}),
+    "reduce_scatter": lambda api, a, **how: api.reduce_scatter(a(), a.many(), **how),
+    "reduce_scatter_tensor": lambda api, a, **how: api.reduce_scatter_tensor(a(), a(9), **how),
+    "all_to_all": lambda api, a, **how: api.all_to_all(a.many(), a.many(), **how),
+    "all_to_all_single": lambda api, a, **how: api.all_to_all_single(a(), a(), **how),
+    "barrier": lambda api, a, **how: api.barrier(**how),
+    "broadcast_object_list": lambda api, a, **how: api.broadcast_object_list(["a"], **{"src": 0, **how}),
+    "all_gather_object": lambda api, a, **how: api.all_gather_object([None] * 3, "a", **how),
+    "gather_object": lambda api, a, **how: api.gather_object("a", None, **{"dst": a.other, **how}),
+    "scatter_object_list": lambda api, a, **how: api.scatter_object_list([None], None, **{"src": a.other, **how}),
+    "all_to_all_object": lambda api, a, **how: api.all_to_all_object([None] * 3, ["a"] * 3, **how),
+}
+MESSAGES: dict[str, Callable[..., Any]] = {
+    "send": lambda api, a, **how: api.send(a(), **{"dst": a.other, **how}),
+    "isend": lambda api, a, **how: api.isend(a(), **{"dst": a.other, **how}),
+    "recv": lambda api, a, **how: api.recv(a(), **{"src": a.other, **how}),
+    "irecv": lambda api, a, **how: api.irecv(a(), **{"src": a.other, **how}),
+    "send_object_list": lambda api, a, **how: api.send_object_list(["a"], **{"dst": a.other, **how}),
+    "recv_object_list": lambda api, a, **how: api.recv_object_list([None], **{"src": a.other, **how}),
+}
+"""Functions of every rank, and of one with another; right calls, but for further arguments ``how``."""
+ROOTS = {
+    "reduce": "dst", "broadcast": "src", "gather": "dst", "scatter": "src",
+    "broadcast_object_list": "src", "gather_object": "dst", "scatter_object_list": "src",
+    "send": "dst", "isend": "dst", "recv": "src", "irecv": "src", "send_object_list": "dst", "recv_object_list": "src",
+}  # fmt: skip
+"""The argument that names a rank, by function; ``group_src`` and ``group_dst`` name it by its number in the group."""
+
+
+def _with_root(suffix: str, rank: Any = None, group_rank: Any = None) -> dict[str, Call]:
+    """Return a call of every function with a root, with this one."""
+    return {
+        f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **{root: rank, f"group_{root}": group_rank})
+        for name, root in ROOTS.items()
+    }
+
+
+def _with(suffix: str, functions: Iterable[str], **how: Any) -> dict[str, Call]:
+    """Return a call of each of some functions with further arguments."""
+    return {f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **how) for name in functions}
+
+
 UNDEFINED = r"ReduceOp.\w+ is not defined for \w+"
 
 WRONG: dict[str, Wrong] = {
     **_wrong(
         ValueError, r"=3 is not in (the group|group 'world'), whose ranks are \[0, 1, 2\]",
-        broadcast_from_rank_3=lambda api, a: api.broadcast(a(), src=3),
-        reduce_to_rank_3=lambda api, a: api.reduce(a(), dst=3),
-        gather_to_rank_3=lambda api, a: api.gather(a(), None, dst=3),
-        scatter_from_rank_3=lambda api, a: api.scatter(a(), None, src=3),
-        send_to_rank_3=lambda api, a: api.send(a(), dst=3),
-        recv_from_rank_3=lambda api, a: api.recv(a(), src=3),
+        **_with_root("with_rank_3", 3),
         broadcast_multigpu_from_rank_3=lambda api, a: api.broadcast_multigpu(a.many(), src=3),
         reduce_multigpu_to_rank_3=lambda api, a: api.reduce_multigpu(a.many(), dst=3),
     ),
     **_wrong(
         ValueError, r"=-1 is not in the group", request=r"query\.(src|dst)",
-        broadcast_from_rank_minus_1=lambda api, a: api.broadcast(a(), src=-1),
-        send_to_rank_minus_1=lambda api, a: api.send(a(), dst=-1),
+        **_with_root("with_rank_minus_1", -1),
     ),
     **_wrong(
         ValueError, r"group_(src|dst)=3 is not in the group, whose ranks are 0 to 2",
-        broadcast_from_group_rank_3=lambda api, a: api.broadcast(a(), group_src=3),
-        scatter_from_group_rank_3=lambda api, a: api.scatter(a(), None, group_src=3),
-        send_to_group_rank_3=lambda api, a: api.send(a(), group_dst=3),
+        **_with_root("with_group_rank_3", None, 3),
     ),
     **_wrong(
         ValueError, "not both",
-        broadcast_from_two_ranks=lambda api, a: api.broadcast(a(), src=0, group_src=0),
-        send_to_two_ranks=lambda api, a: api.send(a(), dst=0, group_dst=0),
+        **_with_root("with_two_ranks", 0, 0),
+        message_with_two_peers=lambda api, a: api.P2POp(api.isend, a(), a.other, group_peer=a.other),
     ),
     **_wrong(
         ValueError, r"(src|dst|peer) is missing: give \1 \(a global rank\) or group_\1", "(src|dst) is missing",
@@ -126,17 +168,24 @@ WRONG: dict[str, Wrong] = {
         send_without_a_destination=lambda api, a: api.send(a()),
         isend_without_a_destination=lambda api, a: api.isend(a()),
         message_without_a_peer=lambda api, a: api.P2POp(api.isend, a()),
+        send_object_list_without_a_destination=lambda api, a: api.send_object_list(["a"]),
     ),
     **_wrong(
         TypeError, "must be a whole number", request=r"query\.(src|dst|tag)",
-        broadcast_from_half_a_rank=lambda api, a: api.broadcast(a(), src=0.5),
+        **_with_root("with_half_a_rank", 0.5),
+        **_with_root("with_a_named_group_rank", None, "0"),
         reduce_to_a_name=lambda api, a: api.reduce(a(), dst="zero"),
+        broadcast_from_a_list=lambda api, a: api.broadcast(a(), src=[0]),
+        broadcast_from_true=lambda api, a: api.broadcast(a(), src=True),
         send_with_half_a_tag=lambda api, a: api.send(a(), dst=a.other, tag=1.5),
+        isend_with_a_named_tag=lambda api, a: api.isend(a(), dst=a.other, tag="one"),
+        irecv_without_a_tag=lambda api, a: api.irecv(a(), src=a.other, tag=None),
         split_sizes_that_are_no_numbers=lambda api, a: api.all_to_all_single(a(), a(), [1.0] * 3),
     ),
     **_wrong(
         ValueError, "tag must be a whole number of 64 bits", request=r"query\.tag",
         recv_with_a_tag_of_65_bits=lambda api, a: api.recv(a(), src=a.other, tag=1 << 64),
+        irecv_with_a_negative_tag_of_65_bits=lambda api, a: api.irecv(a(), src=a.other, tag=-(1 << 63) - 1),
     ),
     **_wrong(
         ValueError, "is this rank: a process does not send to itself, copy", "is this agent's own rank",
@@ -144,6 +193,8 @@ WRONG: dict[str, Wrong] = {
         recv_from_itself=lambda api, a: api.recv(a(), src=a.rank),
         isend_to_itself=lambda api, a: api.isend(a(), group_dst=a.rank).wait(),
         irecv_from_itself=lambda api, a: api.irecv(a(), group_src=a.rank).wait(),
+        send_object_list_to_itself=lambda api, a: api.send_object_list(["a"], dst=a.rank),
+        recv_object_list_from_itself=lambda api, a: api.recv_object_list([None], src=a.rank),
         messages_to_itself=lambda api, a: api.batch_isend_irecv([api.P2POp(api.isend, a(), a.rank)]),
     ),
     **_wrong(
@@ -165,6 +216,11 @@ WRONG: dict[str, Wrong] = {
         all_gather_into_nothing=lambda api, a: api.all_gather(None, a()),
         reduce_scatter_of_an_array=lambda api, a: api.reduce_scatter(a(), a()),
         all_to_all_of_an_array=lambda api, a: api.all_to_all(a.many(), a()),
+        all_to_all_into_an_array=lambda api, a: api.all_to_all(a(), a.many()),
+        gather_into_an_array=lambda api, a: api.gather(a(), a(), dst=a.rank),
+        gather_into_an_iterator=lambda api, a: api.gather(a(), iter(a.many()), dst=a.rank),
+        scatter_of_an_array=lambda api, a: api.scatter(a(), a(), src=a.rank),
+        scatter_of_a_dictionary=lambda api, a: api.scatter(a(), dict(enumerate(a.many())), src=a.rank),
     ),
     **_wrong(
         ValueError, "is missing: on the (destination|source) rank give a list of one array a rank",
@@ -277,15 +333,11 @@ WRONG: dict[str, Wrong] = {
         reduce_of_a_list=lambda api, a: api.reduce([1.0], dst=0),
         broadcast_of_a_string=lambda api, a: api.broadcast("text", src=0),
         all_gather_of_a_list=lambda api, a: api.all_gather(a.many(), [1.0]),
-        all_gather_into_numbers=lambda api, a: api.all_gather([1.0, 2.0, 3.0], a()),
         all_gather_single_into_a_list=lambda api, a: api.all_gather_into_tensor(a.many(), a()),
         gather_of_a_list=lambda api, a: api.gather([1.0], a.many(), dst=a.rank),
-        gather_into_numbers=lambda api, a: api.gather(a(), [1.0, 2.0, 3.0], dst=a.rank),
         scatter_into_a_list=lambda api, a: api.scatter([1.0], a.many(), src=a.rank),
-        scatter_of_numbers=lambda api, a: api.scatter(a(), [1.0, 2.0, 3.0], src=a.rank),
         reduce_scatter_into_nothing=lambda api, a: api.reduce_scatter(None, a.many()),
         reduce_scatter_single_of_a_list=lambda api, a: api.reduce_scatter_tensor(a(), a.many()),
-        all_to_all_into_numbers=lambda api, a: api.all_to_all([1.0, 2.0, 3.0], a.many()),
         all_to_all_single_of_a_list=lambda api, a: api.all_to_all_single(a(), [1.0] * 3),
         send_of_a_number=lambda api, a: api.send(1.0, dst=a.other),
         recv_into_a_list=lambda api, a: api.recv([0.0], src=a.other),
@@ -294,8 +346,126 @@ WRONG: dict[str, Wrong] = {
         all_reduce_coalesced_of_a_number=lambda api, a: api.all_reduce_coalesced([1.0]),
     ),
     **_wrong(
+        TypeError, r"(tensors|_list)\[0\] must be a NumPy array",
+        all_gather_into_numbers=lambda api, a: api.all_gather([1.0, 2.0, 3.0], a()),
+        gather_into_numbers=lambda api, a: api.gather(a(), [1.0, 2.0, 3.0], dst=a.rank),
+        scatter_of_numbers=lambda api, a: api.scatter(a(), [1.0, 2.0, 3.0], src=a.rank),
+        all_to_all_into_numbers=lambda api, a: api.all_to_all([1.0, 2.0, 3.0], a.many()),
+        reduce_scatter_of_numbers=lambda api, a: api.reduce_scatter(a(), [1.0, 2.0, 3.0]),
+        all_to_all_of_numbers=lambda api, a: api.all_to_all(a.many(), [1.0, 2.0, 3.0]),
+    ),
+    **_wrong(
         ValueError, "timeout", request=r"query\.timeout",
-        all_reduce_with_a_negative_timeout=lambda api, a: api.all_reduce(a(), timeout=-1),
+        **_with("with_a_negative_timeout", [*COLLECTIVES, "send", "recv"], timeout=-1),
+        barrier_with_a_timeout_that_is_no_number=lambda api, a: api.barrier(timeout=float("nan")),
+        batch_with_a_negative_timeout=lambda api, a: _batch(api, timeout=-1),
+    ),
+    **_wrong(
+        TypeError, "timeout must be a datetime.timedelta or a number of seconds", request=r"query\.timeout",
+        **_with("with_a_named_timeout", ["barrier", "recv"], timeout="soon"),
+        barrier_with_a_list_of_timeouts=lambda api, a: api.barrier(timeout=[5]),
+    ),
+    **_wrong(
+        TypeError, "group must be a ProcessGroup from new_group",
+        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES], group="world"),
+        broadcast_in_group_1=lambda api, a: api.broadcast(a(), 0, group=1),
+        barrier_in_a_list_of_ranks=lambda api, a: api.barrier(group=[0, 1, 2]),
+        batch_in_a_named_group=lambda api, a: _batch(api, group="world"),
+    ),
+    **_wrong(
+        TypeError, "device_ids must be a list of device numbers",
+        barrier_on_device_0=lambda api, a: api.barrier(device_ids=0),
+        barrier_on_a_set_of_devices=lambda api, a: api.barrier(device_ids={0}),
+    ),
+    **_wrong(
+        TypeError, "(tensors|input_tensor_list|output_tensor_lists|output_tensor_lists\\[0\\]) must be a list",
+        all_reduce_coalesced_of_an_array=lambda api, a: api.all_reduce_coalesced(a()),
+        all_reduce_coalesced_of_nothing=lambda api, a: api.all_reduce_coalesced(None),
+        all_gather_coalesced_of_an_array=lambda api, a: api.all_gather_coalesced([[a()]] * 3, a()),
+        all_gather_coalesced_into_nothing=lambda api, a: api.all_gather_coalesced(None, [a()]),
+        all_gather_coalesced_into_arrays=lambda api, a: api.all_gather_coalesced(a.many(), [a()]),
+    ),
+    **_wrong(
+        ValueError, r"output_tensor_lists\[0\] has 1 arrays, input_tensor_list 2|has [04] lists, but the group has 3",
+        all_gather_coalesced_into_too_few=lambda api, a: api.all_gather_coalesced([[a()]] * 3, [a(), a()]),
+        all_gather_coalesced_into_no_lists=lambda api, a: api.all_gather_coalesced([], [a()]),
+        all_gather_coalesced_into_too_many_lists=lambda api, a: api.all_gather_coalesced([[a()]] * 4, [a()]),
+    ),
+    **_wrong(
+        TypeError, "must be a list of arrays, got",
+        broadcast_multigpu_of_nothing=lambda api, a: api.broadcast_multigpu(None, 0),
+        all_reduce_multigpu_of_an_array=lambda api, a: api.all_reduce_multigpu(a()),
+        reduce_multigpu_of_text=lambda api, a: api.reduce_multigpu("x", 0),
+        all_gather_multigpu_of_an_array=lambda api, a: api.all_gather_multigpu([a.many()], a()),
+        all_gather_multigpu_into_nothing=lambda api, a: api.all_gather_multigpu(None, [a()]),
+        all_gather_multigpu_into_arrays=lambda api, a: api.all_gather_multigpu(a.many(), a.many()),
+        reduce_scatter_multigpu_into_an_array=lambda api, a: api.reduce_scatter_multigpu(a(), [a.many()]),
+        reduce_scatter_multigpu_of_nothing=lambda api, a: api.reduce_scatter_multigpu([a()], None),
+        reduce_scatter_multigpu_of_arrays=lambda api, a: api.reduce_scatter_multigpu(a.many(), a.many()),
+    ),
+    **_wrong(
+        ValueError, "is empty: give at least one array",
+        broadcast_multigpu_of_no_arrays=lambda api, a: api.broadcast_multigpu([], 0),
+        all_reduce_multigpu_of_no_arrays=lambda api, a: api.all_reduce_multigpu([]),
+        reduce_multigpu_of_no_arrays=lambda api, a: api.reduce_multigpu([], 0),
+        all_gather_multigpu_of_no_arrays=lambda api, a: api.all_gather_multigpu([a.many()], []),
+        reduce_scatter_multigpu_into_no_arrays=lambda api, a: api.reduce_scatter_multigpu([], [a.many()]),
+    ),
+    **_wrong(
+        ValueError, r"has \d arrays, but must have \d|input_tensor_lists has 1 lists, but there are 2 outputs",
+        all_gather_multigpu_into_too_few=lambda api, a: api.all_gather_multigpu([a.many(2)], [a()]),
+        reduce_scatter_multigpu_of_too_few_lists=lambda api, a: api.reduce_scatter_multigpu(a.many(2), [a.many(6)]),
+        reduce_scatter_multigpu_of_too_few=lambda api, a: api.reduce_scatter_multigpu(a.many(2), [a.many(6), [a()]]),
+    ),
+    **_wrong(
+        ValueError, r"(src|dst)_tensor=(1|-1) is not in the list, which has 1 arrays",
+        broadcast_multigpu_of_another_array=lambda api, a: api.broadcast_multigpu([a()], 0, src_tensor=1),
+        reduce_multigpu_into_another_array=lambda api, a: api.reduce_multigpu([a()], 0, dst_tensor=-1),
+    ),
+    **_wrong(
+        ValueError, r"^\w+_list is missing: give a list of 3 items, one a rank",
+        all_gather_object_into_nothing=lambda api, a: api.all_gather_object(None, 1),
+        gather_object_into_nothing=lambda api, a: api.gather_object(1, None, dst=a.rank),
+        scatter_object_list_of_nothing=lambda api, a: api.scatter_object_list([None], None, src=a.rank),
+        all_to_all_object_into_nothing=lambda api, a: api.all_to_all_object(None, [1, 2, 3]),
+        all_to_all_object_of_nothing=lambda api, a: api.all_to_all_object([None] * 3, None),
+    ),
+    **_wrong(
+        ValueError, r"^\w+_list has [04] items, but the group has 3 ranks",
+        all_gather_object_into_an_empty_list=lambda api, a: api.all_gather_object([], 1),
+        gather_object_into_too_many=lambda api, a: api.gather_object(1, [None] * 4, dst=a.rank),
+        scatter_object_list_of_too_many=lambda api, a: api.scatter_object_list([None], [1] * 4, src=a.rank),
+        all_to_all_object_into_an_empty_list=lambda api, a: api.all_to_all_object([], [1, 2, 3]),
+        all_to_all_object_of_too_many=lambda api, a: api.all_to_all_object([None] * 3, [1] * 4),
+    ),
+    **_wrong(
+        TypeError, r"^\w+_list must be a list of 3 items, one a rank, got ",
+        all_gather_object_into_a_tuple=lambda api, a: api.all_gather_object((None,) * 3, 1),
+        gather_object_into_text=lambda api, a: api.gather_object(1, "abc", dst=a.rank),
+        scatter_object_list_of_a_dictionary=lambda api, a: api.scatter_object_list([None], {1: 2}, src=a.rank),
+        all_to_all_object_into_an_array=lambda api, a: api.all_to_all_object(a(), [1, 2, 3]),
+        all_to_all_object_of_a_number=lambda api, a: api.all_to_all_object([None] * 3, 3),
+    ),
+    **_wrong(
+        TypeError, "object_list must be a list of objects, got",
+        broadcast_object_list_of_nothing=lambda api, a: api.broadcast_object_list(None, 0),
+        broadcast_object_list_of_a_tuple=lambda api, a: api.broadcast_object_list(("a",), 0),
+        recv_object_list_into_text=lambda api, a: api.recv_object_list("a", a.other),
+    ),
+    **_wrong(
+        ValueError, r"scatter_object_output_list must be a list, .*: pass \[None\]",
+        scatter_object_list_into_nothing=lambda api, a: api.scatter_object_list(None, [1] * 3, a.rank),
+        scatter_object_list_into_an_empty_list=lambda api, a: api.scatter_object_list([], [1] * 3, a.rank),
+        scatter_object_list_into_text=lambda api, a: api.scatter_object_list("a", [1] * 3, a.rank),
+    ),
+    **_wrong(
+        ValueError, "object_gather_list is only for the destination rank: leave it out on this one",
+        gather_object_with_a_list_elsewhere=lambda api, a: api.gather_object(1, [None] * 3, dst=a.other),
+    ),
+    **_wrong(
+        ValueError, "device='.*': objects travel through host memory",
+        broadcast_object_list_through_a_device=lambda api, a: api.broadcast_object_list([1], 0, device="nowhere"),
+        send_object_list_through_a_device=lambda api, a: api.send_object_list([1], a.other, device="nowhere"),
     ),
     **_wrong(
         ValueError, "all arrays must have the same dtype and number of elements",
@@ -313,11 +483,23 @@ WRONG: dict[str, Wrong] = {
         ValueError, "p2p_op_list is empty",
         no_messages=lambda api, a: api.batch_isend_irecv([]),
     ),
+    **_wrong(
+        TypeError, "p2p_op_list must be a list of P2POp",
+        messages_that_are_numbers=lambda api, a: api.batch_isend_irecv([1, 2]),
+        messages_that_are_an_array=lambda api, a: api.batch_isend_irecv(a()),
+        messages_that_are_none=lambda api, a: api.batch_isend_irecv(None),
+    ),
+    **_wrong(
+        ValueError, r"op must be rankmesh\.isend or rankmesh\.irecv, got",
+        message_with_the_blocking_function=lambda api, a: api.P2POp(api.send, a(), a.other),
+        message_by_broadcast=lambda api, a: api.P2POp(api.broadcast, a(), a.other),
+        message_by_name=lambda api, a: api.P2POp("isend", a(), a.other),
+    ),
 }  # fmt: skip
 
 
-def _batch(api: Any, *arrays: Array) -> None:
-    with api.batch():
+def _batch(api: Any, *arrays: Array, **how: Any) -> None:
+    with api.batch(**how):
         for array in arrays:
             api.all_reduce(array)
 
@@ -388,11 +570,16 @@ CANNOT: dict[str, dict[str, str]] = {
         "the SDK multiplies by factors": _FACTORS,
     },
     "http": {
-        "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|(isend|irecv|message|batch)\w+|no_messages",
-        "there are no group ranks": r"\w+_group_rank_3|\w+_two_ranks",
+        "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|\w+_object_\w+|(isend|irecv|message|batch)\w+"
+        "|no_messages",
+        "there are no group ranks": r"\w+_group_rank(_3)?|\w+_two_ranks",
+        "the group is in the path": r"\w+_in_(a_named_group|group_1|a_list_of_ranks)",
+        "there are no devices": r"barrier_on_\w+",
+        "parameters are text": "broadcast_from_(a_list|true)|barrier_with_a_list_of_timeouts",
         "outputs are in the response": r"\w+_into_\w+|all_to_all_of_(large_)?unexpected_sizes|gather_with_a_list\w+",
         "a rank that receives sends an example, which may be a stack": r"scatter_with_a_list\w+",
-        "a stack is one array": r"\w+_of_(smaller_ones|(several|another)_dtypes?|an_array|no_arrays|nothing|numbers)",
+        "a stack is one array": r"\w+_of_(smaller_ones|(several|another)_dtypes?|an_array|no_arrays|nothing|numbers"
+        "|a_dictionary)",
         "a body is a writable array": r"\w+_of_(a_list|a_number|a_string|an_expanded_array|(a_)?read_only_\w+)",
         "an operation that is left out is a sum": "all_reduce_by_nothing",
     },
@@ -401,12 +588,17 @@ CANNOT: dict[str, dict[str, str]] = {
         "no tensor has such elements": "all_reduce_of_(text|objects)|all_gather_of_dates",
     },
     "torch.distributed": {
-        "torch has no such function": r"\w+_multigpu_\w+|batch\w+",
-        "calls have no timeout": "all_reduce_with_a_negative_timeout",
-        "NCCL alone has factors": _FACTORS,
+        "torch has no such function": r"\w+_multigpu_\w+|batch\w+|all_to_all_object_\w+",
+        "no call but barrier has a timeout, and that is a timedelta": r"(?!barrier)\w+_with_a_(negative|named)_timeout"
+        "|barrier_with_a_(negative_timeout|timeout_that_is_no_number)",
+        "torch has sent sizes before it looks": r"(all_)?gather_object_into_\w+|gather_object_with_(?!two|a_list)\w+"
+        r"|scatter_object_list_of_(too_many|a_dictionary)|broadcast_object_list_of_a_tuple|recv_object_list_into_text",
+        "torch takes it": r"broadcast_from_true|barrier_on_\w+|all_reduce_coalesced_of_an_array",
+        "NCCL alone has factors": r"all_reduce_premultiplied_(bool|by_too_much)|a_factor_and_none",
     },
     "gloo": {
-        "it waits for other ranks": r"(send|recv)_\w+_rank_(3|minus_1)|\w+_of_an_expanded_array|\w+_average_of_bool",
+        "it waits for other ranks, or crashes": r"\w*(send|recv)\w*_rank_(3|minus_1)|\w+_of_an_expanded_array"
+        r"|\w+_average_of_bool|irecv_with_a_negative_tag_of_65_bits",
     },
 }
 """Calls that a medium has no form for, by the reason; patterns of their names."""

@@ -68,7 +68,8 @@ OTHER_KINDS = [
         r"\w+_rank_(3|minus_1)|(isend_to|irecv_from|recv_from|messages_to)_itself"
         r"|\w+_(too_few|too_many|smaller_ones|a_smaller_one)|all_gather_into_no_arrays"
         r"|all_to_all_single_.*(rows|splits)|(all_gather|reduce_scatter)_single_of_another_dtype"
-        r"|\w+_object_list (from a rank too high|through a device)|new_group with a negative timeout",
+        r"|all_gather_coalesced_into_(no|too_many)_lists|\w+_object_list_through_a_device"
+        "|new_group with a negative timeout",
         "RuntimeError",
         "ValueError",
         "gloo's own checks know RuntimeError alone; a wrong argument is a ValueError here",
@@ -88,7 +89,7 @@ OTHER_KINDS = [
         "a tensor of a kind that cannot be communicated is a TypeError here",
     ),
     Row(
-        r"group as a (string|number)|(get_rank|get_backend|destroy_process_group) of a string"
+        r"\w+_in_(a_named_group|group_1)|(get_rank|get_backend|destroy_process_group) of a string"
         r"|get_group_rank in a string",
         "ValueError",
         "TypeError",
@@ -102,7 +103,8 @@ OTHER_KINDS = [
     ),
     Row(r"get_process_group_ranks of a string", "KeyError", "TypeError", "torch does not check it"),
     Row(r"no_messages", "IndexError", "ValueError", "torch does not check it"),
-    Row(r"messages that are none", "ValueError", "TypeError", "a list of something else is a TypeError here"),
+    Row(r"messages_that_are_\w+", "ValueError", "TypeError", "a list of something else is a TypeError here"),
+    Row(r"(gather_into|scatter_of)_an_array", "RuntimeError", "TypeError", "torch asks whether the array is true"),
     Row(
         r"(new_group with )?an unknown backend",
         "AssertionError",

@@ -1,4 +1,4 @@
-"""Collectives with one array per rank, in a world of one; test_matrix.py and test_wrong_calls.py run several ranks."""
+"""Collectives with one array per rank, in a world of one; test_sweep.py and test_wrong_calls.py run several ranks."""
 
 from __future__ import annotations
 
@@ -18,26 +18,6 @@ class TestAlone:
 
     pytestmark = pytest.mark.usefixtures("alone")
 
-    COPIES: dict[str, Callable[[Array, Array], Any]] = {  # noqa: RUF012  # never changed
-        "all_gather": lambda output, array: dist.all_gather([output], array),
-        "all_gather_single": dist.all_gather_single,
-        "gather": lambda output, array: dist.gather(array, [output]),
-        "scatter": lambda output, array: dist.scatter(output, [array]),
-        "reduce_scatter": lambda output, array: dist.reduce_scatter(output, [array]),
-        "reduce_scatter_single": dist.reduce_scatter_single,
-        "all_to_all": lambda output, array: dist.all_to_all([output], [array]),
-        "all_to_all_single": dist.all_to_all_single,
-    }
-    every_copy = pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
-
-    @every_copy
-    @pytest.mark.parametrize("tensor", [3, "x", np.array(["a"]), np.array([None])], ids=repr)
-    def test_what_is_no_array_of_numbers_is_refused(self, copy: Any, tensor: Any) -> None:
-        with pytest.raises(TypeError):
-            copy(np.zeros(1), tensor)
-        with pytest.raises(TypeError):
-            copy(tensor, np.zeros(1))
-
     LISTS: dict[str, tuple[str, Callable[[Any], Any]]] = {  # noqa: RUF012  # never changed
         "all_gather": ("tensor_list", lambda tensors: dist.all_gather(tensors, np.ones(1))),
         "gather": ("gather_list", lambda tensors: dist.gather(np.ones(1), tensors)),
@@ -47,19 +27,6 @@ class TestAlone:
         "outputs": ("output_tensor_list", lambda tensors: dist.all_to_all(tensors, [np.ones(1)])),
     }
     every_list = pytest.mark.parametrize(("name", "call"), LISTS.values(), ids=LISTS)
-
-    @every_list
-    @pytest.mark.parametrize(
-        "tensors", [np.ones((1, 1)), 5, "x", {0: np.ones(1)}, iter([])], ids=lambda value: type(value).__name__
-    )
-    def test_a_list_is_a_list(self, name: str, call: Any, tensors: Any) -> None:
-        with pytest.raises(TypeError, match=f"{name} must be a list of 1 arrays, one a rank, got"):
-            call(tensors)
-
-    @every_list
-    def test_an_array_of_a_list_is_named(self, name: str, call: Any) -> None:
-        with pytest.raises(TypeError, match=rf"{name}\[0\]"):
-            call(["x"])
 
     @every_list
     def test_a_tuple_will_do(self, name: str, call: Any) -> None:

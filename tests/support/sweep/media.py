@@ -136,40 +136,43 @@ class OverHttp:
     def get_process_group_ranks(self, group: None) -> list[int]:
         return list(range(self._size))
 
-    def all_reduce(self, tensor: Array, op: Any = SUM, timeout: float | None = None, **_: Any) -> None:
-        self._fill([tensor], self._make("all_reduce", tensor, op=op, timeout=timeout))
+    def all_reduce(self, tensor: Array, op: Any = SUM, **options: Any) -> None:
+        self._fill([tensor], self._make("all_reduce", tensor, options, op=op))
 
     def reduce(self, tensor: Array, op: Any = SUM, **options: Any) -> None:
-        self._fill([tensor], self._make("reduce", tensor, op=op, dst=_root(options)))
+        self._fill([tensor], self._make("reduce", tensor, options, op=op, dst=_root(options)))
 
     def broadcast(self, tensor: Array, **options: Any) -> None:
-        self._fill([tensor], self._make("broadcast", tensor, src=_root(options)))
+        self._fill([tensor], self._make("broadcast", tensor, options, src=_root(options)))
 
-    def all_gather(self, tensors: Sequence[Array], tensor: Array, **_: Any) -> None:
-        self._fill(tensors, self._make("all_gather", tensor))
+    def all_gather(self, tensors: Sequence[Array], tensor: Array, **options: Any) -> None:
+        self._fill(tensors, self._make("all_gather", tensor, options))
 
     def gather(self, tensor: Array, tensors: Sequence[Array] | None, **options: Any) -> None:
-        self._fill(tensors or [], self._make("gather", tensor, dst=_root(options)))
+        self._fill(tensors or [], self._make("gather", tensor, options, dst=_root(options)))
 
     def scatter(self, tensor: Array, tensors: Sequence[Array] | None, **options: Any) -> None:
-        self._fill([tensor], self._make("scatter", np.stack(tensors) if tensors else tensor, src=_root(options)))
+        stack = np.stack(tensors) if tensors else tensor
+        self._fill([tensor], self._make("scatter", stack, options, src=_root(options)))
 
-    def reduce_scatter(self, tensor: Array, tensors: Sequence[Array], op: Any = SUM, **_: Any) -> None:
-        self._fill([tensor], self._make("reduce_scatter", np.stack(tensors), op=op))
+    def reduce_scatter(self, tensor: Array, tensors: Sequence[Array], op: Any = SUM, **options: Any) -> None:
+        self._fill([tensor], self._make("reduce_scatter", np.stack(tensors), options, op=op))
 
-    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], **_: Any) -> None:
-        self._fill(outputs, self._make("all_to_all", np.stack(inputs)))
+    def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], **options: Any) -> None:
+        self._fill(outputs, self._make("all_to_all", np.stack(inputs), options))
 
-    def barrier(self) -> None:
-        self._make("barrier")
+    def barrier(self, **options: Any) -> None:
+        self._make("barrier", None, options)
 
-    def send(self, tensor: Array, dst: int | None = None, tag: int = 0) -> None:
-        self._make("send", tensor, dst=dst, tag=tag)
+    def send(self, tensor: Array, dst: int | None = None, tag: int = 0, **options: Any) -> None:
+        self._make("send", tensor, options, dst=dst, tag=tag)
 
-    def recv(self, tensor: Array, src: int | None = None, tag: int = 0) -> None:
-        self._fill([tensor], self._make("recv", tensor, src=src, tag=tag))
+    def recv(self, tensor: Array, src: int | None = None, tag: int = 0, **options: Any) -> None:
+        self._fill([tensor], self._make("recv", tensor, options, src=src, tag=tag))
 
-    def _make(self, name: str, array: Array | None = None, op: Any = None, **query: Any) -> Array | None:
+    def _make(
+        self, name: str, array: Array | None, options: dict[str, Any], op: Any = None, **query: Any
+    ) -> Array | None:
         headers, body = {"Content-Type": self._form, "Accept": self._form}, b""
         if array is not None and self._form == RAW:
             body = array.tobytes()
@@ -180,6 +183,7 @@ class OverHttp:
             query["op"] = op.name.lower() if isinstance(op, ReduceOp) else op
         if isinstance(op, PremulSum):
             query |= {"op": "premul_sum", "factor": str(op.factor).strip("()")}
+        query |= {"timeout": options.get("timeout")}
         query = {name: value for name, value in query.items() if value is not None}
         path = f"/v1/groups/world/{name}"
         request = self._client.post(path, params=query, content=body, headers=headers)
