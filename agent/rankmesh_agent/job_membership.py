@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +33,8 @@ _CONNECT_SECONDS = 60.0
 """Time limit for connecting the neighbours after all ranks have joined."""
 MIN_SETUP_SECONDS = 5.0
 """Least time for the set-up of a larger world, however late its ranks have come."""
+_MAX_UNKNOWN = 3
+"""Answers of the gateway, a second apart, that do not have a rank, after which the rank has left."""
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
 _NOT_CONNECTED = "it could not connect to its peers"
@@ -166,6 +168,7 @@ class JobMembership:
             for connection in connections.values():
                 unused.callback(connection.close)
             self._connector: ConnectorThread | None = None
+            self._unknown: dict[int, int] = {}
             if len(connections) < self.world_size - 1:
                 self._connector = ConnectorThread(connector, self._ended)
                 undo.callback(self._connector.close)
@@ -212,16 +215,29 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
-    def _ended(self) -> dict[int, Disconnect]:
-        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
+    def _ended(self, unreached: Collection[int]) -> dict[int, Disconnect]:
+        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
+
+        A gateway that was started meanwhile knows live ranks only.
+
+        Args:
+            unreached: ranks that cannot be reached.
+        """
         client = self.gateway.sibling()  # heartbeats do not wait for this request
         try:
-            ended = client.ended_ranks(self.name, self.epoch) or ()
+            ranks = client.ranks(self.name, self.epoch) or []
         finally:
             client.close()
+        infos = {info.member.rank: info for info in ranks}
+        self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unreached if infos and rank not in infos}
+        ended = {rank: info for rank, info in infos.items() if info.has_ended()}
         return {
-            each.member.rank: Disconnect(each.reason, clean=each.state == "left", left=each.state == "left")
-            for each in ended
+            rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
+            for rank, info in ended.items()
+        } | {
+            rank: Disconnect("the gateway does not know it any more", clean=True, left=True)
+            for rank, answers in self._unknown.items()
+            if answers >= _MAX_UNKNOWN
         }
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:

@@ -353,11 +353,11 @@ class GatewayClient:
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        ended = self.ended_ranks(job, epoch)
-        if ended is None:
+        ranks = self.ranks(job, epoch)
+        if ranks is None:
             return False
         # All ranks are silent until they are connected. Of several, one that did not leave because of another.
-        ended = [rank for rank in ended if not rank.reason.startswith(NO_HEARTBEAT)]
+        ended = [rank for rank in ranks if rank.has_ended() and not rank.reason.startswith(NO_HEARTBEAT)]
         for rank in sorted(ended, key=lambda rank: any(other != rank.member.rank for other in rank.failed_ranks)):
             raise RankFailedError(
                 f"{rank.member.described()} {rank.state} during the join: {rank.reason or 'it was done'}",
@@ -365,8 +365,8 @@ class GatewayClient:
             )
         return True
 
-    def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
-        """Return the ranks of an epoch that have failed or left, None if the gateway does not answer."""
+    def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
+        """Return the ranks of an epoch, None if the gateway does not answer."""
         try:
             # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
             answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
@@ -374,7 +374,7 @@ class GatewayClient:
             found = [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks]
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
             return None
-        return [rank for rank in found if (rank.job, rank.epoch) == (job, epoch) and rank.state in ("failed", "left")]
+        return [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""

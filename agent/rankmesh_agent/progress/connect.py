@@ -210,6 +210,10 @@ class Connector:
         """Return whether connections are being made, so that ``advance`` has to be called from time to time."""
         return bool(self._outgoing) or self._listener.busy()
 
+    def dialing(self) -> bool:
+        """Return whether a connection of this rank to another one is under way."""
+        return any(each.pending is not None for each in self._outgoing.values())
+
     def advance(self, seconds: float, wakeup: int | None = None) -> None:
         """Sleep until a connection can continue, then continue it.
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
@@ -27,6 +27,8 @@ _ASK_SECONDS = 1.0
 _PAUSE_SECONDS = 0.1
 """Pause after an error of this process, such as the lack of a free descriptor."""
 _SLEEP_SECONDS = 3600.0
+_CLOSE_SECONDS = 0.2
+"""Time limit of the handshakes that are under way when this rank leaves."""
 
 
 class ConnectorThread(threading.Thread):
@@ -34,10 +36,10 @@ class ConnectorThread(threading.Thread):
 
     Args:
         connector: the connections of this process, which has joined; this object closes it.
-        ended: returns the ranks that have ended by the gateway's word, and how; none if it does not answer.
+        ended: maps ranks that cannot be reached to the ranks that have ended by the gateway's word, and how.
     """
 
-    def __init__(self, connector: Connector, ended: Callable[[], Mapping[int, Disconnect]]) -> None:
+    def __init__(self, connector: Connector, ended: Callable[[Collection[int]], Mapping[int, Disconnect]]) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
         self._connector = connector
         self._ended = ended
@@ -74,7 +76,10 @@ class ConnectorThread(threading.Thread):
                 time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """End the thread, and all that is under way. Does nothing the second time."""
+        """End the thread. Does nothing the second time.
+
+        Connections under way have a moment to become ready: the engine, which is still open, says goodbye on them.
+        """
         self._closing = True
         self._wake()
         if self.is_alive():
@@ -84,7 +89,11 @@ class ConnectorThread(threading.Thread):
                 return
             self._closed = True
             os.close(self._wakeup)
-        self._connector.close()
+        connector, deadline = self._connector, Deadline(_CLOSE_SECONDS)
+        while self._engine is not None and connector.dialing() and not deadline.expired():
+            connector.advance(deadline.remaining())
+        self._hand_over()
+        connector.close()
 
     def close_in_child(self) -> None:
         """Close the descriptors in a forked child, which has no such thread."""
@@ -99,6 +108,11 @@ class ConnectorThread(threading.Thread):
             if not self._closed:
                 os.eventfd_write(self._wakeup, 1)
 
+    def _hand_over(self) -> None:
+        if self._engine is not None:
+            for rank, connection in self._connector.take().items():
+                self._engine.add_connection(rank, connection)
+
     def _advance(self, engine: ProgressEngine) -> None:
         connector = self._connector
         while self._wanted:
@@ -106,14 +120,13 @@ class ConnectorThread(threading.Thread):
         connector.advance(_SLEEP_SECONDS, self._wakeup)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        for rank, connection in connector.take().items():
-            engine.add_connection(rank, connection)
+        self._hand_over()
         while connector.failures:
             rank, error = connector.failures.popitem()
             engine.lose(rank, Disconnect(error.message, clean=False))
         unreached = connector.unreached()
         if unreached and time.monotonic() - self._asked > _ASK_SECONDS:
-            for rank, end in self._ended().items():
+            for rank, end in self._ended([each.peer.rank for each in unreached]).items():
                 engine.lose(rank, end)
             self._asked = time.monotonic()
         for outgoing in unreached:

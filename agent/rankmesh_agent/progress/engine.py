@@ -145,7 +145,7 @@ class ProgressEngine(Driver):
             self.is_connected,
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
-        self._said_goodbye = False
+        self._goodbye: list[bytes] = []
 
     def transports(self) -> dict[int, str]:
         """Return the medium of the connection to each peer that is, or was, connected."""
@@ -172,6 +172,8 @@ class ProgressEngine(Driver):
             if self.on_connected is not None:
                 self.on_connected(rank, connection.fileno())
             self._flush(peer)
+            if self._goodbye:
+                self.send(rank, self._goodbye)
             self._poller.wake_sleeper()
 
     def lose(self, rank: int, end: Disconnect) -> None:
@@ -457,7 +459,7 @@ class ProgressEngine(Driver):
             self.on_peer_failure()
         if self.on_peer_lost is not None:
             self.on_peer_lost(peer.rank)
-        if self.on_demand and not self._said_goodbye and not self.connected():  # who else has ended is not known
+        if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
             others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
             self.connect(itertools.islice(others, 1))
 
@@ -471,13 +473,12 @@ class ProgressEngine(Driver):
             timeout: maximum seconds to wait for peers that do not receive their queued frames.
         """
         with self.lock:
-            if self.closed or self._said_goodbye:
+            if self.closed or self._goodbye:
                 return
-            self._said_goodbye = True
             part, payload = goodbye.encode()
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
+            self._goodbye = [frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload)), payload]
             for rank in self.connected():
-                self.send(rank, [header, payload])
+                self.send(rank, self._goodbye)
         self.wait(self._all_flushed, Deadline(timeout))
 
     def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:

@@ -289,6 +289,10 @@ class RankInfo:
     member: Member
     failed_ranks: list[Integer] = field(default_factory=list)
 
+    def has_ended(self) -> bool:
+        """Return whether the rank has left or failed."""
+        return self.state in ("left", "failed")
+
 
 @dataclass
 class GatewayHealth:
