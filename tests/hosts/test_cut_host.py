@@ -81,7 +81,7 @@ def test_diagnose_names_a_rank_that_is_cut_off(hosts: Hosts) -> None:
         settled = [each["kind"] for each in findings] == ["silent"] and findings[0]["seconds"] >= 1
         return findings[0] if settled else None
 
-    found = wait_until(look, "the verdict", 60.0)
+    found = wait_until(look, "the finding", 60.0)
     text = hosts.start("host1", "rankmesh diagnose", **gateway)
     assert text.wait() == 1, text
     assert (found["ranks"], found["waiting"]) == ([2], [0, 1, 3])
