@@ -59,9 +59,9 @@ def idle(ranks: int) -> dict[str, float]:
     with ExitStack() as stack:
         pids, (bare,) = list(_start(stack, ranks)), list(_start(stack, 0))
         time.sleep(SETTLE_SECONDS)
-        before = [_processor_seconds(pid) for pid in pids]
+        before = [processor_seconds(pid) for pid in pids]
         time.sleep(IDLE_SECONDS)
-        used = [_processor_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
+        used = [processor_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
         most = max(_resident(pid) for pid in pids) - _resident(bare)
     return {"rss_mb": most / 1e6, "idle_percent": 100 * max(used) / IDLE_SECONDS}
 
@@ -91,7 +91,7 @@ def _resident(pid: int) -> int:
     return 1024 * int(re.search(r"^Rss: +(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)[1])  # type: ignore[index]
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 

@@ -172,14 +172,16 @@ class JobMembership:
     def send_heartbeat(
         self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
     ) -> DistBackendError | None:
-        """Report this rank's groups and the peers that it has lost to the gateway; nothing once the rank has left.
+        """Report this rank's groups and the peers that it has lost to the gateway, if that is due.
+
+        Does nothing once the rank has left.
 
         Returns:
             See GatewayClient.heartbeat.
         """
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
-            return None if self._left else self.gateway.heartbeat(beat)
+            return self.gateway.heartbeat(beat) if not self._left and self.gateway.is_heartbeat_due(lost) else None
 
     def num_waiting(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""

@@ -12,6 +12,7 @@ It also holds the one way an error becomes an ``application/problem+json`` body 
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import json
@@ -153,13 +154,16 @@ class SecurityMiddleware:
             name = name[1:].partition("]")[0]
         elif name.count(":") == 1:
             name = name.partition(":")[0]
-        if name in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return name in self._names or _is_address(name)
+
+
+@functools.lru_cache
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _too_large(limit: int) -> Problem:

@@ -19,10 +19,14 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
+from rankmesh_agent.net.sockets import BACKLOG
 from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
+_KEEP_ALIVE_SECONDS = 75
+"""Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
+_ACCEPTED_AT_ONCE = 64
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work: it sets the Date header of responses."""
 
@@ -57,7 +61,10 @@ class EventDrivenServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=2,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 server_header=False,
+                proxy_headers=False,
+                backlog=_ACCEPTED_AT_ONCE,
             )
         )
         self.config.load()  # here rather than in the event loop, as it imports modules
@@ -65,6 +72,8 @@ class EventDrivenServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, the connections that were accepted before first."""
         await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(BACKLOG)  # what asyncio has set is also how many it accepts before it serves others
         config, loop = self.config, asyncio.get_running_loop()
         for sock in self._accepted:
             await loop.connect_accepted_socket(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from typing import Any
 
+from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
+from rankmesh_agent.membership.heartbeat_schedule import HeartbeatSchedule
 from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
@@ -23,8 +26,10 @@ from rankmesh_agent.wire.errors import (
     RankFailedError,
     from_code,
 )
+from rankmesh_agent.wire.ranges import ranges
 from rankmesh_agent.wire.schemas import (
-    FAILED_SECONDS,
+    HEARTBEAT_SECONDS,
+    LISTED_MEMBERS,
     LONG_POLL_SECONDS,
     NO_HEARTBEAT,
     SUSPECT_SECONDS,
@@ -33,11 +38,14 @@ from rankmesh_agent.wire.schemas import (
     AgentLeave,
     GrowingWorld,
     Heartbeat,
+    HeartbeatReply,
     JoinReply,
     JoinRequest,
     Leave,
+    LostRank,
     Member,
     RestartReply,
+    failed_seconds,
 )
 from rankmesh_agent.wire.stats import HeartbeatStats
 
@@ -46,11 +54,15 @@ _log = logging.getLogger("rankmesh")
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
 _RETRY_SECONDS = 0.1
+_MAX_RETRY_SECONDS = 5.0
 _MIN_POLL_SECONDS = 0.05
+JOINS_A_SECOND = 2000
+"""First requests of a large world in a second."""
 _CHECK_SECONDS = 0.5
-_CHECKED_RANKS = 64
+_HEARTBEAT_ATTEMPTS = 3
+"""Heartbeats in a row at most: after the first one, the gateway may ask for a complete one, and for groups' ranks."""
 _RESPONSE_SECONDS = 2.0
-"""Time limit of a response, in addition to the wait that the request asks for."""
+"""Time limit of a response, in addition to the wait that the request asks for, and that for other ranks' requests."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
 """HTTP statuses of a gateway that is closing, say, or of a proxy in front of it."""
 
@@ -76,6 +88,9 @@ class GatewayClient:
         self._answered = self._unanswered = 0
         self._last_refusal: int | None = None
         self._declared_failed = False
+        self._dropped_groups = self._reported_lost = 0
+        self._changes = HeartbeatChanges()
+        self._schedule = HeartbeatSchedule()
         self._http = HttpClient(token)
 
     def sibling(self) -> GatewayClient:
@@ -107,8 +122,8 @@ class GatewayClient:
             launched: this process's place on its node.
             attempt: restarts of the job by its launcher before this process was started.
             awaits_growth, growth: see JoinRequest.
-            check: called between requests, every _CHECK_SECONDS in worlds of up to _CHECKED_RANKS ranks, less often in
-                larger ones, as each reply lists all members; raises if the join has no point any more.
+            check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
+                larger ones; raises if the join has no point any more.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -137,9 +152,13 @@ class GatewayClient:
         member = request.member
         failure = "its address is not known yet"
         url: str | None = None
-        present: Collection[str] = ()
+        last: JoinReply | None = None
         began = time.monotonic()
-        interval = _CHECK_SECONDS * max(1.0, request.world_size / _CHECKED_RANKS) if check is not None else math.inf
+        scale = max(1.0, request.world_size / LISTED_MEMBERS)  # the gateway serves all ranks: each may ask less often
+        retry = _RETRY_SECONDS
+        interval = _CHECK_SECONDS * scale if check is not None else math.inf
+        if scale > 1:
+            time.sleep(min(random.random() * request.world_size / JOINS_A_SECOND, deadline.remaining() / 2))
         while not deadline.expired():
             if check is not None:
                 check()
@@ -148,10 +167,14 @@ class GatewayClient:
             if url is not None:
                 self.url = url
                 # A rank that gives up earlier, perhaps with the gateway in its process, has joined all the same:
-                # the first request does not wait, and the last ones follow each other closely.
-                most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next(), interval)
-                wait = max(_MIN_POLL_SECONDS, most) if seen else 0.0
-                limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS
+                # the first request does not wait, and the last ones follow each other closely. Of many ranks, each
+                # sends as few requests as it can.
+                if scale > 1:
+                    most = min(LONG_POLL_SECONDS * random.uniform(0.75, 1.0), deadline.remaining() / 2, interval)
+                else:
+                    most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next(), interval)
+                wait = max(_MIN_POLL_SECONDS, most) if last is not None or scale > 1 else 0.0
+                limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS + request.world_size / JOINS_A_SECOND
                 try:
                     reply = self._join_once(url, replace(request, wait=wait), limit)
                 except (NoResponseError, _UnavailableError) as error:
@@ -159,24 +182,26 @@ class GatewayClient:
                 else:
                     if reply.complete:
                         self._last_response = time.monotonic()
+                        self._schedule.set_interval(reply.interval)
                         return reply
                     # A member is known by its rank, or by its instance while it has none.
-                    present = {each.instance for each in reply.members}
+                    last, retry = reply, _RETRY_SECONDS
                     seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
-                    reports.ranks_missing(url, member, reply.members)
+                    reports.ranks_missing(url, member, reply.members, reply.joined, reply.missing)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
             reports.gateway_missing(url, member, failure)
             url = None
-            time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
-        if request.awaits_growth and seen:
+            time.sleep(min(retry if scale == 1 else retry * random.uniform(0.5, 1.0), deadline.remaining()))
+            retry = min(2 * retry, _RETRY_SECONDS * scale, _MAX_RETRY_SECONDS)
+        if request.awaits_growth and last is not None:
             raise JoinTimeoutError(
                 f"{_describe(member)} waited {deadline.seconds:.1f} s for the ranks of job {request.job!r} to call "
                 f"grow_group(); is the job at the gateway at {self.url}, and does its program grow its world?"
             )
-        if seen:
+        if last is not None:
             required = request.world_size if request.growth is None else request.growth.size
-            raise _ranks_missing(request.job, request.world_size, member, seen, present, deadline, required)
+            raise _ranks_missing(member, last, seen, deadline, required)
         raise GatewayUnreachableError(
             f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
             f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
@@ -187,7 +212,7 @@ class GatewayClient:
         )
 
     def _join_once(self, url: str, request: JoinRequest, limit: float) -> JoinReply:
-        answer = self._post(url, "join", request, limit)
+        answer = self._post(url, "join", request, limit, compressed=request.world_size > LISTED_MEMBERS)
         if answer.status in _UNAVAILABLE:
             raise _UnavailableError(str(_refusal(answer, url)))
         if answer.status != HTTPStatus.OK:
@@ -201,7 +226,7 @@ class GatewayClient:
     def heartbeat(self, heartbeat: Heartbeat) -> DistBackendError | None:
         """Send a rank's heartbeat; a gateway that is unreachable for the moment does not matter.
 
-        After SUSPECT_SECONDS without a response the gateway is located again: it may have moved, or have ended with
+        After three intervals without a response the gateway is located again: it may have moved, or have ended with
         its host process and be this one's to host. The ranks' next heartbeats register them there.
 
         If the gateway has declared this rank failed, which is final, that is logged once.
@@ -209,24 +234,45 @@ class GatewayClient:
         Returns:
             The error that ends this rank's groups, if all ranks of the job start again because its nodes have changed.
         """
-        answer = self._send_heartbeat("heartbeat", heartbeat)
-        if answer is None or answer.status != HTTPStatus.OK:
-            return None
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            reply = answer.json()
-            if reply.get("restart"):
-                return RestartReply(**reply).error()
-            if heartbeat.member.rank in reply["failed"] and not self._declared_failed:
+        for _ in range(_HEARTBEAT_ATTEMPTS):
+            answer = self._send_heartbeat("heartbeat", self._changes.reduced(heartbeat))
+            reply = _heartbeat_reply(answer)
+            if reply is None:
+                self._changes.forget()
+                self._schedule.retry()
+                return None
+            self._schedule.set_interval(reply.interval)
+            if isinstance(reply, RestartReply):
+                return reply.error()
+            if reply.dropped_groups and not self._dropped_groups:
+                _log.warning(
+                    "%s has %d groups more than the gateway keeps: they are not shown there; destroy groups that are "
+                    "no longer used",
+                    heartbeat.member.described(),
+                    reply.dropped_groups,
+                )
+            self._dropped_groups = reply.dropped_groups
+            if heartbeat.member.rank in reply.failed and not self._declared_failed:
                 self._declared_failed = True
                 _log.warning(
                     "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
                     "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
                     heartbeat.member.described(),
                     self.url,
-                    FAILED_SECONDS,
+                    failed_seconds(self._schedule.interval),
                     heartbeat.epoch,
                 )
+            if not self._changes.acknowledge(reply):
+                break
         return None
+
+    def is_heartbeat_due(self, lost: Collection[LostRank]) -> bool:
+        """Return whether a heartbeat is due: after the interval that the gateway has named, or earlier with news.
+
+        Args:
+            lost: the ranks that the heartbeat would report lost.
+        """
+        return self._schedule.is_due(len(lost))
 
     def agent_heartbeat(self, heartbeat: AgentHeartbeat) -> bool:
         """Send a standalone agent's heartbeat; return whether the gateway has accepted it.
@@ -256,7 +302,7 @@ class GatewayClient:
             self._last_response = time.monotonic()
         else:
             self._unanswered += 1
-        if time.monotonic() - self._last_response > SUSPECT_SECONDS:
+        if time.monotonic() - self._last_response > SUSPECT_SECONDS * self._schedule.interval / HEARTBEAT_SECONDS:
             with contextlib.suppress(DistNetworkError):
                 self.url = self._find() or self.url
         return answer
@@ -345,8 +391,10 @@ class GatewayClient:
         path: str,
         document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
+        *,
+        compressed: bool = False,
     ) -> HttpResponse:
-        return self._http.request("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout)
+        return self._http.request("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout, compressed=compressed)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
@@ -366,18 +414,16 @@ def _describe(member: Member) -> str:
 
 
 def _ranks_missing(
-    job: str,
-    world_size: int,
-    member: Member,
-    seen: dict[int | str, Member],
-    present: Collection[str],
-    deadline: Deadline,
-    required: int,
+    member: Member, last: JoinReply, seen: dict[int | str, Member], deadline: Deadline, required: int
 ) -> JoinTimeoutError:
+    job, world_size = last.job, last.world_size
+    if world_size > LISTED_MEMBERS:
+        return _many_ranks_missing(member, last, deadline)
     joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
     awaited = f"ranks {', '.join(map(str, missing))}"
     if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
+        present = {each.instance for each in last.members}
         missing = sorted(other.rank for other in seen.values() if other.instance not in present)
         awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
     absent = [rank for rank in range(required) if rank not in seen]
@@ -392,6 +438,20 @@ def _ranks_missing(
     )
 
 
+def _many_ranks_missing(member: Member, last: JoinReply, deadline: Deadline) -> JoinTimeoutError:
+    """Return the error of a large world, with the first of the missing ranks."""
+    count = last.world_size - last.joined
+    unassigned = any(other.rank == UNASSIGNED for other in last.members)
+    missing = [] if unassigned else last.missing
+    more = f" and {count - len(missing)} more" if count > len(missing) else ""
+    awaited = f"{count} more process(es)" if unassigned else f"ranks {', '.join(ranges(missing))}{more}"
+    return JoinTimeoutError(
+        f"{_describe(member)} waited {deadline.seconds:.1f} s for {awaited} of job {last.job!r} to join "
+        f"(world size {last.world_size}); {last.joined} have joined",
+        ranks=missing,
+    )
+
+
 def _refusal(answer: HttpResponse, url: str) -> Exception:
     try:
         problem: dict[str, Any] = answer.json()
@@ -399,6 +459,17 @@ def _refusal(answer: HttpResponse, url: str) -> Exception:
     except (ValueError, KeyError, AttributeError, TypeError):
         return _not_a_gateway(answer, url)
     return from_code(code, f"the gateway at {url} refuses: {detail}", **problem)
+
+
+def _heartbeat_reply(answer: HttpResponse | None) -> HeartbeatReply | None:
+    """Return the reply to a heartbeat; None without one."""
+    if answer is None or answer.status != HTTPStatus.OK:
+        return None
+    try:
+        reply = answer.json()
+        return RestartReply(**reply) if reply.get("restart") else HeartbeatReply(**reply)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _not_a_gateway(answer: HttpResponse, url: str) -> DistNetworkError:

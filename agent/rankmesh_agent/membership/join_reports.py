@@ -75,13 +75,17 @@ class JoinReporter:
                 "%s still waits for the gateway at %s: %s; %s", member.described(), where, failure, self._passed()
             )
 
-    def ranks_missing(self, url: str, member: Member, members: Sequence[Member]) -> None:
+    def ranks_missing(
+        self, url: str, member: Member, members: Sequence[Member], joined: int = 0, missing: Sequence[int] = ()
+    ) -> None:
         """Log, if it is time, which ranks have joined, and which are missing.
 
         Args:
             url: the gateway's URL.
             member: the joining rank.
-            members: all that have joined, by rank.
+            members: all that have joined, by rank, or the first ones.
+            joined: how many have joined; 0 if ``members`` are all.
+            missing: the missing ranks, or the first ones, where ``members`` are not all.
         """
         if not self._next_of_ranks.expired():
             return
@@ -101,14 +105,19 @@ class JoinReporter:
             hosts.setdefault(each.host_id, []).append(each)
         reporters = [there[0].instance for there in hosts.values()]
         if member.instance in reporters[:_MAX_HOSTS]:
-            awaited, missing = self._awaited(
-                {each.rank for each in members}, self._world_size, self._world_size - len(members)
-            )
+            if joined > len(members):
+                awaited, here = f"{self._world_size - joined} of {self._world_size} ranks", f"{joined} are here"
+                which = f", {_ranks(missing)} and perhaps others are missing" if missing else ""
+            else:
+                here = self._listed(hosts)
+                awaited, which = self._awaited(
+                    {each.rank for each in members}, self._world_size, self._world_size - len(members)
+                )
             _log.warning(
                 "waiting for %s: %s%s; %s; gateway %s, job %r",
                 awaited,
-                self._listed(hosts),
-                missing,
+                here,
+                which,
                 self._passed(),
                 url,
                 self._job,

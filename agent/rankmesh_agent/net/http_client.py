@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import select
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
+
+_GZIP = 16 + zlib.MAX_WBITS
 
 
 class NoResponseError(Exception):
@@ -56,7 +59,9 @@ class HttpClient:
         self._netloc = ""
         self._connection: http.client.HTTPConnection | None = None
 
-    def request(self, method: str, url: str, document: Any = None, *, timeout: float) -> HttpResponse:
+    def request(
+        self, method: str, url: str, document: Any = None, *, timeout: float, compressed: bool = False
+    ) -> HttpResponse:
         """Send a request and return the response, whatever its status, without proxies and without redirects.
 
         Args:
@@ -64,6 +69,7 @@ class HttpClient:
             url: the URL, http only.
             document: JSON document of the request's body; None for no body.
             timeout: maximum seconds of each connect, send, and receive.
+            compressed: whether the server may compress the response's body.
 
         Raises:
             NoResponseError: no complete response has arrived.
@@ -76,17 +82,21 @@ class HttpClient:
         body, headers = None, self._headers
         if document is not None:
             body, headers = json.dumps(document).encode(), {**headers, "Content-Type": "application/json"}
+        if compressed:
+            headers = {**headers, "Accept-Encoding": "gzip"}
         try:
             connection = self._connection_to(split.hostname, split.port or 80, timeout)
             connection.request(method, f"{split.path}?{split.query}" if split.query else split.path, body, headers)
             response = connection.getresponse()
-            result = HttpResponse(response.status, response.read(MAX_BODY_BYTES), dict(response.getheaders()))
+            content = response.read(MAX_BODY_BYTES)
             if response.length:  # read() with a limit does not raise this itself
-                raise http.client.IncompleteRead(result.body, response.length)
+                raise http.client.IncompleteRead(content, response.length)
             if not response.isclosed():  # the body has no length, or exceeds the limit
                 self.close()
-            return result
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
+            if response.getheader("Content-Encoding") == "gzip":
+                content = zlib.decompressobj(wbits=_GZIP).decompress(content, MAX_BODY_BYTES)
+            return HttpResponse(response.status, content, dict(response.getheaders()))
+        except (OSError, zlib.error, http.client.HTTPException, UnicodeError) as error:
             self.close()
             raise_if_exhausted(error, f"cannot connect to {url}")
             raise NoResponseError(str(error) or type(error).__name__) from error

@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
 from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.json_reader import read
-from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry
+from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
 T = TypeVar("T")
+Headers = tuple[tuple[bytes, bytes], ...]
 
+_JSON: Headers = ((b"content-type", b"application/json"),)
+_DELIVERED_JOINS = 64
+_BUFFERED_BYTES = 64 << 10
+"""Size up to which a response is left to the buffers of its connection."""
 _POLL_SECONDS = 0.05
 """Interval at which a request that waits for the framework checks whether the gateway ends."""
 
@@ -38,6 +47,7 @@ class GatewayApplication:
     def __init__(self, registry: Registry, make_framework_app: Callable[[], Application]) -> None:
         self._registry = registry
         self._make_framework_app = make_framework_app
+        self._replies = SharedReplies()
         self._framework_app: asyncio.Future[Application] | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -64,19 +74,26 @@ class GatewayApplication:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
-            await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE})
+            await _respond(send, problem.status, problem.body(), _problem_headers({}))
             raise  # for the server to log
         else:
-            await _respond(send, HTTPStatus.OK, reply, {"content-type": "application/json"})
+            if isinstance(reply, JoinReply):
+                await _respond_shared(
+                    send, await self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding")
+                )
+            else:
+                await _respond(send, HTTPStatus.OK, reply, _JSON)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
         await receive()
+        self._registry.deliver = partial(_deliver, asyncio.get_running_loop())
         self._registry.expect_scans(True)
         scan = asyncio.ensure_future(self._scan())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         scan.cancel()
+        self._registry.deliver = complete_joins
         self._registry.expect_scans(False)
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -97,8 +114,15 @@ class GatewayApplication:
         await self._framework_app.result()(scope, receive, send)
 
 
+def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]], reply: JoinReply) -> None:
+    """Complete the joins of a world, some in each pass of the event loop, so that other requests have their turn."""
+    complete_joins(joins[:_DELIVERED_JOINS], reply)
+    if len(joins) > _DELIVERED_JOINS:
+        loop.call_soon_threadsafe(_deliver, loop, joins[_DELIVERED_JOINS:], reply)
+
+
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:
-    if dict(scope["headers"]).get(b"content-type") != b"application/json":
+    if _header(scope, b"content-type") != b"application/json":
         raise TypeError("the body is of another media type")
     return read(kind, content)
 
@@ -127,12 +151,48 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 async def _reject(send: Send, error: DistError | InvalidRequestError) -> None:
     problem, headers = handlers.problem_response(error)
-    await _respond(send, problem.status, problem.body(), {"content-type": PROBLEM_TYPE, **headers})
+    await _respond(send, problem.status, problem.body(), _problem_headers(headers))
 
 
-async def _respond(send: Send, status: int, body: object, headers: Mapping[str, str]) -> None:
-    content = json.dumps(body, default=vars).encode()  # a dataclass is its variables
-    fields = {**headers, "content-length": str(len(content))}
-    encoded = [(name.encode(), value.encode()) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": int(status), "headers": encoded})
+def _problem_headers(headers: Mapping[str, str]) -> Headers:
+    return tuple((name.encode(), value.encode()) for name, value in {"content-type": PROBLEM_TYPE, **headers}.items())
+
+
+async def _respond(send: Send, status: int, body: object, headers: Headers) -> None:
+    await _send_response(send, status, _ENCODER.encode(body).encode(), headers)
+
+
+async def _respond_shared(send: Send, reply: SharedReply, gzip: bool) -> None:
+    async with reply.turns:
+        if gzip and reply.compressed is not None:
+            await _send_response(send, HTTPStatus.OK, reply.compressed, (*_JSON, (b"content-encoding", b"gzip")))
+        else:
+            await _send_response(send, HTTPStatus.OK, reply.content, _JSON)
+
+
+async def _send_response(send: Send, status: int, content: bytes, headers: Headers) -> None:
+    lines = [*headers, (b"content-length", str(len(content)).encode())]
+    await send({"type": "http.response.start", "status": int(status), "headers": lines})
+    if len(content) > _BUFFERED_BYTES:  # the end is sent once the client has received most of it
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+        content = b""
     await send({"type": "http.response.body", "body": content})
+
+
+def _document(body: Any) -> dict[str, Any]:
+    """Return a dataclass as its variables; of the reply to a heartbeat, those that differ from the defaults."""
+    variables: dict[str, Any] = vars(body)
+    if isinstance(body, HeartbeatReply):
+        return {
+            name: value for name, value in variables.items() if name == "failed" or value != _DEFAULT_REPLY.get(name)
+        }
+    return variables
+
+
+_ENCODER = json.JSONEncoder(default=_document)
+_DEFAULT_REPLY = vars(HeartbeatReply([]))
+
+
+def _header(scope: Message, name: bytes) -> bytes:
+    found: bytes = next((value for field, value in scope["headers"] if field == name), b"")
+    return found

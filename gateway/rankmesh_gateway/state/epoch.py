@@ -1,23 +1,28 @@
-"""One epoch of a job: its ranks, while they join and from then on."""
+"""One epoch of a job: its ranks, while they join and from then on. No request scans the ranks."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from rankmesh_agent.wire.errors import RankTakenError, WorldSizeMismatchError
 from rankmesh_agent.wire.schemas import (
-    FAILED_SECONDS,
+    HEARTBEAT_SECONDS,
+    LISTED_MEMBERS,
     LONG_POLL_SECONDS,
     UNASSIGNED,
     JoinReply,
     LostRank,
     Member,
     RankInfo,
+    failed_seconds,
+    suspect_seconds,
 )
 from rankmesh_gateway.schemas import JobInfo, JobState
+from rankmesh_gateway.state.group_reports import GroupReports
 from rankmesh_gateway.state.rank import RankRecord
 
 JOIN_SILENCE_SECONDS = LONG_POLL_SECONDS + 10.0
@@ -35,10 +40,12 @@ class Epoch:
         records: the ranks that have joined, in the order in which they came.
         unassigned: the processes that joined without a rank, by instance, in the order in which they came; empty once
             the world is complete.
-        waiters: the joins that wait for the world to be complete, each with the instance of its process.
+        waiters: the joins that wait for the world to be complete, by the instance of their process.
+        groups: the groups that the ranks report.
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
         grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
+        interval: seconds between the heartbeats that the ranks were told when the world was complete.
     """
 
     job: str
@@ -46,14 +53,28 @@ class Epoch:
     size: int
     records: dict[int, RankRecord] = field(default_factory=dict)
     unassigned: dict[str, RankRecord] = field(default_factory=dict)
-    waiters: dict[Future[JoinReply], str] = field(default_factory=dict)
+    waiters: dict[str, set[Future[JoinReply]]] = field(default_factory=dict)
+    groups: GroupReports = field(default_factory=GroupReports)
     logged_groups: dict[str, bool] = field(default_factory=dict)
     grown: bool = False
     since: float | None = None
+    interval: float = HEARTBEAT_SECONDS
+    _by_instance: dict[str, RankRecord] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    """The ranks that have left or failed."""
+    _failed: set[int] = field(default_factory=set)
+    _failures: list[int] = field(default_factory=list)
+    """The ranks in the order of their failures; a version of the failed ranks is a number of its items."""
+    _reply: JoinReply | None = None
+    _due: float = float("-inf")
+    """The earliest time at which a silent rank's state may change."""
+    _joiners_due: float = float("-inf")
+    """The earliest time at which a joiner may have been silent for too long."""
 
-    def missing(self) -> list[int]:
-        """Return the ranks that no process has joined as."""
-        return [rank for rank in range(self.size) if rank not in self.records]
+    def missing(self, most: int | None = None) -> list[int]:
+        """Return the ranks that no process has joined as; the first ones if there is a limit."""
+        absent = (rank for rank in range(self.size) if rank not in self.records)
+        return list(itertools.islice(absent, most))
 
     @property
     def count(self) -> int:
@@ -71,39 +92,90 @@ class Epoch:
 
     def find(self, rank: int, instance: str) -> RankRecord | None:
         """Return the record of a rank if this process holds it; of UNASSIGNED, the record of any rank it holds."""
-        if rank == UNASSIGNED:
-            return next((record for record in self.all_records() if record.member.instance == instance), None)
-        record = self.records.get(rank)
+        record = self._by_instance.get(instance) if rank == UNASSIGNED else self.records.get(rank)
         return record if record is not None and record.member.instance == instance else None
 
     def admit(self, member: Member, now: float) -> RankRecord:
         """Add a member at its rank, in place of an earlier holder; without a rank, among the unassigned."""
-        record = RankRecord(member, now)
+        known = self.find(member.rank, member.instance)
+        if known is not None and known.joining and known.member == member:
+            known.last_seen = now
+            return known
         if self.since is None:
             self.since = now
-        if member.rank == UNASSIGNED:
-            self.unassigned[member.instance] = record
+        return self.add(RankRecord(member, now))
+
+    def add(self, record: RankRecord) -> RankRecord:
+        """Add a record; see ``admit``."""
+        rank, instance = record.member.rank, record.member.instance
+        if rank == UNASSIGNED:
+            self.unassigned[instance] = record
         else:
-            self.records[member.rank] = record
+            if rank in self.records:
+                self._unlink(self.records[rank])
+            self.records[rank] = record
+        self._by_instance[instance] = record
+        self._reply = None
+        self._joiners_due = min(self._joiners_due, record.last_seen + JOIN_SILENCE_SECONDS)
+        self.heard(record)
+        self.note_end(record)
         return record
 
     def remove(self, record: RankRecord) -> None:
         """Free the place of a record."""
+        self._unlink(record)
         self.unassigned.pop(record.member.instance, None)
         self.records.pop(record.member.rank, None)
+        self._reply = None
 
-    def live_ranks(self, now: float) -> int:
+    def _unlink(self, record: RankRecord) -> None:
+        rank, instance = record.member.rank, record.member.instance
+        if self._by_instance.get(instance) is record:
+            del self._by_instance[instance]
+        self.groups.forget(record)
+        self._ended.discard(rank)
+        self._failed.discard(rank)
+
+    def note_end(self, record: RankRecord) -> None:
+        """Count a record among those that have left or failed if it has. After each change of its end."""
+        if record.ended is not None:
+            rank = record.member.rank
+            self._ended.add(rank)
+            if record.ended == "failed" and rank not in self._failed:
+                self._failed.add(rank)
+                self._failures.append(rank)
+            if record.ended == "left":
+                self._failed.discard(rank)
+                self.groups.forget(record)
+
+    def live_ranks(self) -> int:
         """Return how many of the ranks have neither left nor failed."""
-        return sum(record.is_live(now) for record in self.all_records())
+        return self.count - len(self._ended)
 
-    def failed(self) -> list[int]:
-        """Return the ranks that have failed."""
-        return sorted(rank for rank, record in self.records.items() if record.ended == "failed")
+    def failed(self, known: int = 0) -> tuple[list[int], int]:
+        """Return the ranks that have failed since a version, and the version now."""
+        version = len(self._failures)
+        if not 0 < known <= version:
+            return sorted(self._failed), version
+        return sorted(self._failed.intersection(self._failures[known:])), version
 
     def reply(self) -> JoinReply:
-        """Return the reply to a join: the members, and the ranks that are missing."""
-        members = [record.member for record in self.all_records()]
-        return JoinReply(self.complete, self.job, self.number, self.size, members, self.missing(), self.grown)
+        """Return the reply to a join, the same one until it changes."""
+        if self._reply is None or self._reply.epoch != self.number:
+            complete, most = self.complete, LISTED_MEMBERS
+            records = self.all_records() if complete else itertools.islice(self._in_order(), most)
+            self._reply = JoinReply(
+                complete,
+                self.job,
+                self.number,
+                self.size,
+                [record.member for record in records],
+                [] if complete else self.missing(most),
+                self.grown,
+                self.count,
+                self.interval,
+            )
+        return self._reply
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""
@@ -127,15 +199,26 @@ class Epoch:
             return "failing" if ranks.get("failed") else "running"
         return "failed" if ranks.get("failed") else "ended"
 
-    def start(self, now: float) -> None:
-        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on."""
+    def start(self, now: float, interval: float) -> None:
+        """Assign the missing ranks, and count all as just seen: heartbeats are expected from now on.
+
+        Args:
+            now: the clock.
+            interval: seconds between the heartbeats of a rank.
+        """
         for rank, record in zip(self.missing(), self.unassigned.values(), strict=True):
             record.member = replace(record.member, rank=rank)
             self.records[rank] = record
         self.unassigned = {}
         for record in self.records.values():
             record.joining, record.last_seen = False, now
-        self.since = now
+            record.interval = record.told_interval = interval
+            self.heard(record)
+        self.since, self.interval, self._reply = now, interval, None
+
+    def heard(self, record: RankRecord) -> None:
+        """Note that a sign of life of a rank has been recorded."""
+        self._due = min(self._due, record.last_seen + suspect_seconds(record.interval))
 
     def report_lost(self, reporter: RankRecord, lost: list[LostRank]) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
@@ -143,6 +226,8 @@ class Epoch:
         Returns:
             The ranks that have failed by this report.
         """
+        if not lost and not reporter.lost_peers:
+            return []
         before, reporter.lost_peers = reporter.lost_peers, frozenset(each.rank for each in lost)
         found = []
         for each in lost:
@@ -151,64 +236,75 @@ class Epoch:
                 continue
             cause = f"{reporter.member.described()} lost its connection to it: {each.cause}"
             if record is not reporter and record.fail(cause):
+                self.note_end(record)
                 found.append(record)
         return found
 
-    def expire(self, now: float) -> None:
-        """Record the failure of the ranks that have been silent for FAILED_SECONDS and to which no peer is connected.
+    def expire(self, now: float) -> bool:
+        """Record the failure of the ranks that have been silent for too long and to which no peer is connected.
 
         A process that is stopped, or that holds the interpreter for long, sends no heartbeat; its connections stand,
         its peers wait for it, and it may go on.
+
+        Returns:
+            Whether states may have changed; if not, no rank has been looked at.
         """
-        silent = [each for each in self.records.values() if each.ended is None and each.silence(now) >= FAILED_SECONDS]
-        for record in silent:
-            if not self._has_connected_peer(record, now):
+        if now < self._due:
+            return False
+        live = [record for record in self.records.values() if record.ended is None]
+        watching = [record for record in live if record.watches_peers and record.is_heard(now)]
+        lost_by = collections.Counter(rank for record in watching for rank in record.lost_peers)
+        for record in live:
+            if not record.is_heard(now) and lost_by[record.member.rank] >= len(watching):
                 record.fail()
-
-    def _has_connected_peer(self, record: RankRecord, now: float) -> bool:
-        """Return whether a rank that reports lost connections is heard, and has not reported this one's."""
-        return any(
-            peer.watches_peers
-            and peer.ended is None
-            and peer.silence(now) < FAILED_SECONDS
-            and record.member.rank not in peer.lost_peers
-            for peer in self.records.values()
-            if peer is not record
-        )
-
-    def has_group(self, group: str, now: float) -> bool:
-        """Return whether a live rank has a group; where no rank lives, whether one had it when it failed."""
-        live = [record for record in self.records.values() if record.is_live(now)]
-        return any(each.id == group for record in live or self.records.values() for each in record.groups)
+                self.note_end(record)
+        self._due = min((record.next_change(now) for record in live if record.ended is None), default=float("inf"))
+        return True
 
     def is_present(self, rank: int) -> bool:
         """Return whether a rank is known and has not left."""
         return rank in self.records and self.records[rank].ended != "left"
 
-    def drop_group(self, group: str) -> None:
-        """Forget a group that ranks had when they failed."""
-        for record in self.records.values():
-            record.groups = [each for each in record.groups if each.id != group]
+    def has_group(self, group: str) -> bool:
+        """Return whether a live rank has a group; where no rank lives, whether one had it when it failed."""
+        holders = self.groups.holders(group)
+        return any(self.records[rank].is_live() for rank in holders) or (bool(holders) and not self.live_ranks())
 
     def is_waiting(self, instance: str) -> bool:
         """Return whether a join of this process waits for the world."""
-        return instance in self.waiters.values()
+        return instance in self.waiters
+
+    def drop_waiter(self, instance: str, future: Future[JoinReply]) -> None:
+        """Forget a join that does not wait any more."""
+        waiting = self.waiters.get(instance)
+        if waiting is not None:
+            waiting.discard(future)
+            if not waiting:
+                del self.waiters[instance]
 
     def silent_joiners(self, now: float) -> list[RankRecord]:
         """Return the joiners without a waiting join or a recent one: their processes have died."""
+        if now <= self._joiners_due:
+            return []
+        records = self.all_records()
+        self._joiners_due = min((each.last_seen for each in records), default=now) + JOIN_SILENCE_SECONDS
         return [
             record
-            for record in self.all_records()
+            for record in records
             if now - record.last_seen > JOIN_SILENCE_SECONDS and not self.is_waiting(record.member.instance)
         ]
+
+    def _in_order(self) -> Iterator[RankRecord]:
+        ranks = (self.records[rank] for rank in range(self.size) if rank in self.records)
+        return itertools.chain(ranks, self.unassigned.values())
 
     def check_rank_free(self, member: Member, now: float) -> None:
         """Raise RankTakenError if another live process holds the member's rank."""
         record = self.records.get(member.rank)
-        if record is None or record.member.instance == member.instance or not record.is_live(now):
+        if record is None or record.member.instance == member.instance or not record.is_live():
             return
         holder = record.member
-        silence = JOIN_SILENCE_SECONDS if record.joining else FAILED_SECONDS
+        silence = JOIN_SILENCE_SECONDS if record.joining else failed_seconds(record.interval)
         raise RankTakenError(
             f"{holder.described()} at {holder.http} already holds rank {member.rank} of job {self.job!r} "
             f"(epoch {self.number}, {record.state(now)}, last heard {now - record.last_seen:.1f} s ago), so process "
@@ -223,23 +319,22 @@ class Epoch:
 
         A member that expects another world size belongs to the next epoch.
         """
-        if member.rank != UNASSIGNED or world_size != self.size or self.live_ranks(now) < self.size:
+        if member.rank != UNASSIGNED or world_size != self.size or self.live_ranks() < self.size:
             return
         first = self.records[0].member
         raise RankTakenError(
             f"all {self.size} ranks of job {self.job!r} (epoch {self.number}) are held by live processes, the first by "
             f"{first.described()} at {first.http}, so there is none left for process {member.pid} on {member.host}. "
             "Start no more processes than WORLD_SIZE and give each job its own RANKMESH_JOB or group_name; if the "
-            f"holders have died, their ranks are free after {FAILED_SECONDS:g} s of silence",
+            f"holders have died, their ranks are free after {failed_seconds(self.interval):g} s of silence",
             address=first.http,
         )
 
     def check_world_size(self, world_size: int, member: Member) -> None:
         """Raise WorldSizeMismatchError if the member expects another world size than the first one."""
-        joined = [*self.records.values(), *self.unassigned.values()]
-        if world_size == self.size or not joined:
+        if world_size == self.size or not self.count:
             return
-        first = joined[0].member
+        first = next(itertools.chain(self.records.values(), self.unassigned.values())).member
         raise WorldSizeMismatchError(
             f"{member.described()} says that job {self.job!r} has {world_size} ranks, but {first.described()} at "
             f"{first.http}, which came first, says {self.size}. Start all ranks with the same WORLD_SIZE, or give each "

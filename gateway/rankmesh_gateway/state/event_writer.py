@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh_agent.wire.schemas import FAILED_SECONDS, SUSPECT_SECONDS, UNASSIGNED, GroupInfo, RankState
+from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import RankRecord
@@ -81,38 +81,39 @@ class EventWriter:
                 # Of a world that was complete at an earlier gateway, the ranks' own reports are all there is.
                 detail = f"{rank} is alive" if before is None else f"{rank} is alive again, after it was {before}"
             elif state == "suspect":
-                at = record.last_seen + SUSPECT_SECONDS
-                detail = f"no heartbeat of {rank} for {SUSPECT_SECONDS:g} s"
+                seconds = suspect_seconds(record.interval)
+                at = record.last_seen + seconds
+                detail = f"no heartbeat of {rank} for {seconds:g} s"
             elif state == "failed":
+                seconds = failed_seconds(record.interval)
                 if not record.reason:
-                    at = record.last_seen + FAILED_SECONDS
-                detail = f"{rank} has failed: {record.reason or f'no heartbeat for {FAILED_SECONDS:g} s'}"
+                    at = record.last_seen + seconds
+                detail = f"{rank} has failed: {record.reason or f'no heartbeat for {seconds:g} s'}"
             else:
                 detail = f"{rank} has left"
             self._rank_event(_STATE_EVENTS[state], detail, epoch, record, at)
 
-    def group_changes(self, epoch: Epoch, record: RankRecord, before: list[GroupInfo], now: float) -> None:
+    def group_changes(self, epoch: Epoch, reported: Iterable[GroupInfo], ended: Iterable[GroupInfo]) -> None:
         """Log the groups that a rank's report creates, fails or ends.
 
         Args:
             epoch: the rank's epoch.
-            record: the rank.
-            before: the groups of its report before.
-            now: the clock.
+            reported: the groups of the report.
+            ended: the groups that the rank no longer has.
         """
-        for group in record.groups:
-            if group.id not in epoch.logged_groups:
+        for group in reported:
+            ranks = epoch.groups.ranks(group.id)
+            if ranks is not None and group.id not in epoch.logged_groups:
                 epoch.logged_groups[group.id] = False
-                self._group_event("group-made", f"of ranks {_listed(group.ranks)} is made", epoch, group)
-            if group.failure and not epoch.logged_groups[group.id]:
+                self._group_event("group-made", f"of ranks {_listed(ranks)} is made", epoch, group)
+            if group.failure and epoch.logged_groups.get(group.id) is False:
                 epoch.logged_groups[group.id] = True
                 self._group_event("group-failed", f"has failed: {group.failure}", epoch, group)
-        kept = {group.id for group in record.groups}
-        for group in before:
-            if group.id not in kept and group.id in epoch.logged_groups and not epoch.has_group(group.id, now):
+        for group in ended:
+            if group.id in epoch.logged_groups and not epoch.has_group(group.id):
                 del epoch.logged_groups[group.id]
-                epoch.drop_group(group.id)
                 self._group_event("group-ended", "has ended", epoch, group)
+                epoch.groups.drop(group.id, epoch.records)
 
     def _rank_event(
         self, kind: EventKind, detail: str, epoch: Epoch, record: RankRecord, at: float | None = None
@@ -122,7 +123,8 @@ class EventWriter:
 
     def _group_event(self, kind: EventKind, detail: str, epoch: Epoch, group: GroupInfo) -> None:
         detail = f"group {group.name!r} {detail}"
-        self._log.append(kind, detail, job=epoch.job, ranks=group.ranks, group=group.id, epoch=epoch.number)
+        ranks = epoch.groups.ranks(group.id) or []
+        self._log.append(kind, detail, job=epoch.job, ranks=ranks, group=group.id, epoch=epoch.number)
 
 
 def _listed(ranks: list[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.wire.schemas import SUSPECT_SECONDS, RankGroupInfo
+from rankmesh_agent.wire.schemas import RankGroupInfo, suspect_seconds
 from rankmesh_gateway.schemas import GroupInFlight, is_held_up
 from rankmesh_gateway.state.epoch import Epoch
 
@@ -15,12 +15,16 @@ def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
     found: dict[str, RankGroupInfo] = {}
     broken_since: dict[str, float] = {}
     for rank, record in sorted(epoch.records.items()):
-        fresh = now - record.reported_at < SUSPECT_SECONDS and record.is_live(now)
-        for group in record.groups:
-            merged = found.setdefault(
-                group.id,
-                RankGroupInfo(epoch.job, epoch.number, group.id, group.name, group.ranks, group.medium, {}, ""),
-            )
+        fresh = now - record.reported_at < suspect_seconds(record.interval) and record.is_live()
+        for group in record.groups.values():
+            ranks = epoch.groups.ranks(group.id)
+            if ranks is None:
+                continue
+            if group.id not in found:
+                found[group.id] = RankGroupInfo(
+                    epoch.job, epoch.number, group.id, group.name, ranks, group.medium, {}, ""
+                )
+            merged = found[group.id]
             merged.seqs[str(rank)] = group.seq
             merged.ages[str(rank)] = max(0.0, now - record.reported_at)
             if fresh:
@@ -42,11 +46,14 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
     found: dict[tuple[str, int], GroupInFlight] = {}
     begun: dict[str, dict[int, int]] = {}
     for rank, record in sorted(epoch.records.items()):
-        for group in record.groups:
+        for group in record.groups.values():
+            ranks = epoch.groups.ranks(group.id)
+            if ranks is None:
+                continue
             if group.id not in begun:
-                begun[group.id] = {member: 0 for member in group.ranks if epoch.is_present(member)}
+                begun[group.id] = {member: 0 for member in ranks if epoch.is_present(member)}
             begun[group.id][rank] = group.seq
-            if not record.is_live(now):
+            if not record.is_live():
                 continue
             for call in group.inflight:
                 key = (group.id, call.seq)

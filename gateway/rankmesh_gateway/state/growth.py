@@ -85,10 +85,11 @@ class Growth:
             return
         ended = not forming.records
         source, target, count = (forming, queue, len(forming.unassigned)) if ended else (queue, forming, self._free())
-        for instance in list(source.unassigned)[:count]:
-            target.unassigned[instance] = source.unassigned.pop(instance)
-            moved = [future for future, waiting in source.waiters.items() if waiting == instance]
-            target.waiters |= {future: source.waiters.pop(future) for future in moved}
+        for instance, record in list(source.unassigned.items())[:count]:
+            source.remove(record)
+            target.add(record)
+            if instance in source.waiters:
+                target.waiters[instance] = source.waiters.pop(instance)
         if ended:
             self.forming = None
 

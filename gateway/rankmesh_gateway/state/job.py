@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
+from rankmesh_gateway.state.group_reports import GroupChanges
 from rankmesh_gateway.state.growth import Growth
+from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.rank import RankRecord
+
+
+class HeartbeatOutcome(NamedTuple):
+    """Outcome of a heartbeat: its epoch, None if that is over; the ranks that have failed by it; its groups."""
+
+    epoch: Epoch | None
+    lost: Sequence[RankRecord] = ()
+    groups: GroupChanges = GroupChanges()
 
 
 class Job:
@@ -20,6 +31,7 @@ class Job:
     Args:
         name: the job's name.
         writer: writes the event log.
+        pace: the interval of heartbeats.
 
     Attributes:
         name: the job's name.
@@ -30,9 +42,10 @@ class Job:
         before: the ranks of the attempt before, as they were when it ended.
     """
 
-    def __init__(self, name: str, writer: EventWriter) -> None:
+    def __init__(self, name: str, writer: EventWriter, pace: HeartbeatPace) -> None:
         self.name = name
         self._writer = writer
+        self._pace = pace
         self.epochs: dict[int, Epoch] = {}
         self.forming: Epoch | None = None
         self.growth = Growth(name)
@@ -98,7 +111,7 @@ class Job:
     def _join_growth(self, request: JoinRequest, now: float) -> Epoch:
         """Admit a process that awaits the growth, or a rank of the world that grows; see Growth."""
         self.drop_silent_joiners(now)
-        if request.awaits_growth and self.has_ended(now):
+        if request.awaits_growth and self.has_ended():
             raise JobEndedError(
                 f"all ranks of job {self.name!r} have left: there is no world that {request.member.described()} could "
                 "join. Start the job again, or this process without join=True"
@@ -117,7 +130,7 @@ class Job:
 
     def _start(self, epoch: Epoch, now: float) -> None:
         epoch.number = self._last_used = self._next_number()
-        epoch.start(now)
+        epoch.start(now, self._pace.add_ranks(epoch.size))
         self._writer.world_complete(epoch)
         self.epochs[epoch.number] = epoch
         self._renumber()
@@ -159,11 +172,8 @@ class Job:
             return self.epoch_of(request.member) or self.growth.epoch_of(request.member)
         return self.epoch_of(request.member) or self.forming or self._next_epoch(request.world_size)
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> tuple[Epoch | None, list[RankRecord]]:
+    def heartbeat(self, beat: Heartbeat, now: float) -> HeartbeatOutcome:
         """Record a heartbeat; that of a rank that has left or failed changes nothing.
-
-        Returns:
-            The heartbeat's epoch, None if that is over and dropped; and the ranks that have failed by its report.
 
         Raises:
             RankTakenError: another live process holds this rank of the epoch.
@@ -172,32 +182,35 @@ class Job:
         epoch = self.epochs.get(beat.epoch)
         if epoch is None:
             if beat.epoch <= self._last_ended or (self.epochs and beat.epoch < self._latest_number()):
-                return None, []
+                return HeartbeatOutcome(None)
             epoch = self._restore(beat, now)
         epoch.check_world_size(beat.world_size, beat.member)
         epoch.check_rank_free(beat.member, now)
         record = epoch.find(beat.member.rank, beat.member.instance) or epoch.admit(beat.member, now)
-        if not record.is_live(now):
+        if not record.is_live():
             record.refuse_heartbeat(now)
-            return epoch, []
-        before = record.groups
-        record.heartbeat(beat, now)
+            return HeartbeatOutcome(epoch)
+        record.heartbeat(beat, self._pace.interval, now)
+        epoch.heard(record)
+        changes = epoch.groups.report(record, beat, now)
+        record.report_groups(changes.reported, changes.ended, now)
         lost = epoch.report_lost(record, beat.lost)
         self._writer.state_changes(epoch, [record, *lost], now)
-        self._writer.group_changes(epoch, record, before, now)
-        return epoch, lost
+        self._writer.group_changes(epoch, changes.reported, changes.ended)
+        return HeartbeatOutcome(epoch, lost, changes)
 
     def leave(self, goodbye: Leave, now: float) -> None:
         """Record that a rank leaves an epoch whose world was complete."""
         for epoch in self.epochs.values():
             record = epoch.find(goodbye.rank, goodbye.instance)
             if record is not None:
-                before = record.groups
+                before = list(record.groups.values())
                 record.leave(goodbye.reason, now, goodbye.failed_ranks[: epoch.size])
+                epoch.note_end(record)
                 self._writer.state_changes(epoch, [record], now)
-                self._writer.group_changes(epoch, record, before, now)
-        if not self.has_ended(now):  # it goes on in another epoch
-            self.epochs = {number: epoch for number, epoch in self.epochs.items() if epoch.live_ranks(now)}
+                self._writer.group_changes(epoch, [], before if not record.groups else [])
+        if not self.has_ended():  # it goes on in another epoch
+            self.epochs = {number: epoch for number, epoch in self.epochs.items() if epoch.live_ranks()}
 
     def process_exited(self, rank: int, pid: int, host: str, reason: str, now: float) -> None:
         """Record how a process exited, from the launcher that observed it: its cause is more exact than the peers'.
@@ -215,15 +228,16 @@ class Job:
             # After a growth the ranks have other numbers than the launcher's.
             for record in held or [each for each in here if each.member.rank == rank and not epoch.grown]:
                 if record.process_exited(reason, now):
+                    epoch.note_end(record)
                     self._writer.state_changes(epoch, [record], now)
 
     def poll_timeouts(self, now: float) -> None:
         """Record and log the state changes of ranks that have been silent for too long."""
         for epoch in self.epochs.values():
-            epoch.expire(now)
-            self._writer.state_changes(epoch, epoch.records.values(), now)
+            if epoch.expire(now):
+                self._writer.state_changes(epoch, epoch.records.values(), now)
         for number, epoch in list(self.epochs.items()):
-            if epoch.grown and not epoch.live_ranks(now) and not self.has_ended(now):  # the world before goes on
+            if epoch.grown and not epoch.live_ranks() and not self.has_ended():  # the world before goes on
                 del self.epochs[number]
 
     def withdraw(self, rank: int, instance: str) -> Epoch | None:
@@ -241,12 +255,12 @@ class Job:
 
     def waiters(self) -> list[Future[JoinReply]]:
         """Return the joins that wait."""
-        return [future for epoch in self._incomplete() for future in epoch.waiters]
+        return [future for epoch in self._incomplete() for waiting in epoch.waiters.values() for future in waiting]
 
-    def drop_waiter(self, future: Future[JoinReply]) -> None:
+    def drop_waiter(self, instance: str, future: Future[JoinReply]) -> None:
         """Forget a join that does not wait any more."""
         for epoch in self._incomplete():
-            epoch.waiters.pop(future, None)
+            epoch.drop_waiter(instance, future)
 
     def is_waiting(self, instance: str) -> bool:
         """Return whether a join of this process waits."""
@@ -267,13 +281,13 @@ class Job:
         self.drop_silent_joiners(now)
         return self.growth.waiting()
 
-    def has_ended(self, now: float) -> bool:
+    def has_ended(self) -> bool:
         """Return whether there was a world, and all ranks of it have left or failed."""
-        return bool(self.epochs) and not any(epoch.live_ranks(now) for epoch in self.epochs.values())
+        return bool(self.epochs) and not any(epoch.live_ranks() for epoch in self.epochs.values())
 
-    def live_ranks(self, now: float) -> int:
+    def live_ranks(self) -> int:
         """Return how many ranks are live, joining ones included."""
-        return sum(epoch.live_ranks(now) for epoch in (*self.epochs.values(), *self._incomplete()))
+        return sum(epoch.live_ranks() for epoch in (*self.epochs.values(), *self._incomplete()))
 
     def excuse(self, seconds: float) -> None:
         """Take some seconds off the silence of all ranks."""
@@ -334,6 +348,4 @@ class Job:
 
     def _drop_old_epochs(self, now: float) -> None:
         latest = self._latest_number()
-        self.epochs = {
-            number: epoch for number, epoch in self.epochs.items() if number == latest or epoch.live_ranks(now)
-        }
+        self.epochs = {number: epoch for number, epoch in self.epochs.items() if number == latest or epoch.live_ranks()}

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.schemas import NO_HEARTBEAT, SUSPECT_SECONDS, GroupInfo, Heartbeat, Member, RankInfo, RankState
+from rankmesh_agent.wire.schemas import (
+    HEARTBEAT_SECONDS,
+    NO_HEARTBEAT,
+    GroupInfo,
+    Heartbeat,
+    Member,
+    RankInfo,
+    RankState,
+    failed_seconds,
+    suspect_seconds,
+)
 from rankmesh_gateway.state.rates import Rates
 from rankmesh_gateway.state.validation import MAX_REASON
 
@@ -28,7 +38,10 @@ class RankRecord:
         failed_ranks: the other ranks whose failure is the cause of its own, as far as it knows.
         lost_peers: the ranks that it reports lost.
         watches_peers: whether it reports each rank whose connection breaks.
-        groups: its groups, as of the last report.
+        groups: its groups by id, as of the last report, without their ranks: see GroupReports.
+        number: the number of that report.
+        interval: seconds between its heartbeats, as far as it may know.
+        told_interval: the seconds that the last reply named.
         reported_at: the clock at that report.
         rates: throughput of its groups.
         failed_since: the clock at the first report of a group's failure, by group id.
@@ -44,7 +57,10 @@ class RankRecord:
     failed_ranks: list[int] = field(default_factory=list)
     lost_peers: frozenset[int] = frozenset()
     watches_peers: bool = False
-    groups: list[GroupInfo] = field(default_factory=list)
+    groups: dict[str, GroupInfo] = field(default_factory=dict)
+    number: int = 0
+    interval: float = HEARTBEAT_SECONDS
+    told_interval: float = HEARTBEAT_SECONDS
     reported_at: float = 0.0
     rates: Rates = field(default_factory=Rates)
     failed_since: dict[str, float] = field(default_factory=dict)
@@ -56,25 +72,50 @@ class RankRecord:
             return self.ended
         if self.joining:
             return "joining"
-        return "suspect" if self.silence(now) >= SUSPECT_SECONDS else "alive"
+        return "suspect" if self.silence(now) >= suspect_seconds(self.interval) else "alive"
 
     def silence(self, now: float) -> float:
         """Return the seconds since the last heartbeat."""
         return max(0.0, now - self.last_seen)
 
-    def is_live(self, now: float) -> bool:
-        """Return whether the rank is held by a process that has neither left nor failed."""
-        return self.state(now) not in ("left", "failed")
+    def is_heard(self, now: float) -> bool:
+        """Return whether a heartbeat has come within the time after which a silent rank has failed."""
+        return self.silence(now) < failed_seconds(self.interval)
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> None:
-        """Record a heartbeat of a rank that has neither left nor failed."""
-        self.last_seen = now
+    def next_change(self, now: float) -> float:
+        """Return when the state of a live rank changes if it stays silent; ``now`` if it may at any time."""
+        seconds = (suspect_seconds(self.interval), failed_seconds(self.interval))
+        return next((self.last_seen + each for each in seconds if self.silence(now) < each), now)
+
+    def is_live(self) -> bool:
+        """Return whether the rank is held by a process that has neither left nor failed."""
+        return self.ended is None
+
+    def heartbeat(self, beat: Heartbeat, interval: float, now: float) -> None:
+        """Record a heartbeat of a rank that has neither left nor failed, but for its groups.
+
+        Args:
+            beat: the heartbeat.
+            interval: the seconds until the next one, as the reply names them. The reply may be lost: the longer of two
+                intervals counts.
+            now: the clock.
+        """
+        self.last_seen = self.reported_at = now
         self.joining = False
-        self.groups = beat.groups
         self.watches_peers = beat.watches_peers
-        self.reported_at = now
-        self.rates.update(beat.groups, now)
-        self.failed_since = {each.id: self.failed_since.get(each.id, now) for each in beat.groups if each.failure}
+        self.interval, self.told_interval = max(self.told_interval, interval), interval
+
+    def report_groups(self, reported: Sequence[GroupInfo], ended: Sequence[GroupInfo], now: float) -> None:
+        """Record the rates of the groups that a heartbeat names, and since when they have failed."""
+        self.rates.update(reported, now)
+        for group in ended:
+            self.failed_since.pop(group.id, None)
+            self.rates.end(group.id)
+        for group in reported:
+            if group.failure:
+                self.failed_since.setdefault(group.id, now)
+            else:
+                self.failed_since.pop(group.id, None)
 
     def refuse_heartbeat(self, now: float) -> None:
         """Record that a heartbeat came after the rank's failure by silence."""
@@ -112,8 +153,6 @@ class RankRecord:
         self.reason = reason[:MAX_REASON]
         self.ended = "failed" if reason else "left"
         self.failed_ranks = list(failed_ranks)
-        if not reason:
-            self.groups = []
 
     def info(self, job: str, epoch: int, now: float) -> RankInfo:
         """Return the record as the HTTP interface shows it."""

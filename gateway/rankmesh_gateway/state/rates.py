@@ -19,24 +19,32 @@ class Rate(NamedTuple):
 
 
 class Rates:
-    """The rates of one rank's groups."""
+    """The rates of one rank's groups. A group that a heartbeat does not name has had no operation since the last."""
 
     def __init__(self) -> None:
         self._at = float("-inf")
         self._counts: dict[str, tuple[int, int]] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
         self._rates: dict[str, Rate] = {}
 
     def update(self, groups: Sequence[GroupInfo], now: float) -> None:
         """Record the counts of a heartbeat."""
+        self._reported |= {group.id: (group.seq, group.bytes) for group in groups}
         seconds = now - self._at
         if seconds < _MIN_INTERVAL:
             return
         self._rates = {}
-        for group in groups:
-            seq, nbytes = self._counts.get(group.id, (group.seq, group.bytes))
-            operations, sent = max(0, group.seq - seq), max(0, group.bytes - nbytes)
-            self._rates[group.id] = Rate(operations / seconds, sent / seconds)
-        self._at, self._counts = now, {group.id: (group.seq, group.bytes) for group in groups}
+        for group, counts in self._reported.items():
+            seq, nbytes = self._counts.get(group, counts)
+            operations, sent = max(0, counts[0] - seq), max(0, counts[1] - nbytes)
+            self._rates[group] = Rate(operations / seconds, sent / seconds)
+        self._counts |= self._reported
+        self._at, self._reported = now, {}
+
+    def end(self, group: str) -> None:
+        """Forget a group."""
+        for counts in (self._counts, self._reported, self._rates):
+            counts.pop(group, None)
 
     def of(self, group: str) -> Rate:
         """Return the rate of a group, by its id; zero at its first heartbeat."""

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
+from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
 
@@ -76,6 +77,7 @@ class Registry:
         launchers: the launchers of jobs on several nodes.
         events: the event log.
         closed: whether ``close`` has been called.
+        deliver: completes the joins of a world; a server may do so little by little.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,12 +87,14 @@ class Registry:
         self._jobs: dict[str, Job] = {}
         self._request_counts: Counter[str] = Counter()
         self.closed = False
+        self.deliver: Callable[[Sequence[Future[JoinReply]], JoinReply], None] = complete_joins
         self._started = self._polled = self._scanned = clock()
         self._scans_expected = False
         self.events = EventLog(clock)
         self.agents = AgentPool(self._now, self._lock, self.events)
         self.launchers = LauncherRegistry(self._now, self._lock)
         self._writer = EventWriter(self.events)
+        self._pace = HeartbeatPace()
 
     def expect_scans(self, expected: bool) -> None:
         """Record whether a server calls ``poll_timeouts`` every SCAN_SECONDS.
@@ -123,20 +127,22 @@ class Registry:
             self._check_open(request)
             job = self._job(request.job)
             self._request_counts["joins"] += 1
-            now = self._polled_now()
+            now = self._now()
+            self._poll_if_due(now)
+            job.poll_timeouts(now)
             ended = job.restart(request.attempt, now, self.launchers.reason(job.name, request.attempt))
             epoch = job.join(request, now)
             self._jobs[job.name] = job
-            epoch.waiters[future] = request.member.instance
-            reply = epoch.reply()
+            instance = request.member.instance
+            epoch.waiters.setdefault(instance, set()).add(future)
             ready: list[Future[JoinReply]] = []
-            if reply.complete:
-                ready, epoch.waiters = list(epoch.waiters), {}
+            if epoch.complete:
+                reply = epoch.reply()
+                ready, epoch.waiters = [each for waiting in epoch.waiters.values() for each in waiting], {}
         _cancel(ended)
-        for waiting in ready:
-            if waiting.set_running_or_notify_cancel():
-                waiting.set_result(reply)
-        future.add_done_callback(lambda ended: self._drop_waiter(job, ended))
+        if ready:
+            self.deliver(ready, reply)
+        future.add_done_callback(lambda ended: self._drop_waiter(job, instance, ended))
         return future
 
     def restart(self, job: str, attempt: int) -> None:
@@ -159,7 +165,7 @@ class Registry:
         """
         with self._lock:
             self._check_open(request)
-            job = self._jobs.get(request.job) or Job(request.job, self._writer)
+            job = self._jobs.get(request.job) or Job(request.job, self._writer, self._pace)
             return job.awaited_epoch(request).reply()
 
     def withdraw_join(self, request: JoinRequest) -> None:
@@ -193,16 +199,24 @@ class Registry:
             now = self._now()
             self._request_counts["heartbeats"] += 1
             job = self._job(beat.job)
-            epoch, lost = job.heartbeat(beat, now)
+            interval = self._pace.interval
+            epoch, lost, groups = job.heartbeat(beat, now)
             self._jobs[job.name] = job
             for record in lost:
                 self.agents.suspect(record.member, now)
-            if now - self._polled >= _POLL_SECONDS:
-                self._poll_timeouts(now)
+            self._poll_if_due(now)
             change = self.launchers.change_after(beat.job, job.attempt if epoch is not None else job.attempt - 1, now)
             if change is not None:
-                return RestartReply([], change.reason, change.lost_ranks)
-            return HeartbeatReply(epoch.failed() if epoch is not None else [])
+                return RestartReply([], restart=change.reason, lost_ranks=change.lost_ranks)
+            failed, version = epoch.failed(beat.failed_version) if epoch is not None else ([], 0)
+            return HeartbeatReply(
+                failed,
+                version if beat.failed_version >= 0 else 0,
+                interval,
+                groups.resend,
+                groups.unknown,
+                groups.dropped,
+            )
 
     def leave(self, goodbye: Leave) -> None:
         """Record that a rank leaves; with a reason, that it has failed. A joiner's place is free at once.
@@ -216,10 +230,9 @@ class Registry:
                 return
             job.leave(goodbye, self._now())
             epoch = job.withdraw(goodbye.rank, goodbye.instance)
-            waiters = epoch.waiters.items() if epoch is not None else ()
-            ended = [future for future, instance in waiters if instance == goodbye.instance]
-            if job.has_ended(self._now()):
-                ended += job.growth.wait_list.waiters  # their next requests are refused
+            ended = list(epoch.waiters.get(goodbye.instance, ())) if epoch is not None else []
+            if job.has_ended():  # the waiting processes' next requests are refused
+                ended += [future for waiting in job.growth.wait_list.waiters.values() for future in waiting]
         _cancel(ended)
 
     def process_exited(self, job: str, rank: int, pid: int, host: str, reason: str) -> None:
@@ -262,7 +275,7 @@ class Registry:
             now = self._clock()
             offset = now - time.time()
             for each in epochs:
-                job = self._jobs.setdefault(each.job, Job(each.job, self._writer))
+                job = self._jobs.setdefault(each.job, Job(each.job, self._writer, self._pace))
                 job.epochs[each.number] = restore(each, lambda at: at + offset, now)
 
     def close(self) -> None:
@@ -329,7 +342,7 @@ class Registry:
                 (epoch, info) for epoch in epochs for info in merged_groups(epoch, now) if name in (info.id, info.name)
             ]
             if len(found) > 1:  # epochs without a live rank do not count
-                found = [(epoch, info) for epoch, info in found if epoch.live_ranks(now)]
+                found = [(epoch, info) for epoch, info in found if epoch.live_ranks()]
             if len(found) != 1:
                 raise _group_not_found(name, [info for _, info in found])
             epoch, info = found[0]
@@ -358,8 +371,8 @@ class Registry:
     def counts(self) -> Counts:
         """Return the number of live jobs and ranks."""
         with self._lock:
-            now = self._polled_now()
-            present = [job.live_ranks(now) for job in self._jobs.values()]
+            self._polled_now()
+            present = [job.live_ranks() for job in self._jobs.values()]
             return Counts(sum(ranks > 0 for ranks in present), sum(present))
 
     def _now(self) -> float:
@@ -385,6 +398,12 @@ class Registry:
         for job in self._jobs.values():
             job.poll_timeouts(now)
         self.agents.poll_timeouts(now)
+        self._pace.set_ranks(sum(job.live_ranks() for job in self._jobs.values()))
+
+    def _poll_if_due(self, now: float) -> None:
+        """Poll, but not at every request."""
+        if now - self._polled >= _POLL_SECONDS:
+            self._poll_timeouts(now)
 
     def request_counts(self) -> Counter[str]:
         """Return the number of ``joins``, ``heartbeats`` and ``leaves`` so far."""
@@ -405,13 +424,13 @@ class Registry:
         """Return the job of that name, or a new one that the caller adds once a rank is in it."""
         if name not in self._jobs:
             self._make_room()
-        return self._jobs.get(name) or Job(name, self._writer)
+        return self._jobs.get(name) or Job(name, self._writer, self._pace)
 
     def _make_room(self) -> None:
         now = self._now()
         for job in self._jobs.values():
             job.drop_silent_joiners(now)
-        gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.live_ranks(now)}
+        gone = {name: job.last_seen() for name, job in self._jobs.items() if not job.live_ranks()}
         for name in sorted(gone, key=gone.__getitem__):
             if now - gone[name] <= FORGET_SECONDS and len(self._jobs) < MAX_JOBS:
                 break
@@ -421,9 +440,9 @@ class Registry:
                 f"this gateway keeps {MAX_JOBS} jobs and all have live ranks; use another gateway, or end some of them"
             )
 
-    def _drop_waiter(self, job: Job, future: Future[JoinReply]) -> None:
+    def _drop_waiter(self, job: Job, instance: str, future: Future[JoinReply]) -> None:
         with self._lock:
-            job.drop_waiter(future)
+            job.drop_waiter(instance, future)
 
 
 def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundError:
@@ -431,6 +450,13 @@ def _group_not_found(name: str, found: list[RankGroupInfo]) -> GroupNotFoundErro
         return GroupNotFoundError(f"no rank reports a group {name!r}; GET /v1/groups lists those there are", group=name)
     where = ", ".join(f"{info.id} in job {info.job!r}" for info in found[:20])
     return GroupNotFoundError(f"{len(found)} groups are called {name!r}: {where}; say which by its id", group=name)
+
+
+def complete_joins(joins: Iterable[Future[JoinReply]], reply: JoinReply) -> None:
+    """Complete the joins of a world that are not cancelled."""
+    for future in joins:
+        if future.set_running_or_notify_cancel():
+            future.set_result(reply)
 
 
 def _cancel(futures: Iterable[Future[Any]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-from rankmesh_agent.wire.schemas import GroupInfo, Member, RankState
+from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, GroupInfo, Member, RankState
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.rank import RankRecord
 
@@ -15,7 +15,10 @@ Ended = Literal["left", "failed"]
 
 @dataclass
 class SavedRank:
-    """A rank: see RankRecord. Times are seconds since 1970; ``ended`` and ``logged_state`` are empty for None."""
+    """A rank: see RankRecord. Times are seconds since 1970; ``ended`` and ``logged_state`` are empty for None.
+
+    In files of earlier versions, ``groups`` have their ranks.
+    """
 
     member: Member
     last_seen: float
@@ -27,6 +30,15 @@ class SavedRank:
     reported_at: float
     failed_ranks: list[int] = field(default_factory=list)
     groups: list[GroupInfo] = field(default_factory=list)
+    interval: float = HEARTBEAT_SECONDS
+
+
+@dataclass
+class SavedGroup:
+    """The ranks of a group."""
+
+    id: str
+    ranks: list[int]
 
 
 @dataclass
@@ -36,6 +48,7 @@ class SavedEpoch:
     Attributes:
         groups: the ids of the groups in the event log.
         failed_groups: those of them whose failure it has.
+        group_ranks: the ranks of the groups.
     """
 
     job: str
@@ -45,6 +58,7 @@ class SavedEpoch:
     ranks: list[SavedRank]
     groups: list[str]
     failed_groups: list[str]
+    group_ranks: list[SavedGroup] = field(default_factory=list)
 
 
 def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
@@ -65,13 +79,15 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
             record.logged_state or "",
             unix_time(record.reported_at),
             list(record.failed_ranks),
-            record.groups,
+            list(record.groups.values()),
+            record.interval,
         )
         for _, record in sorted(epoch.records.items())
     ]
     since = unix_time(epoch.since if epoch.since is not None else 0.0)
     failed = [group for group, has_failure in epoch.logged_groups.items() if has_failure]
-    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed)
+    groups = [SavedGroup(group, members) for group, members in epoch.groups.all_ranks().items()]
+    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed, groups)
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
@@ -83,9 +99,11 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
         now: the clock.
     """
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since))
+    for group_ranks in saved.group_ranks:
+        epoch.groups.define(group_ranks.id, group_ranks.ranks)
     for each in saved.ranks:
         reported_at = clock_time(each.reported_at)
-        epoch.records[each.member.rank] = RankRecord(
+        record = RankRecord(
             each.member,
             clock_time(each.last_seen) if each.ended else now,
             joining=False,
@@ -94,10 +112,14 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
             exited=each.exited,
             failed_ranks=each.failed_ranks,
             watches_peers=each.watches_peers,
-            groups=each.groups,
+            interval=each.interval,
+            told_interval=each.interval,
             reported_at=reported_at,
             failed_since={group.id: reported_at for group in each.groups if group.failure},
             logged_state=cast(RankState, each.logged_state) if each.logged_state in get_args(RankState) else None,
         )
+        epoch.add(record)
+        for group in each.groups:
+            epoch.groups.add(record, group)
     epoch.logged_groups = {group: group in saved.failed_groups for group in saved.groups}
     return epoch

@@ -75,16 +75,11 @@ def check_join(request: JoinRequest) -> None:
 
 
 def check_heartbeat(beat: Heartbeat) -> None:
-    """Raise InvalidRequestError unless the heartbeat's values are those of a rank that has joined."""
+    """Raise InvalidRequestError unless the heartbeat is that of a rank that has joined, whatever groups it has."""
     _check_place(beat.job, beat.world_size, beat.member, at_least=0)
     if beat.epoch < 1:
         raise InvalidRequestError(
             f"epoch {beat.epoch}: epochs count from 1; send the epoch that the join was answered with"
-        )
-    if len(beat.groups) > MAX_GROUPS:
-        raise InvalidRequestError(
-            f"{beat.member.described()} reports {len(beat.groups)} groups, the gateway keeps {MAX_GROUPS} a rank; "
-            "destroy groups that are no longer used"
         )
     if len(beat.lost) > beat.world_size:
         raise InvalidRequestError(f"{len(beat.lost)} ranks are reported lost, in a world of {beat.world_size}")

@@ -18,6 +18,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.http_client import HttpClient
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError, RankFailedError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, LostRank, Member
@@ -295,3 +296,38 @@ class TestGatewayId:
         assert [gateway_id(url) for url in (NOWHERE, "http://[", "no url")] == [None] * 3
         with socket.create_server(("127.0.0.1", 0)) as silent:
             assert gateway_id(url_of(silent), timeout=0.2) is None
+
+
+class TestALargeWorld:
+    def test_a_timeout_names_some_ranks_and_counts_the_others(self):
+        registry = Registry()
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            for rank in range(100):
+                registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
+            with pytest.raises(JoinTimeoutError, match=r"ranks 101-164 and 135 more of job") as caught:
+                client.join("job", 300, member(100, "r100"), Deadline(1.0))
+        assert "101 have joined" in str(caught.value)
+        assert caught.value.ranks == tuple(range(101, 165))
+
+    def test_the_table_of_members_is_compressed(self, monkeypatch):
+        registry, encodings = Registry(), []
+        request = HttpClient.request
+        monkeypatch.setattr(
+            HttpClient,
+            "request",
+            lambda *args, **named: encodings.append(request(*args, **named)) or encodings[-1],
+        )
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            for rank in range(299):
+                registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
+            reply = client.join("job", 300, member(299, "r299"), Deadline(20))
+        assert [each.rank for each in reply.members] == list(range(300))
+        assert encodings[-1].headers["content-encoding"] == "gzip"
+
+    def test_heartbeats_are_sent_at_the_interval_that_the_gateway_names(self):
+        with serving(Scripted((200, {"failed": [], "interval": 500.0}))) as url, client_of(lambda: url) as client:
+            client.url = url
+            assert client.is_heartbeat_due([])
+            for _ in range(2):
+                client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            assert not client.is_heartbeat_due([])

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from support.gateway_requests import Requests
 
-from rankmesh_agent.wire.schemas import GroupInfo, Lease
+from rankmesh_agent.wire.schemas import Lease
 from rankmesh_gateway.state.validation import (
     MAX_ADDRESSES,
-    MAX_GROUPS,
     MAX_LEASES,
     MAX_NAME,
     MAX_REASON,
@@ -50,7 +49,6 @@ WRONG = [
     ("member", {"addresses": ["a:1"] * (MAX_ADDRESSES + 1)}, "65 addresses"),
     ("heartbeat", {"epoch": -1}, "epoch -1"),
     ("heartbeat", {"member": Requests().member(-1)}, "rank -1"),
-    ("heartbeat", {"groups": [GroupInfo("aa", "g", [0], 0, "self", "", "")] * (MAX_GROUPS + 1)}, "1025 groups"),
     ("agent", {"id": ""}, "id is empty"),
     ("agent", {"name": " "}, "name is empty"),
     ("agent", {"host": "h" * (MAX_NAME + 1)}, "host has 256"),

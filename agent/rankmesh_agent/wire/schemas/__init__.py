@@ -16,6 +16,8 @@ from rankmesh_agent.wire.schemas.groups import (
 from rankmesh_agent.wire.schemas.job import (
     FAILED_SECONDS,
     HEARTBEAT_SECONDS,
+    LISTED_MEMBERS,
+    LISTED_RANKS,
     LONG_POLL_SECONDS,
     NO_HEARTBEAT,
     SUSPECT_SECONDS,
@@ -35,6 +37,8 @@ from rankmesh_agent.wire.schemas.job import (
     RankInfo,
     RankState,
     RestartReply,
+    failed_seconds,
+    suspect_seconds,
 )
 from rankmesh_agent.wire.schemas.launchers import (
     LAUNCHER_SECONDS,

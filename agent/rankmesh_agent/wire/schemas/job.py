@@ -10,17 +10,31 @@ from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Name, Number, Ra
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
-"""Interval of an agent's heartbeats to the gateway."""
+"""Interval of an agent's heartbeats to the gateway, unless a gateway with many ranks names a longer one."""
 NO_HEARTBEAT = "no heartbeat"
 """Start of the reason of a rank that failed because it was silent."""
 SUSPECT_SECONDS = 3.0
-"""Seconds without a heartbeat after which a rank is suspect."""
+"""Seconds without a heartbeat after which a rank is suspect, at an interval of HEARTBEAT_SECONDS."""
 FAILED_SECONDS = 10.0
-"""Seconds without a heartbeat after which a rank has failed."""
+"""Seconds without a heartbeat after which a rank has failed, at that interval."""
+LISTED_MEMBERS = 64
+"""Members, and missing ranks, that the reply to a join lists while the world is incomplete."""
+LISTED_RANKS = 64
+"""Size of a group up to which each member's heartbeat lists its ranks; the first member's lists those of any group."""
 LONG_POLL_SECONDS = 20.0
 """Maximum duration of a long poll; a client that waits longer repeats the request."""
 UNASSIGNED = -1
 """Rank of a joining process whose rank the gateway assigns."""
+
+
+def suspect_seconds(interval: float) -> float:
+    """Return the seconds without a heartbeat after which a rank with this interval is suspect: 3 intervals."""
+    return SUSPECT_SECONDS * max(1.0, interval / HEARTBEAT_SECONDS)
+
+
+def failed_seconds(interval: float) -> float:
+    """Return the seconds without a heartbeat after which a rank with this interval has failed: 10 s, or 4 intervals."""
+    return max(FAILED_SECONDS, 4 * interval)
 
 
 @dataclass
@@ -109,9 +123,12 @@ class JoinReply:
         job: the job's name.
         epoch: counts the job's complete worlds, from 1.
         world_size: number of ranks in the job.
-        members: the joined members by rank, then those without a rank yet, in the order of their joins.
-        missing: ranks that no member has requested.
+        members: the joined members by rank, then those without a rank yet, in the order of their joins; the first
+            LISTED_MEMBERS until the world is complete.
+        missing: ranks that no member has requested, the first LISTED_MEMBERS.
         grown: whether the world is an earlier one that has grown.
+        joined: number of members that have joined.
+        interval: seconds between the heartbeats that the gateway expects.
     """
 
     complete: bool
@@ -121,6 +138,8 @@ class JoinReply:
     members: list[Member]
     missing: list[Integer]
     grown: Boolean = False
+    joined: Integer = 0
+    interval: Number = HEARTBEAT_SECONDS
 
 
 @dataclass
@@ -138,16 +157,25 @@ class LostRank:
 
 @dataclass
 class Heartbeat:
-    """A rank's heartbeat. It is complete, so a restarted gateway learns the members of a job from it.
+    """A rank's heartbeat. A restarted gateway learns the members of a job from it.
+
+    A heartbeat is complete, or names the changes since an earlier one. Where the gateway has not recorded the earlier
+    one, because it has been restarted, for example, its reply asks for a complete one.
 
     Attributes:
         job: its job.
         epoch: the epoch it joined.
         world_size: ranks in the job.
         member: the rank's process.
-        groups: the rank's groups.
+        groups: the rank's groups, or those that have changed. A group's ``ranks`` are empty where the gateway knows
+            them, or gets them from another member, see LISTED_RANKS.
         lost: ranks whose connections broke without a goodbye; a new one causes an immediate heartbeat.
         watches_peers: whether ``lost`` has every rank that this one is no longer connected to.
+        number: counts the process's heartbeats, from 1; 0 if they are not counted.
+        changes_since: the number of the heartbeat that ``groups`` and ``ended_groups`` are the changes since; 0 if this
+            one is complete.
+        ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
+        failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
     """
 
     job: Name
@@ -157,16 +185,34 @@ class Heartbeat:
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[LostRank] = field(default_factory=list)
     watches_peers: Boolean = False
+    number: Integer = 0
+    changes_since: Integer = 0
+    ended_groups: list[str] = field(default_factory=list)
+    failed_version: Integer = -1
 
 
 @dataclass
 class HeartbeatReply:
-    """The gateway's response: the failed ranks of this epoch. A rank that finds itself among them stays failed."""
+    """The gateway's response: the failed ranks of this epoch. A rank that finds itself among them stays failed.
+
+    Attributes:
+        failed: the failed ranks, or those that are new since the heartbeat's ``failed_version``.
+        failed_version: the version with them.
+        interval: seconds until the next heartbeat.
+        resend: whether the gateway needs a complete heartbeat.
+        unknown_groups: groups of which the gateway needs the ranks.
+        dropped_groups: how many groups the gateway has left out, as there are too many.
+    """
 
     failed: list[Integer]
+    failed_version: Integer = 0
+    interval: Number = HEARTBEAT_SECONDS
+    resend: Boolean = False
+    unknown_groups: list[str] = field(default_factory=list)
+    dropped_groups: Integer = 0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RestartReply(HeartbeatReply):
     """The response once the nodes of the job have changed: this rank's attempt ends, all ranks start again.
 

@@ -31,7 +31,7 @@ async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> Jo
     return await handlers.join(registry, body, request.receive)
 
 
-@router.post("/heartbeat", responses=problems(400, 409, 503))
+@router.post("/heartbeat", response_model_exclude_defaults=True, responses=problems(400, 409, 503))
 async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
     """Report that a rank is alive, and the state of its groups."""
     return await handlers.heartbeat(registry, body, request.receive)

@@ -1,0 +1,187 @@
+"""What large jobs cost a gateway: ``python -m benchmarks.scale`` prints it. Members are simulated, sockets are real.
+
+Each member has a connection, and sends what the agent of a rank does: its join, then heartbeats, of a rank in two
+groups that call collectives, at the interval that the gateway names. A probe asks the gateway 20 times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import re
+import secrets
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Awaitable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+from benchmarks.join import processor_seconds
+from rankmesh_agent.membership.gateway_client import JOINS_A_SECOND, gateway_id
+from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
+from rankmesh_agent.net.descriptors import raise_limit
+from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
+
+CASES = ("1x1024", "1x10000", "100x100")
+"""Jobs, and ranks of each."""
+_HOST_RANKS, _PROBE_SECONDS, _DEADLINE = 8, 0.05, 300.0
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+
+
+class Cost(NamedTuple):
+    """What something took at the gateway; ``pause`` is the longest time that the probe waited for an answer."""
+
+    seconds: float
+    processor_seconds: float
+    megabytes: float
+    pause: float
+    resident_mb: float
+
+
+class Rank:
+    """A simulated member."""
+
+    traffic = 0
+    intervals: ClassVar[dict[str, float]] = {}
+
+    def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
+        self.job, self.world_size, self.url = job, world_size, urlsplit(url)
+        node, port = divmod(rank, _HOST_RANKS)
+        address, instance = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}", secrets.token_hex(16)
+        urls = [f"{address}:{4000 + 2 * port}"], f"http://{address}:{4001 + 2 * port}"
+        self.member = Member(rank, instance, f"node-{node}", f"{node:016x}", 4000 + rank, *urls, 65536, "auto")
+        near = range(node * _HOST_RANKS, min((node + 1) * _HOST_RANKS, world_size))
+        self.groups = {"world": list(range(world_size)), f"node-{node}": list(near)}
+        self.changes = HeartbeatChanges()
+
+    async def join(self) -> None:
+        await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
+        await self.connect()
+        reply = b""
+        while not _decoded(reply, 32).startswith(b'{"complete": true'):
+            reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
+        if self.member.rank == 0:  # it has the table of all members for the job's other ranks, too
+            Rank.intervals[self.job] = json.loads(_decoded(reply))["interval"]
+
+    async def heartbeats(self, end: float) -> None:
+        interval, seq = Rank.intervals[self.job], 0
+        wait = interval * random.random()
+        while time.monotonic() + wait < end:
+            await asyncio.sleep(wait)
+            seq += 10
+            last = "all_reduce(float32[1024], SUM)"
+            groups = [GroupInfo(name, name, to, seq, "tcp", last, "", 4096 * seq) for name, to in self.groups.items()]
+            beat, again = Heartbeat(self.job, 1, self.world_size, self.member, groups, watches_peers=True), True
+            while again:
+                reply = HeartbeatReply(**json.loads(await self.post("heartbeat", asdict(self.changes.reduced(beat)))))
+                again = self.changes.acknowledge(reply)
+            wait, interval = reply.interval * (1.0 if reply.interval == interval else random.random()), reply.interval
+
+    async def connect(self) -> None:
+        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
+
+    async def post(self, path: str, document: Any) -> bytes:
+        body = json.dumps(document).encode()
+        head = (
+            f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: gzip\r\n"
+            f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
+        ).encode()
+        while True:
+            try:
+                self.writer.write(head + body)
+                answer = await self.reader.readuntil(b"\r\n\r\n")
+                break
+            except (OSError, EOFError):  # an idle connection has been closed
+                await self.connect()
+        content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))  # type: ignore[index]
+        Rank.traffic += len(head) + len(body) + len(answer) + len(content)
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the gateway answered {answer!r}: {content!r}")
+        return content
+
+
+def _decoded(reply: bytes, most: int = 0) -> bytes:
+    """Return a reply's text, or its start."""
+    compressed = reply.startswith(b"\x1f\x8b")
+    return zlib.decompressobj(wbits=31).decompress(reply, most) if compressed else reply
+
+
+def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
+    """Return the cost of the joins of jobs, and of their heartbeats for some seconds."""
+    with ExitStack() as stack:
+        command = [sys.executable, "-m", "rankmesh_gateway", "--port=0"]
+        gateway = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(gateway.kill)
+        assert gateway.stdout is not None
+        url = gateway.stdout.readline().split()[-1]
+        ours, theirs = multiprocessing.Pipe()
+        prober = multiprocessing.Process(target=_probe, args=(url, theirs), daemon=True)
+        prober.start()
+        stack.callback(prober.kill)
+        members = [Rank(f"job-{job}", rank, ranks, url) for job in range(jobs) for rank in range(ranks)]
+        status = Path(f"/proc/{gateway.pid}/status")
+        found = {}
+
+        async def take(name: str, work: Iterable[Awaitable[None]]) -> None:
+            ours.send(None)
+            ours.recv()
+            began, used, Rank.traffic = time.monotonic(), processor_seconds(gateway.pid), 0
+            await asyncio.wait_for(asyncio.gather(*work), _DEADLINE)
+            took, used = time.monotonic() - began, processor_seconds(gateway.pid) - used
+            ours.send(None)
+            resident = int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 1e3  # type: ignore[index]
+            found[name] = Cost(took, used, Rank.traffic / 1e6, ours.recv(), resident)
+
+        async def run() -> None:
+            await take("join", (member.join() for member in members))
+            end = time.monotonic() + max(Rank.intervals.values())
+            await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
+            end = time.monotonic() + seconds
+            await take("heartbeats", (member.heartbeats(end) for member in members))
+
+        asyncio.run(run())
+        return found
+
+
+def _probe(url: str, parent: Connection) -> None:
+    """Ask the gateway again and again; at each message, send the longest time since the last one."""
+    longest = 0.0
+    while True:
+        if parent.poll(_PROBE_SECONDS):
+            parent.recv()
+            parent.send(longest)
+            longest = 0.0
+        began = time.monotonic()
+        gateway_id(url, _DEADLINE)
+        longest = max(longest, time.monotonic() - began)
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="JOBSxRANKS")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of heartbeats")
+    options = parser.parse_args()
+    raise_limit()
+    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS MB':>8}")
+    for case in options.cases:
+        for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
+            took, used, sent, pause, resident = cost
+            print(
+                f"{case} {name:{23 - len(case)}}{took:9.2f}{used:8.2f}{used / took:6.2f}{sent:8.1f}{sent / took:7.2f}"
+                f"{pause:9.3f}{resident:8.0f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
