@@ -117,7 +117,21 @@ MESSAGES: dict[str, Callable[..., Any]] = {
     "send_object_list": lambda api, a, **how: api.send_object_list(["a"], **{"dst": a.other, **how}),
     "recv_object_list": lambda api, a, **how: api.recv_object_list([None], **{"src": a.other, **how}),
 }
-"""Functions of every rank, and of one with another; right calls, but for further arguments ``how``."""
+GROUPS: dict[str, Callable[..., Any]] = {
+    "get_rank": lambda api, a, **how: api.get_rank(**how),
+    "get_world_size": lambda api, a, **how: api.get_world_size(**how),
+    "get_backend": lambda api, a, **how: api.get_backend(**how),
+    "get_backend_config": lambda api, a, **how: api.get_backend_config(**how),
+    "get_process_group_ranks": lambda api, a, **how: api.get_process_group_ranks(**how),
+    "get_group_rank": lambda api, a, **how: api.get_group_rank(global_rank=0, **how),
+    "get_global_rank": lambda api, a, **how: api.get_global_rank(group_rank=0, **how),
+    "destroy_process_group": lambda api, a, **how: api.destroy_process_group(**how),
+    "new_group": lambda api, a, **how: api.new_group(**{"ranks": [a.rank], **how}),
+    "new_subgroups": lambda api, a, **how: api.new_subgroups(**{"group_size": 1, **how}),
+    "split_group": lambda api, a, **how: api.split_group(None, [[0], [1, 2]], **how),
+}
+EVERY = COLLECTIVES | MESSAGES | GROUPS
+"""Functions of all ranks, of two, and of groups; right calls, but for further arguments ``how``."""
 ROOTS = {
     "reduce": "dst", "broadcast": "src", "gather": "dst", "scatter": "src",
     "broadcast_object_list": "src", "gather_object": "dst", "scatter_object_list": "src",
@@ -129,14 +143,14 @@ ROOTS = {
 def _with_root(suffix: str, rank: Any = None, group_rank: Any = None) -> dict[str, Call]:
     """Return a call of every function with a root, with this one."""
     return {
-        f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **{root: rank, f"group_{root}": group_rank})
+        f"{name}_{suffix}": partial(EVERY[name], **{root: rank, f"group_{root}": group_rank})
         for name, root in ROOTS.items()
     }
 
 
 def _with(suffix: str, functions: Iterable[str], **how: Any) -> dict[str, Call]:
     """Return a call of each of some functions with further arguments."""
-    return {f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **how) for name in functions}
+    return {f"{name}_{suffix}": partial(EVERY[name], **how) for name in functions}
 
 
 UNDEFINED = r"ReduceOp.\w+ is not defined for \w+"
@@ -357,6 +371,7 @@ WRONG: dict[str, Wrong] = {
     **_wrong(
         ValueError, "timeout", request=r"query\.timeout",
         **_with("with_a_negative_timeout", [*COLLECTIVES, "send", "recv"], timeout=-1),
+        **_with("with_a_negative_timeout", ["new_group", "new_subgroups", "split_group"], timeout=-1),
         barrier_with_a_timeout_that_is_no_number=lambda api, a: api.barrier(timeout=float("nan")),
         batch_with_a_negative_timeout=lambda api, a: _batch(api, timeout=-1),
     ),
@@ -367,7 +382,7 @@ WRONG: dict[str, Wrong] = {
     ),
     **_wrong(
         TypeError, "group must be a ProcessGroup from new_group",
-        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES], group="world"),
+        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES, *GROUPS][:-3], group="world"),
         broadcast_in_group_1=lambda api, a: api.broadcast(a(), 0, group=1),
         barrier_in_a_list_of_ranks=lambda api, a: api.barrier(group=[0, 1, 2]),
         batch_in_a_named_group=lambda api, a: _batch(api, group="world"),
@@ -480,6 +495,73 @@ WRONG: dict[str, Wrong] = {
         reduce_scatter_multigpu_of_several_sizes=lambda api, a: api.reduce_scatter_multigpu([a()], [[a(), a(4), a()]]),
     ),
     **_wrong(
+        ValueError, r"(global|group) rank (3|-1) is not in the group, whose ranks are",
+        get_group_rank_of_rank_3=lambda api, a: api.get_group_rank(None, 3),
+        get_group_rank_of_rank_minus_1=lambda api, a: api.get_group_rank(None, -1),
+        get_global_rank_of_rank_3=lambda api, a: api.get_global_rank(None, 3),
+        get_global_rank_of_rank_minus_1=lambda api, a: api.get_global_rank(None, -1),
+    ),
+    **_wrong(
+        TypeError, "_rank must be a whole number",
+        get_group_rank_of_a_name=lambda api, a: api.get_group_rank(None, "0"),
+        get_global_rank_of_nothing=lambda api, a: api.get_global_rank(None, None),
+    ),
+    **_wrong(
+        ValueError, "at least one|twice|0 to 2|in two groups",
+        new_group_of_no_ranks=lambda api, a: api.new_group([]),
+        new_group_of_a_rank_twice=lambda api, a: api.new_group([0, 0]),
+        new_group_of_rank_3=lambda api, a: api.new_group([0, 3]),
+        new_group_of_rank_minus_1=lambda api, a: api.new_group([-1, 0]),
+        new_subgroups_by_enumeration_of_no_ranks=lambda api, a: api.new_subgroups_by_enumeration([[]]),
+        new_subgroups_by_enumeration_of_a_rank_twice=lambda api, a: api.new_subgroups_by_enumeration([[0], [0]]),
+        new_subgroups_by_enumeration_of_rank_3=lambda api, a: api.new_subgroups_by_enumeration([[0], [3]]),
+        split_group_into_no_ranks=lambda api, a: api.split_group(None, [[]]),
+        split_group_into_a_rank_twice=lambda api, a: api.split_group(None, [[0], [0, 1]]),
+        split_group_into_rank_minus_1=lambda api, a: api.split_group(None, [[-1]]),
+        shrink_group_by_no_ranks=lambda api, a: api.shrink_group([]),
+        shrink_group_by_rank_3=lambda api, a: api.shrink_group([3]),
+        shrink_group_by_a_rank_twice=lambda api, a: api.shrink_group([a.other] * 2),
+    ),
+    **_wrong(
+        TypeError, "must be a list of ranks",
+        new_group_of_a_number=lambda api, a: api.new_group(1),
+        new_group_of_names=lambda api, a: api.new_group(["0", "1"]),
+        new_group_of_half_a_rank=lambda api, a: api.new_group([0.5]),
+        new_group_of_lists=lambda api, a: api.new_group([[0]]),
+        new_group_of_true=lambda api, a: api.new_group([True]),
+        new_subgroups_by_enumeration_of_numbers=lambda api, a: api.new_subgroups_by_enumeration([0, 1]),
+        shrink_group_by_nothing=lambda api, a: api.shrink_group(None),
+        shrink_group_by_a_name=lambda api, a: api.shrink_group("0"),
+    ),
+    **_wrong(
+        ValueError, "'smoke-signals' is not known: use 'mesh'",
+        **_with("with_an_unknown_backend", ["new_group", "new_subgroups", "split_group"], backend="smoke-signals"),
+    ),
+    **_wrong(
+        ValueError, "does not divide the group's 3 ranks",
+        new_subgroups_of_none=lambda api, a: api.new_subgroups(0),
+        new_subgroups_of_a_negative_size=lambda api, a: api.new_subgroups(-1),
+        new_subgroups_of_two=lambda api, a: api.new_subgroups(2),
+        new_subgroups_of_four=lambda api, a: api.new_subgroups(4),
+    ),
+    **_wrong(
+        ValueError, "(ranks_per_subgroup_list|split_ranks) must be a list of at least one",
+        new_subgroups_by_enumeration_of_nothing=lambda api, a: api.new_subgroups_by_enumeration(None),
+        new_subgroups_by_enumeration_of_no_lists=lambda api, a: api.new_subgroups_by_enumeration([]),
+        split_group_into_nothing=lambda api, a: api.split_group(None, None),
+        split_group_into_no_lists=lambda api, a: api.split_group(None, []),
+        split_group_into_an_array=lambda api, a: api.split_group(None, a()),
+    ),
+    **_wrong(
+        RuntimeError, "cannot exclude itself",
+        shrink_group_by_this_rank=lambda api, a: api.shrink_group([a.rank]),
+    ),
+    **_wrong(
+        ValueError, "shrink_flags",
+        shrink_group_with_unknown_flags=lambda api, a: api.shrink_group([a.other], shrink_flags=2),
+        shrink_group_with_flags_that_are_text=lambda api, a: api.shrink_group([a.other], shrink_flags="1"),
+    ),
+    **_wrong(
         ValueError, "p2p_op_list is empty",
         no_messages=lambda api, a: api.batch_isend_irecv([]),
     ),
@@ -571,7 +653,7 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "http": {
         "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|\w+_object_\w+|(isend|irecv|message|batch)\w+"
-        "|no_messages",
+        r"|no_messages|(get|new|split|shrink|destroy)_\w+",
         "there are no group ranks": r"\w+_group_rank(_3)?|\w+_two_ranks",
         "the group is in the path": r"\w+_in_(a_named_group|group_1|a_list_of_ranks)",
         "there are no devices": r"barrier_on_\w+",
@@ -589,11 +671,15 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "torch.distributed": {
         "torch has no such function": r"\w+_multigpu_\w+|batch\w+|all_to_all_object_\w+",
+        "NCCL alone splits and shrinks groups": r"(split|shrink)_group_\w+",
         "no call but barrier has a timeout, and that is a timedelta": r"(?!barrier)\w+_with_a_(negative|named)_timeout"
         "|barrier_with_a_(negative_timeout|timeout_that_is_no_number)",
         "torch has sent sizes before it looks": r"(all_)?gather_object_into_\w+|gather_object_with_(?!two|a_list)\w+"
         r"|scatter_object_list_of_(too_many|a_dictionary)|broadcast_object_list_of_a_tuple|recv_object_list_into_text",
-        "torch takes it": r"broadcast_from_true|barrier_on_\w+|all_reduce_coalesced_of_an_array",
+        "None is no group": r"get_(group|global)_rank_of_\w+",
+        "torch takes it": r"new_group_of_(no_ranks|half_a_rank|true)|new_subgroups_by_enumeration_of_no_ranks"
+        r"|new_subgroups_of_a_negative_size"
+        r"|broadcast_from_true|barrier_on_\w+|all_reduce_coalesced_of_an_array",
         "NCCL alone has factors": r"all_reduce_premultiplied_(bool|by_too_much)|a_factor_and_none",
     },
     "gloo": {
