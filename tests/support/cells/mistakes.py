@@ -14,7 +14,8 @@ import torch
 
 from support.sides import Cells
 from support.sweep.over_torch import OverTorch
-from support.wrong import MISMATCHED, WRONG, Call, Caller, expressible, usable
+from support.wrong import MISMATCHED, WRONG, Call, Caller, expressible
+from support.wrong_attempts import usable
 
 cell = Cells()
 
