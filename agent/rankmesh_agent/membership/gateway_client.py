@@ -36,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentHeartbeat,
     AgentLeave,
+    EpochRequest,
     GrowingWorld,
     Heartbeat,
     HeartbeatReply,
@@ -355,11 +356,9 @@ class GatewayClient:
         gone = []
         try:
             # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
-            for rank in answer.json()["ranks"] if answer.status == HTTPStatus.OK else ():
-                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
-                joined = (rank["job"], rank["epoch"]) == (job, epoch)
-                if joined and rank["state"] in ("failed", "left") and not silent:
+            answer = self._post(self.url, "ended", EpochRequest(job, epoch))
+            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+                if not rank["reason"].startswith(NO_HEARTBEAT):  # as all are until they are connected
                     failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
                     gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
@@ -389,7 +388,7 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
+        document: JoinRequest | Heartbeat | Leave | EpochRequest | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
         *,
         compressed: bool = False,

@@ -15,6 +15,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHeartbeat,
     AgentLeave,
     Done,
+    EpochRequest,
     GatewayHealth,
     Heartbeat,
     HeartbeatReply,
@@ -26,6 +27,7 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Leave,
     Problem,
+    RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
@@ -63,6 +65,11 @@ async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
     """Record that a rank leaves."""
     registry.leave(body)
     return Done()
+
+
+async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive) -> list[RankInfo]:
+    """Return the ranks of an epoch that have left or failed."""
+    return registry.ended_ranks(body)
 
 
 async def launcher_heartbeat(registry: Registry, body: LauncherHeartbeat, _: Receive) -> LauncherReply:
@@ -122,6 +129,7 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/join"): (JoinRequest, join),
     ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
     ("POST", "/v1/leave"): (Leave, leave),
+    ("POST", "/v1/ended"): (EpochRequest, ended_ranks),
     ("POST", "/v1/launchers"): (LauncherHeartbeat, launcher_heartbeat),
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),

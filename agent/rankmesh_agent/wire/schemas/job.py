@@ -254,6 +254,14 @@ class Leave:
 
 
 @dataclass
+class EpochRequest:
+    """A request about one epoch of a job."""
+
+    job: Name
+    epoch: Epoch
+
+
+@dataclass
 class Done:
     """The response to a request without a result."""
 
