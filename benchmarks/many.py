@@ -7,6 +7,7 @@ would go to, is paid once and not timed. Open MPI's ranks are started by mpirun.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -30,6 +31,9 @@ from benchmarks.workers import CHECKOUT, MeasurementError
 
 RANKS, DEADLINE = 128, 120.0
 MIB = 1 << 20
+MODULES = ("numpy", "encodings.idna", "rankmesh._face", "rankmesh._session.agents", "rankmesh_agent.agent")
+MODULES += tuple(f"rankmesh_agent.backends.{name}" for name in ("cpu", "segment_setup", "delegated"))
+GLOO_MODULES = ("torch.distributed",)
 CALLS = {"barrier": 5, "all_reduce 4 B": 5, "all_reduce 1 MiB": 2}
 ROUNDS = 3
 IMPLEMENTATIONS = ("rankmesh-shm", "rankmesh-tcp", "gloo", "mpi")
@@ -185,15 +189,8 @@ def _be(name: str, rank: int, folder: Path, descriptors: int | None, go: int) ->
 
 
 def _import(name: str) -> None:
-    if name == "gloo":
-        import torch.distributed  # noqa: F401
-    else:
-        import numpy  # noqa: F401
-
-        import rankmesh as dist
-
-        for each in ("init_process_group", "all_reduce", "barrier", "new_group", "destroy_process_group"):
-            getattr(dist, each)
+    for module in GLOO_MODULES if name == "gloo" else MODULES:
+        importlib.import_module(module)
 
 
 @contextmanager

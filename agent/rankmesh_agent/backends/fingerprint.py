@@ -24,7 +24,7 @@ def verify(link: VerifiedLink, context: CallContext) -> None:
     """
     try:
         link.begin(context.seq, context.call.fingerprint, context.wait)
-        link.all_exchange()
+        link.arrive()
     except CallMismatchError:
         raise_mismatch(link, context)
 

@@ -83,7 +83,7 @@ def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcom
 
     Steps: 1.
     """
-    link.all_exchange()
+    link.arrive()
     outcome.append(np.empty(nbytes, np.uint8))
 
 

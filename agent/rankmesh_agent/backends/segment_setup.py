@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rankmesh_agent.collectives.hierarchical.topology import Layout
+from rankmesh_agent.collectives.rounds import distances, fold
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import UNREACHABLE, Mapping, UnreachableHandleError
@@ -47,11 +48,10 @@ class SegmentOptions(NamedTuple):
 def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
     """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
-    By way of rank 0, all members agree on the length of the slots. Then the first member of each host creates the
-    host's file and sends its handle to the others there; all map it, and report by way of rank 0 whether they could. If
-    one cannot reach the file, the first members link theirs until the end of a second attempt. Members must not choose
-    different algorithms, so one refusal counts for all. An attempt takes fewer than 5 messages a member, whatever the
-    group's size.
+    All members agree on the length of the slots. Then the first member of each host creates the host's file, and its
+    handle follows a tree to the others there; all map it, and agree whether they could. If one cannot reach the file,
+    the first members link theirs until the end of a second attempt. Members must not choose different algorithms, so
+    one refusal counts for all. An attempt takes about 2 log2 size messages a member.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -67,7 +67,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    shortest = link.via_root(b"%d" % options.slot_bytes, lambda sizes: min(sizes, key=lambda size: int(bytes(size))))
+    shortest = fold(link, b"%d" % options.slot_bytes, lambda *slots: min(slots, key=lambda each: int(bytes(each))))
     slot_bytes = max(int(bytes(shortest)), Segment.min_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
     first = here[0]
@@ -83,7 +83,8 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
                 why = error.message
         for linked in (False, True):
             mapping, trouble = _attempt(link, here, mapping, why, size, options, linked=linked)
-            verdict = bytes(link.via_root(trouble.encode()[:_MAX_REASON], _first_refusal))
+            refusal = b"%d " % link.rank + trouble.encode()[:_MAX_REASON] if trouble else b""
+            verdict = bytes(fold(link, refusal, lambda lower, upper: lower or upper))
             refuser, _, reason = verdict.decode(errors="replace").partition(" ")
             if reason != UNREACHABLE:
                 break
@@ -133,9 +134,9 @@ def _attempt(
             except DistNetworkError as error:
                 why = error.message
         _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.handle.encode(), why.encode())
-        link.exchange([(member, memoryview(offer)) for member in here[1:]], [])
+        _pass_on(link, here, offer)
         return mapping, why
-    link.exchange([], [(here[0], memoryview(offer))])
+    _pass_on(link, here, offer)
     handle, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
     if mapping is not None or why or refused:
         return mapping, why or refused
@@ -147,9 +148,14 @@ def _attempt(
         return None, error.message
 
 
-def _first_refusal(reasons: list[memoryview | bytes]) -> bytes:
-    """Return the first member that cannot share memory, and its reason; nothing if all can."""
-    return next((b"%d " % rank + bytes(reason) for rank, reason in enumerate(reasons) if len(reason)), b"")
+def _pass_on(link: MessageLink, here: tuple[int, ...], offer: bytearray) -> None:
+    """Send the offer of this host's first member to the other members there, along a binomial tree."""
+    place, view = here.index(link.rank), memoryview(offer)
+    first = place.bit_length()  # the step after that in which this member receives
+    if place:
+        link.exchange([], [(here[place - (1 << (first - 1))], view)])
+    members = [here[place + distance] for distance in distances(len(here))[first:] if place + distance < len(here)]
+    link.exchange([(member, view) for member in members], [])
 
 
 def _refusal(layout: Layout, options: SegmentOptions) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -58,12 +60,48 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
         output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
+def star_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Each rank sends its array to rank 0, which sends all of them to every rank.
+
+    Steps: 2. Each rank sends its bytes once and receives all, rank 0 sends (size - 1) times all bytes. At most
+    frames.SMALL bytes from all ranks.
+    """
+    everything = link.via_root(0, as_bytes(array), b"".join)
+    begin = 0
+    for output in outputs:
+        output[:] = np.frombuffer(everything, np.uint8, output.nbytes, begin).view(output.dtype)
+        begin += output.nbytes
+
+
+def bruck_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Each rank sends the arrays that it has to ranks at doubling distances: Bruck et al., Efficient algorithms for
+    all-to-all communications in multiport message-passing systems, 1997.
+
+    Steps: log2 size, twice that for more than frames.SMALL bytes from all ranks. Each rank sends and receives all
+    others' bytes once in total.
+    """
+    rank, size = link.rank, link.size
+    # Of this rank and of those behind it, in this order
+    ordered = [outputs[(rank - back) % size] for back in range(size)]
+    ends = [0, *accumulate(output.nbytes for output in ordered)]
+    rounds = Rounds(link, ends[-1])
+    blocks = np.empty(ends[-1], np.uint8).data
+    blocks[: array.nbytes] = as_bytes(array)
+    for distance in distances(size):
+        count = min(distance, size - distance)
+        sent, received = sum(output.nbytes for output in ordered[:count]), slice(ends[distance], ends[distance + count])
+        payload = rounds.shift(distance, blocks[:sent], received.stop - received.start)
+        blocks[received] = payload
+    for begin, output in zip(ends, ordered, strict=False):
+        output[:] = np.frombuffer(blocks, np.uint8, output.nbytes, begin).view(output.dtype)
+
+
 def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends its array to every other rank, directly into the outputs.
 
     Steps: 1. Each rank sends (size - 1) times its bytes and receives all others'.
     """
-    link.all_exchange()
+    link.arrive()
     others = link.others()
     mine = as_bytes(array)
     link.exchange([(rank, mine) for rank in others], [(rank, as_bytes(outputs[rank])) for rank in others])

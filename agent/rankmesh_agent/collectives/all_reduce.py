@@ -6,15 +6,16 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import CHUNK_BYTES, Array, Exchange, Link, as_bytes, chunks, pipelined, shards
-from rankmesh_agent.collectives.reduce_scatter import MAX_UNFINISHED, reduce_chunks, reduce_exposed, write_other_shards
-from rankmesh_agent.collectives.reduction import (
-    combine,
-    combine_in_place,
-    combine_partials,
-    combine_to_partial,
-    partial_dtype,
+from rankmesh_agent.collectives.link import CHUNK_BYTES, FEW_RANKS, Array, Exchange, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.reduce_scatter import (
+    MAX_UNFINISHED,
+    reduce_chunks,
+    reduce_exposed,
+    reduce_received,
+    write_other_shards,
 )
+from rankmesh_agent.collectives.reduction import combine, combine_in_place, partial_dtype
+from rankmesh_agent.collectives.rounds import partials_of, reduce_by_doubling
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -102,9 +103,20 @@ def star_link(link: Link, array: Array, op: ReduceOp) -> None:
         combine_in_place(op, parts, 0, array)
         return as_bytes(array)
 
-    answer = link.via_root(as_bytes(array), reduced)
+    answer = link.via_root(0, as_bytes(array), reduced)
     if link.rank:
         array[:] = np.frombuffer(answer, np.uint8).view(array.dtype)
+
+
+def doubling_link(link: Link, array: Array, op: ReduceOp) -> None:
+    """Recursive doubling: ranks at doubling distances exchange partial results, which travel with their precision.
+
+    The reduction follows the order of a tree, see ring_link for the consequences.
+
+    Steps: log2 size, and 2 if size is no power of two. Each rank sends and receives its bytes in each, in the precision
+    of a partial result; 1 arrival more if those are more than frames.SMALL.
+    """
+    reduce_by_doubling(link, array, op)
 
 
 def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
@@ -113,7 +125,7 @@ def direct_link(link: Link, array: Array, op: ReduceOp) -> None:
     Steps: one a piece, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, as round a ring, but
     one rank reduces a shard in rank order: the result equals that of the other transports, and float16 is rounded once.
     """
-    link.all_exchange()
+    link.arrive()
     split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
     others = link.others()
@@ -132,70 +144,70 @@ def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
 
     Every rank sends to its successor only. The reduction of a shard follows the order of the ring, and each shard
     starts at another rank: the last bits of a sum may differ from those of another algorithm, but are the same on all
-    ranks. direct_link replaces the ring for dtypes with wider partial results, such as float16: those double the bytes.
+    ranks. Among few ranks direct_link replaces the ring for dtypes with wider partial results, such as float16, whose
+    shards travel wide: among many, messages cost more than bytes.
 
-    Steps: 2 (size - 1), and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes.
+    Steps: 2 (size - 1), and the arrival. Each rank sends and receives 2 (size - 1) / size of its bytes; those of a
+    dtype with wider partial results count in that one the first time.
     """
-    if partial_dtype(op, array.dtype, link.size) != array.dtype:
+    rank, size = link.rank, link.size
+    dtype = partial_dtype(op, array.dtype, size)
+    if size <= FEW_RANKS and dtype != array.dtype:
         direct_link(link, array, op)
         return
-    rank, size = link.rank, link.size
     successor, predecessor = (rank + 1) % size, (rank - 1) % size
-    split = [array[share] for share in shards(array.size, size)]
-    link.all_exchange()
+    split = shards(array.size, size)
+    total = partials_of(array, op, dtype)
+    link.arrive()
     for step in range(1, size):
         sent, mine = split[rank - step + 1], split[rank - step]
-        _reduce_received(link, successor, sent, predecessor, mine, op, last=step == size - 1)
+        result = array[mine] if step == size - 1 else None
+        reduce_received(link, successor, total[sent], predecessor, total[mine], op, result)
     for step in range(1, size):
         sent, received = split[(rank - step + 2) % size], split[(rank - step + 1) % size]
-        link.exchange([(successor, as_bytes(sent))], [(predecessor, as_bytes(received))])
+        link.exchange([(successor, as_bytes(array[sent]))], [(predecessor, as_bytes(array[received]))])
 
 
 def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
     """Recursive halving and doubling: neighbours exchange halves and reduce them, then ranks at twice the distance.
 
     After the last reduction, the ranks exchange the results in reverse. The reduction follows the order of a tree, see
-    ring_link for the consequences. direct_link replaces this algorithm for dtypes with wider partial results, and for
-    numbers of ranks that are no power of two, where some ranks would send all their bytes in addition.
+    ring_link for the consequences. Of numbers of ranks that are no power of two, the first ranks reduce in pairs
+    before, and share the result after. Among few ranks, direct_link replaces this algorithm for those numbers, in which
+    some ranks send all their bytes in addition, and for dtypes with wider partial results.
 
-    Steps: 2 log2 size, and 1 more. Each rank sends and receives 2 (size - 1) / size of its bytes, in as many messages.
+    Steps: 2 log2 size, 2 more if size is no power of two, and the arrival. Each rank sends and receives
+    2 (size - 1) / size of its bytes, in as many messages, and at most as many again in the pairs.
     """
-    size = link.size
-    if size & (size - 1) or partial_dtype(op, array.dtype, size) != array.dtype:
+    rank, size = link.rank, link.size
+    dtype = partial_dtype(op, array.dtype, size)
+    power = 1 << (size.bit_length() - 1)
+    paired = size - power
+    if size <= FEW_RANKS and (paired or dtype != array.dtype):
         direct_link(link, array, op)
         return
-    link.all_exchange()
-    kept, swapped, distance = array, [], 1
-    while distance < size:
-        partner, middle = link.rank ^ distance, -(-kept.size // 2)
-        given, kept = (kept[:middle], kept[middle:]) if link.rank & distance else (kept[middle:], kept[:middle])
-        _reduce_received(link, partner, given, partner, kept, op, last=2 * distance == size)
-        swapped.append((partner, given, kept))
+    total = partials_of(array, op, dtype)
+    link.arrive()
+    if rank < 2 * paired:
+        if rank % 2 == 0:
+            pieces = chunks(array.size, CHUNK_BYTES // dtype.itemsize)
+            link.exchange([(rank + 1, as_bytes(total[piece])) for piece in pieces], [(rank + 1, as_bytes(array))])
+            return
+        reduce_received(link, rank - 1, total[:0], rank - 1, total, op, None)
+    place = rank // 2 if rank < 2 * paired else rank - paired
+    kept, swapped, distance = slice(0, array.size), [], 1
+    while distance < power:
+        partner = place ^ distance
+        other = 2 * partner + 1 if partner < paired else partner + paired
+        middle = kept.start + -(-(kept.stop - kept.start) // 2)
+        given, kept = slice(kept.start, middle), slice(middle, kept.stop)
+        if not place & distance:
+            given, kept = kept, given
+        result = array[kept] if 2 * distance == power else None
+        reduce_received(link, other, total[given], other, total[kept], op, result)
+        swapped.append((other, given, kept))
         distance *= 2
-    for partner, given, kept in reversed(swapped):
-        link.exchange([(partner, as_bytes(kept))], [(partner, as_bytes(given))])
-
-
-def _reduce_received(link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, *, last: bool) -> None:
-    """Send an array to a rank and reduce an array received from another rank into ``mine``, in pieces.
-
-    Args:
-        last: whether this is the last reduction step.
-    """
-    piece = CHUNK_BYTES // mine.itemsize
-    capacity = min(piece, mine.size)
-    rows = link.scratch(2 * capacity * mine.itemsize).view(mine.dtype).reshape(2, capacity)
-
-    def start(number: int) -> Exchange:
-        part = slice(number * piece, (number + 1) * piece)
-        return link.start([(to, as_bytes(sent[part]))], [(source, as_bytes(rows[number % 2, : mine[part].size]))])
-
-    for number in pipelined(link, -(-max(sent.size, mine.size) // piece), start):
-        own = mine[number * piece : (number + 1) * piece]
-        parts = [own, rows[number % 2, : own.size]]
-        if source < link.rank:
-            parts.reverse()
-        if last:
-            combine_partials(op, parts, link.size, own)
-        else:
-            combine_to_partial(op, parts, own)
+    for other, given, kept in reversed(swapped):
+        link.exchange([(other, as_bytes(array[kept]))], [(other, as_bytes(array[given]))])
+    if rank < 2 * paired:
+        link.exchange([(rank - 1, as_bytes(array))], [])

@@ -9,6 +9,8 @@ from struct import Struct
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.rounds import fold, transpose
+from rankmesh_agent.collectives.thresholds import SECONDS_A_BYTE, START_UP_SECONDS
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure
@@ -147,3 +149,41 @@ def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> 
     )
     if not short[link.rank]:
         outputs[link.rank][:] = inputs[link.rank]
+
+
+def bruck_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+    """Each rank learns the lengths of the arrays for it, then all learn the longest, and then the arrays move.
+
+    Short arrays move as rows of the longest one's length by Bruck's algorithm, others directly to the outputs.
+
+    Steps: 3 log2 size, or 1 in place of the last log2 size. Each rank sends half the arrays' bytes in each of those, or
+    its bytes once; and 8 bytes for each rank before.
+
+    Raises:
+        CallMismatchError: two ranks expect different lengths of the array between them.
+    """
+    sent, expected = (np.array([part.size for part in parts], _LENGTH) for parts in (inputs, outputs))
+    lengths = transpose(link, sent.view(np.uint8).reshape(link.size, -1))
+    if lengths.tobytes() != expected.tobytes():
+        raise CallMismatchError  # every rank raises it, since no other one ends the next step
+    longest = fold(link, b"%d" % sent.max(), lambda lower, upper: max(lower, upper, key=lambda each: int(bytes(each))))
+    width = int(bytes(longest)) * inputs[0].itemsize
+    if rows_are_faster(link.size, width):
+        rows = np.zeros((link.size, width), np.uint8)
+        for row, part in zip(rows, inputs, strict=True):
+            row[: part.nbytes] = part.view(np.uint8)
+        for row, output in zip(transpose(link, rows), outputs, strict=True):
+            output[:] = row[: output.nbytes].view(output.dtype)
+        return
+    others = link.others()
+    link.exchange(
+        [(rank, as_bytes(inputs[rank])) for rank in others], [(rank, as_bytes(outputs[rank])) for rank in others]
+    )
+    outputs[link.rank][:] = inputs[link.rank]
+
+
+def rows_are_faster(size: int, width: int) -> bool:
+    """Return whether rows of ``width`` bytes for every rank move faster by Bruck's algorithm than directly."""
+    start_up, byte = START_UP_SECONDS["link"], SECONDS_A_BYTE["link"]
+    steps = (size - 1).bit_length()
+    return steps * (start_up + size / 2 * width * byte) <= (size - 1) * (start_up + width * byte)

@@ -14,17 +14,10 @@ def over_segment(segment: Segment) -> None:
     segment.step()
 
 
-def direct_link(link: Link) -> None:
-    """One message without data to every other rank.
+def over_link(link: Link) -> None:
+    """The arrival at the call, see Link.arrive.
 
-    Steps: 1. Each rank sends and receives (size - 1) headers.
+    Steps: log2 size. Each rank sends and receives as many headers. Among few ranks, 1 step and (size - 1) headers, or 2
+    steps and 1 header at all ranks but rank 0.
     """
-    link.all_exchange()
-
-
-def star_link(link: Link) -> None:
-    """One message without data to rank 0, which replies when it has received one from every rank.
-
-    Steps: 2. Each rank sends and receives a header, rank 0 (size - 1): fewer messages in total than direct_link.
-    """
-    link.via_root(b"", lambda _: b"")
+    link.arrive()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.all_gather import bruck_link
+from rankmesh_agent.collectives.link import FEW_RANKS, Array, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.rounds import Rounds, distances
+from rankmesh_agent.collectives.scatter import tree_link as tree_scatter
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -50,20 +53,61 @@ def small_link(link: Link, array: Array, root: int) -> None:
         array[:] = np.frombuffer(link.all_exchange()[root], np.uint8).view(array.dtype)
 
 
+def star_link(link: Link, array: Array, root: int) -> None:
+    """The root sends its array to every rank once all ranks have arrived at the root.
+
+    Steps: 2. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.
+    """
+    payload = link.via_root(root, b"", lambda _: as_bytes(array))
+    if link.rank != root:
+        array[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
+
+
+def tree_link(link: Link, array: Array, root: int) -> None:
+    """The array follows a binomial tree: after each step twice the ranks have it.
+
+    Steps: log2 size, twice that for more than frames.SMALL bytes. The root sends its bytes log2 size times, another
+    rank as often as there are steps after it has received them.
+    """
+    size = link.size
+    place = (link.rank - root) % size
+    rounds = Rounds(link, array.nbytes)
+    payload: memoryview | bytes = as_bytes(array) if not place else b""
+    for distance in distances(size):
+        sends, receives = place < distance and place + distance < size, distance <= place < 2 * distance
+        received = rounds.shift(distance, payload if sends else b"", array.nbytes if receives else 0)
+        if receives:
+            payload = received
+    if place:
+        array[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
+
+
 def scatter_link(link: Link, array: Array, root: int) -> None:
     """The root scatters shards, then all ranks gather them (van de Geijn).
 
-    Steps: 2. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive all once;
-    a tree would have the root send its bytes log2(size) times.
+    Steps: 2, and the arrival. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive
+    all once; a tree would have the root send its bytes log2(size) times. Among many ranks, the shards follow a tree and
+    Bruck's algorithm: 4 log2 size steps.
     """
-    link.all_exchange()
-    others = link.others()
-    split = [as_bytes(array[share]) for share in shards(array.size, link.size)]
+    split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
+    if link.size > FEW_RANKS:
+        capacity = split[0].size  # equal shards, the last ones filled up
+        whole = np.zeros(capacity * link.size, array.dtype)
+        if link.rank == root:
+            whole[: array.size] = array
+        parts = [whole[rank * capacity : (rank + 1) * capacity] for rank in range(link.size)]
+        tree_scatter(link, parts[link.rank], parts, root)
+        bruck_link(link, parts, parts[link.rank])
+        array[:] = whole[: array.size]
+        return
+    link.arrive()
+    others = link.others()
     if link.rank == root:
-        link.exchange([(rank, split[rank]) for rank in others], [])
-        link.exchange([(rank, mine) for rank in others], [])
+        link.exchange([(rank, as_bytes(split[rank])) for rank in others], [])
+        link.exchange([(rank, as_bytes(mine)) for rank in others], [])
     else:
-        link.exchange([], [(root, mine)])
+        link.exchange([], [(root, as_bytes(mine))])
         peers = [rank for rank in others if rank != root]
-        link.exchange([(rank, mine) for rank in peers], [(rank, split[rank]) for rank in others])
+        sends = [(rank, as_bytes(mine)) for rank in peers]
+        link.exchange(sends, [(rank, as_bytes(split[rank])) for rank in others])

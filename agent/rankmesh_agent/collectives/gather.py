@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -62,12 +63,51 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) ->
             output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
+def star_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
+    """Each rank sends its array to the root, which confirms when it has received all.
+
+    Steps: 2. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
+    """
+
+    def store(arrived: list[memoryview | bytes]) -> bytes:
+        for output, payload in zip(outputs, arrived, strict=True):
+            output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
+        return b""
+
+    link.via_root(root, as_bytes(array), store)
+
+
+def tree_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
+    """The arrays follow a binomial tree to the root; each rank adds its own.
+
+    Steps: log2 size, twice that for more than frames.SMALL bytes in a message. Each rank but the root sends its bytes
+    and those of the ranks below it, at most size / 2 times its own, once; the root receives all.
+    """
+    size, nbytes = link.size, array.nbytes
+    ahead = (root - link.rank) % size  # ranks between this one and the root
+    rounds = Rounds(link, nbytes << (size.bit_length() - 1))
+    blocks = [as_bytes(array)]  # of this rank and of those behind it, in this order
+    for distance in distances(size):
+        sends, receives = ahead % (2 * distance) == distance, ahead % (2 * distance) == 0
+        below = max(0, min(distance, size - ahead - distance)) if receives else 0
+        received = rounds.shift(distance, b"".join(blocks) if sends else b"", below * nbytes)
+        if below:
+            blocks.append(memoryview(received))
+    if not ahead:
+        behind = 0
+        for block in blocks:
+            for begin in range(0, len(block), nbytes or 1):
+                output = outputs[(root - behind) % size]
+                output[:] = np.frombuffer(block[begin : begin + nbytes], np.uint8).view(output.dtype)
+                behind += 1
+
+
 def direct_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
     """Each rank sends its array to the root, directly into the root's output.
 
     Steps: 1. Each rank sends its bytes once, the root receives all.
     """
-    link.all_exchange()
+    link.arrive()
     if link.rank == root:
         link.exchange([], [(rank, as_bytes(outputs[rank])) for rank in link.others()])
         outputs[root][:] = array

@@ -16,6 +16,8 @@ CHUNK_BYTES = 1 << 20
 """Bytes that a rank receives before it reduces them. Fewer would still be in the cache, but each piece costs a sleep
 and a wakeup, which cost more: with 64 MiB among 4 ranks on 2 cores, this size takes a fifth less processor time than
 pieces of a quarter of it."""
+FEW_RANKS = 16
+"""Most ranks in a group of which every rank may address all others, which takes as many connections."""
 Exchange = Any
 """Handle of the sends and receives that ``Link.start`` has begun."""
 
@@ -32,10 +34,67 @@ class Link(ABC):
     size: int
 
     @abstractmethod
+    def arrive(self) -> None:
+        """Arrive at the call, and wait for every rank.
+
+        By dissemination, in log2 size steps of a message each: Hensgen, Finkel and Manber, Two algorithms for barrier
+        synchronization, 1988. Few ranks arrive by ``all_exchange`` or ``via_root``.
+
+        Raises:
+            CallMismatchError: the ranks did not make the same call.
+        """
+
+    @abstractmethod
+    def step(self, to: int | None, payload: memoryview | bytes, source: int | None) -> memoryview | bytes:
+        """Send at most frames.SMALL bytes to one rank, and wait for the message of one rank.
+
+        A rank that makes a step has found no call that differs from its own. So an algorithm that needs no other
+        arrival has each rank receive, in a number of steps that is the same at all ranks, from ranks that have received
+        from all the others.
+
+        Args:
+            to: group rank of the receiver, None for none in this step.
+            payload: the bytes to send.
+            source: group rank of the sender, None for none in this step.
+
+        Returns:
+            The payload received, empty without a source.
+
+        Raises:
+            CallMismatchError: the ranks did not make the same call.
+        """
+
+    @abstractmethod
+    def via_root(
+        self,
+        root: int,
+        payload: memoryview | bytes,
+        decide: Callable[[list[memoryview | bytes]], memoryview | bytes | list[memoryview | bytes]],
+    ) -> memoryview | bytes:
+        """Arrive at the call by way of one rank, which receives all payloads and responds to every rank.
+
+        For few ranks: 2 (size - 1) messages, the fewest of all arrivals, of which the root sends half.
+
+        Args:
+            root: group rank of the root.
+            payload: bytes for the root, at most frames.SMALL.
+            decide: callback of the root that maps the payloads, by rank, to the response, or to those by rank, of at
+                most frames.SMALL bytes.
+
+        Returns:
+            The response to this rank.
+
+        Raises:
+            CallMismatchError: the ranks did not make the same call.
+        """
+
+    @abstractmethod
     def all_exchange(
         self, payload: memoryview | bytes = b"", each: Sequence[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
         """Arrive at the call: send at most frames.SMALL bytes to every rank, and wait for every rank.
+
+        For few ranks: size (size - 1) messages.
 
         Args:
             payload: bytes for every rank.
@@ -45,33 +104,14 @@ class Link(ABC):
             The payload from every rank, by rank.
 
         Raises:
-            CollectiveMismatchError: the ranks did not make the same call.
-        """
-
-    @abstractmethod
-    def via_root(
-        self, payload: memoryview | bytes, decide: Callable[[list[memoryview | bytes]], memoryview | bytes]
-    ) -> memoryview | bytes:
-        """Arrive at the call via rank 0, which receives all payloads and sends its decision to every rank.
-
-        This takes twice the steps of ``all_exchange``, but 2 (size - 1) messages in place of size (size - 1).
-
-        Args:
-            payload: bytes for rank 0, at most frames.SMALL.
-            decide: callback of rank 0 that maps the payloads, by rank, to at most frames.SMALL bytes.
-
-        Returns:
-            The result of ``decide`` at rank 0.
-
-        Raises:
-            CollectiveMismatchError: the ranks did not make the same call.
+            CallMismatchError: the ranks did not make the same call.
         """
 
     @abstractmethod
     def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
         """Begin sends and receives, each with the group rank of its peer; ``finish`` returns the buffers to the caller.
 
-        The caller must have called ``all_exchange``. Between two ranks, messages of a call arrive in the order of the
+        The caller must have arrived. Between two ranks, messages of a call arrive in the order of the
         sends, and their sizes equal those of the receives.
         """
 

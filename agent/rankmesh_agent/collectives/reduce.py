@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankmesh_agent.collectives.all_reduce import halving_link
 from rankmesh_agent.collectives.link import Array, Exchange, Link, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduce_scatter import reduce_chunks, reduce_exposed, write_other_shards
-from rankmesh_agent.collectives.reduction import combine, combine_in_place
+from rankmesh_agent.collectives.reduction import (
+    combine,
+    combine_in_place,
+    combine_partials,
+    combine_to_partial,
+    partial_dtype,
+)
+from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -74,12 +82,61 @@ def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
         combine_in_place(op, parts, root, array)
 
 
+def star_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+    """Each rank sends its array to the root, which confirms when it has received all.
+
+    Steps: 2. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
+    """
+
+    def reduce(arrived: list[memoryview | bytes]) -> bytes:
+        parts = [np.frombuffer(payload, np.uint8).view(array.dtype) for payload in arrived]
+        combine_in_place(op, parts, root, array)
+        return b""
+
+    link.via_root(root, as_bytes(array), reduce)
+
+
+def tree_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+    """Partial results follow a binomial tree to the root.
+
+    The reduction follows the order of a tree over the ranks from the root's successor to the root: the last bits of a
+    sum may differ from those of another algorithm.
+
+    Steps: log2 size, twice that for more than frames.SMALL bytes. Each rank but the root sends its bytes once, with the
+    precision of a partial result; the root receives them log2 size times.
+    """
+    size = link.size
+    ahead = (root - link.rank) % size  # ranks between this one and the root
+    dtype = partial_dtype(op, array.dtype, size)
+    total = np.empty(array.size, dtype)
+    combine_to_partial(op, [array], total)
+    rounds = Rounds(link, total.nbytes)
+    for distance in distances(size):
+        sends = ahead % (2 * distance) == distance
+        receives = ahead % (2 * distance) == 0 and ahead + distance < size
+        received = rounds.shift(distance, as_bytes(total) if sends else b"", total.nbytes if receives else 0)
+        if receives:
+            merged = np.empty(array.size, dtype)
+            combine_to_partial(op, [np.frombuffer(received, np.uint8).view(dtype), total], merged)
+            total = merged
+    if not ahead:
+        combine_partials(op, [total], size, array)
+
+
+def all_reduce_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+    """An all_reduce whose result only the root keeps: of many ranks, it moves fewer bytes than a tree.
+
+    Steps: those of all_reduce.halving_link, and its bytes.
+    """
+    halving_link(link, array if link.rank == root else array.copy(), op)
+
+
 def direct_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
     """Each rank reduces its shard in pieces and sends each result to the root during the exchange of the next piece.
 
     Steps: one a piece, and 1 more. Each rank sends its bytes once; the root receives 2 (size - 1) / size of its own.
     """
-    link.all_exchange()
+    link.arrive()
     split = [array[share] for share in shards(array.size, link.size)]
     at_root = link.rank == root
     others = link.others()

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankmesh_agent.collectives.link import CHUNK_BYTES, Array, Exchange, Link, as_bytes, chunks, pipelined, shards
-from rankmesh_agent.collectives.reduction import CACHE_BYTES, combine, combine_in_place
+from rankmesh_agent.collectives.reduction import (
+    CACHE_BYTES,
+    combine,
+    combine_in_place,
+    combine_partials,
+    combine_to_partial,
+    partial_dtype,
+)
+from rankmesh_agent.collectives.rounds import reduce_by_doubling
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Exposure
 from rankmesh_agent.wire.ops import ReduceOp
@@ -104,12 +112,44 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp)
     combine_in_place(op, parts, link.rank, output)
 
 
+def doubling_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+    """An all_reduce of all inputs, of which each rank keeps its own: for short inputs, whose messages cost most.
+
+    Steps: log2 size, and 2 if size is no power of two; 1 arrival more for more than frames.SMALL bytes. Each rank sends
+    its bytes in each, in the precision of a partial result.
+    """
+    whole = np.concatenate(inputs)
+    reduce_by_doubling(link, whole, op)
+    begin = sum(part.size for part in inputs[: link.rank])
+    output[:] = whole[begin : begin + output.size]
+
+
+def ring_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+    """Each rank's input travels the ring as a partial result and ends there: each rank sends to its successor only.
+
+    The reduction follows the order of the ring, see all_reduce.ring_link for the consequences.
+
+    Steps: size - 1, and the arrival. Each rank sends (size - 1) / size of its bytes, in the precision of a partial
+    result.
+    """
+    rank, size = link.rank, link.size
+    dtype = partial_dtype(op, output.dtype, size)
+    totals = [np.empty(part.size, dtype) for part in inputs]
+    for part, total in zip(inputs, totals, strict=True):
+        combine_to_partial(op, [part], total)
+    link.arrive()
+    for step in range(1, size):
+        sent, mine = totals[(rank - step) % size], totals[(rank - step - 1) % size]
+        result = output if step == size - 1 else None
+        reduce_received(link, (rank + 1) % size, sent, (rank - 1) % size, mine, op, result)
+
+
 def direct_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
     """Each rank sends every other rank its input; the receiver reduces the inputs in pieces, in the cache.
 
     Steps: 1 a piece. Each rank sends (size - 1) / size of its bytes and receives (size - 1) times its output.
     """
-    link.all_exchange()
+    link.arrive()
     for _ in reduce_chunks(link, output, inputs, op):
         pass
 
@@ -152,3 +192,31 @@ def reduce_chunks(
         else:
             combine(op, parts, reduced)
         yield part, reduced
+
+
+def reduce_received(
+    link: Link, to: int, sent: Array, source: int, mine: Array, op: ReduceOp, result: Array | None
+) -> None:
+    """Send partial results to a rank and reduce those received from another rank into ``mine``, in pieces.
+
+    Args:
+        result: destination of the result in the last reduction step, otherwise None.
+    """
+    piece = CHUNK_BYTES // mine.itemsize
+    capacity = min(piece, mine.size)
+    rows = link.scratch(2 * capacity * mine.itemsize).view(mine.dtype).reshape(2, capacity)
+
+    def start(number: int) -> Exchange:
+        part = slice(number * piece, (number + 1) * piece)
+        return link.start([(to, as_bytes(sent[part]))], [(source, as_bytes(rows[number % 2, : mine[part].size]))])
+
+    for number in pipelined(link, -(-max(sent.size, mine.size) // piece), start):
+        part = slice(number * piece, (number + 1) * piece)
+        own = mine[part]
+        parts = [own, rows[number % 2, : own.size]]
+        if source < link.rank:
+            parts.reverse()
+        if result is not None:
+            combine_partials(op, parts, link.size, result[part])
+        else:
+            combine_to_partial(op, parts, own)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
 
@@ -61,12 +62,45 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) ->
     output[:] = np.frombuffer(link.all_exchange(each=each)[root], np.uint8).view(output.dtype)
 
 
+def star_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """The root sends each rank its array once all ranks have arrived at the root.
+
+    Steps: 2. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.
+    """
+    payload = link.via_root(root, b"", lambda _: [as_bytes(part) for part in inputs])
+    output[:] = np.frombuffer(payload, np.uint8).view(output.dtype)
+
+
+def tree_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+    """The arrays follow a binomial tree from the root: each step halves those that a rank has.
+
+    Steps: log2 size, twice that for more than frames.SMALL bytes in a message. The root sends the bytes of all ranks
+    once; each rank that has received passes on half of what it has, at each step.
+    """
+    size, nbytes = link.size, output.nbytes
+    place = (link.rank - root) % size
+    rounds = Rounds(link, nbytes * -(-size // 2))
+    blocks: list[memoryview] = []  # for every ``distance``-th rank from this one
+    if not place:
+        blocks = [as_bytes(inputs[(root + behind) % size]) for behind in range(size)]
+    for distance in distances(size):
+        sends, receives = place < distance and place + distance < size, distance <= place < 2 * distance
+        payload = b"".join(blocks[1::2]) if sends else b""
+        if sends:
+            blocks = blocks[::2]
+        expected = -(-(size - place) // (2 * distance)) if receives else 0
+        received = memoryview(rounds.shift(distance, payload, expected * nbytes))
+        if receives:
+            blocks = [received[block * nbytes : (block + 1) * nbytes] for block in range(expected)]
+    output[:] = np.frombuffer(blocks[0], np.uint8).view(output.dtype)
+
+
 def direct_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
     """The root sends each rank its array, directly into the rank's output.
 
     Steps: 1. The root sends all bytes once, the others receive theirs.
     """
-    link.all_exchange()
+    link.arrive()
     if link.rank == root:
         link.exchange([(rank, as_bytes(inputs[rank])) for rank in link.others()], [])
         output[:] = inputs[root]

@@ -27,7 +27,8 @@ from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hos
 from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
 from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
 from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.model import seconds
+from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES, MEASURED_RANKS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
@@ -46,6 +47,7 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (OpType.ALL_REDUCE, "link"): (
         (SMALL, all_reduce.small_link),
         (SMALL, all_reduce.star_link),
+        (_ANY, all_reduce.doubling_link),
         (_ANY, all_reduce.halving_link),
         (_ANY, all_reduce.ring_link),
         (_ANY, all_reduce.direct_link),
@@ -65,21 +67,52 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
     },
     (OpType.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ANY, all_reduce.registered_segment)),
     (OpType.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ANY, reduce.registered_segment)),
-    (OpType.REDUCE, "link"): ((SMALL, reduce.small_link), (_ANY, reduce.direct_link)),
+    (OpType.REDUCE, "link"): (
+        (SMALL, reduce.small_link),
+        (SMALL, reduce.star_link),
+        (_ANY, reduce.tree_link),
+        (_ANY, reduce.all_reduce_link),
+        (_ANY, reduce.direct_link),
+    ),
     (OpType.BROADCAST, "segment"): ((_ANY, broadcast.over_segment),),
-    (OpType.BROADCAST, "link"): ((SMALL, broadcast.small_link), (_ANY, broadcast.scatter_link)),
+    (OpType.BROADCAST, "link"): (
+        (SMALL, broadcast.small_link),
+        (SMALL, broadcast.star_link),
+        (_ANY, broadcast.tree_link),
+        (_ANY, broadcast.scatter_link),
+    ),
     (OpType.ALL_GATHER, "segment"): ((_ANY, all_gather.over_segment),),
-    (OpType.ALL_GATHER, "link"): ((SMALL, all_gather.small_link), (_ANY, all_gather.direct_link)),
+    (OpType.ALL_GATHER, "link"): (
+        (SMALL / MEASURED_RANKS, all_gather.star_link),
+        (SMALL, all_gather.small_link),
+        (_ANY, all_gather.bruck_link),
+        (_ANY, all_gather.direct_link),
+    ),
     (OpType.GATHER, "segment"): ((_ANY, gather.over_segment),),
-    (OpType.GATHER, "link"): ((SMALL, gather.small_link), (_ANY, gather.direct_link)),
+    (OpType.GATHER, "link"): (
+        (SMALL, gather.small_link),
+        (SMALL, gather.star_link),
+        (_ANY, gather.tree_link),
+        (_ANY, gather.direct_link),
+    ),
     (OpType.SCATTER, "segment"): ((_ANY, scatter.over_segment),),
-    (OpType.SCATTER, "link"): ((SMALL, scatter.small_link), (_ANY, scatter.direct_link)),
+    (OpType.SCATTER, "link"): (
+        (SMALL, scatter.small_link),
+        (SMALL, scatter.star_link),
+        (_ANY, scatter.tree_link),
+        (_ANY, scatter.direct_link),
+    ),
     (OpType.REDUCE_SCATTER, "segment"): ((_ANY, reduce_scatter.over_segment),),
-    (OpType.REDUCE_SCATTER, "link"): ((SMALL, reduce_scatter.small_link), (_ANY, reduce_scatter.direct_link)),
+    (OpType.REDUCE_SCATTER, "link"): (
+        (SMALL, reduce_scatter.small_link),
+        (_ANY, reduce_scatter.doubling_link),
+        (_ANY, reduce_scatter.ring_link),
+        (_ANY, reduce_scatter.direct_link),
+    ),
     (OpType.ALL_TO_ALL, "segment"): ((_ANY, all_to_all.over_segment),),
-    (OpType.ALL_TO_ALL, "link"): ((_ANY, all_to_all.over_link),),
+    (OpType.ALL_TO_ALL, "link"): ((_ANY, all_to_all.over_link), (_ANY, all_to_all.bruck_link)),
     (OpType.BARRIER, "segment"): ((_ANY, barrier.over_segment),),
-    (OpType.BARRIER, "link"): ((_ANY, barrier.direct_link), (_ANY, barrier.star_link)),
+    (OpType.BARRIER, "link"): ((_ANY, barrier.over_link),),
     # Data that differs for every rank must cross between hosts in any case: these calls use only the link.
     (OpType.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ANY, all_reduce_hosts.over_hosts)),
     (OpType.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ANY, reduce_hosts.over_hosts)),
@@ -105,6 +138,10 @@ def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: 
         size: ranks in the group.
         slot_bytes: bytes of a segment's slot; the algorithms for small arrays need it for the whole array.
     """
+    row = table_row(kind, medium)
+    if row == "link" and (size > MEASURED_RANKS or nbytes > MEASURED_BYTES):
+        able = [found for limit, found in candidates(kind, medium) if nbytes <= limit]
+        return min(able, key=lambda found: seconds(found, row, nbytes, size))
     rows = _rows(kind, medium, size, slot_bytes)
     return next((found for limit, found in rows[:-1] if nbytes <= limit), rows[-1][1])
 

@@ -74,7 +74,7 @@ class DelegatedCalls:
         """
         with self._call(call, seq, seconds):
             self._link.begin(seq, fingerprint, self._state.wait)
-            self._link.all_exchange()
+            self._link.arrive()
 
     def exchange_descriptions(self, call: Call, seq: int, seconds: float, description: bytes) -> list[bytes]:
         """After a mismatch, send ``description`` to all members and return theirs."""

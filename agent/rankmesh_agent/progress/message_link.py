@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.collectives.link import Link
+from rankmesh_agent.collectives.link import FEW_RANKS, Link
+from rankmesh_agent.collectives.rounds import distances
+from rankmesh_agent.progress import descriptions
+from rankmesh_agent.progress.arrivals import Arrivals
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.transports.slots import CallMismatchError
@@ -34,14 +37,17 @@ class CallProgress(NamedTuple):
 
 
 _DESCRIPTIONS = 0xFFFFFFFF
+"""The part of an ENTER with descriptions in the first round; that of the next round is one less."""
 _PROGRESS = 0xFFFFFF00
 """The part of an ENTER that reports a rank's latest call; no rank waits for it."""
-_RESPONSE = 0xFFFFFFFE
-"""The part of rank 0's response in the first round; that of the next round is one less."""
-_ANNOUNCE_SECONDS = 0.05
-"""Seconds after which ranks that wait for rank 0 announce themselves to each other, so that errors name the missing."""
-_ANNOUNCE_SECONDS_EACH = 0.02
-"""The same for each member: in a large group there are many such messages, and the ranks arrive further apart."""
+_ARRIVED = 0xFFFFFF01
+"""The part of an ENTER that announces arrivals; no rank waits for it."""
+_MISMATCH = 0
+"""The fingerprint in an announcement of a mismatch; no call has it."""
+_DIRECT_RANKS = 3
+"""Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
+_STAR_RANKS = 8
+"""The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
 
 class VerifiedLink(ABC):
@@ -61,12 +67,12 @@ class VerifiedLink(ABC):
 
         Args:
             seq: the call's number, the same at all ranks.
-            fingerprint: fingerprint of the call; ``all_exchange`` compares the fingerprints of all ranks.
+            fingerprint: fingerprint of the call; ``arrive`` compares the fingerprints of all ranks.
             wait: see Wait.
         """
 
     @abstractmethod
-    def all_exchange(self) -> list[Payload]:
+    def arrive(self) -> None:
         """Arrive at the call, and wait for every rank.
 
         Raises:
@@ -100,11 +106,14 @@ class MessageLink(VerifiedLink, Link):
         self._ranks = tuple(ranks)
         self._others = self.others()
         self._group_rank = {member: number for number, member in enumerate(ranks)}
-        # Peers are at most one round ahead: they need the arrival of this rank to continue.
+        # No rank ends a call before all have begun it, so peers are at most one call ahead.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
+        self._arrivals = Arrivals(rank, self.size)
+        self._sources: list[int] = []
+        """The ranks from which messages of this call's rounds have come."""
         self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
-        self._seq = 0
-        self._mismatched = -1
+        self._seq = -1
+        self._mismatched = -2
         """The latest call in which other ranks found a mismatch."""
         self._round = 0
         self._fingerprint = 0
@@ -115,13 +124,34 @@ class MessageLink(VerifiedLink, Link):
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
         """See VerifiedLink."""
-        if seq != self._seq:
+        with self._engine.lock:
+            self._fingerprint = fingerprint
+            self._wait = wait
+            if seq == self._seq:
+                return
             for part in range(self._round):
                 self._arrived.pop((self._seq, part), None)  # arrivals received after the end of the previous call
-        self._seq = seq
-        self._round = 0
-        self._fingerprint = fingerprint
-        self._wait = wait
+            self._seq = seq
+            self._round = 0
+            self._sources.clear()
+            if self._arrivals.begin(seq) - {fingerprint}:
+                self._mismatched = seq
+
+    def arrive(self) -> None:
+        """Arrive; see Link.arrive.
+
+        Raises:
+            CallMismatchError: the ranks have made different calls.
+        """
+        if self.size <= _DIRECT_RANKS:
+            self.all_exchange()
+            return
+        if self.size <= _STAR_RANKS:
+            self.via_root(0, b"", lambda _: b"")
+            return
+        rank, size = self.rank, self.size
+        for distance in distances(size):
+            self.step((rank + distance) % size, b"", (rank - distance) % size)
 
     def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """Arrive; see Link.all_exchange.
@@ -134,76 +164,130 @@ class MessageLink(VerifiedLink, Link):
         self._compare(arrived)
         return [arrived[member][1] for member in range(self.size)]
 
-    def via_root(self, payload: Payload, decide: Callable[[list[Payload]], Payload]) -> Payload:
-        """Arrive via rank 0; see Link.via_root. Rank 0 receives every arrival, whatever the call, and compares them.
+    def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
+        """Send to a rank and receive from a rank; see Link.step.
 
         Raises:
             CallMismatchError: the ranks have made different calls.
         """
         part, self._round = self._round, self._round + 1
-        if self.rank:
-            return self._query_root(part, payload)
-        arrivals = self._arrivals_at(part)
-        self._wait(
-            self._or_announce(
-                part, lambda: len(arrivals) == len(self._others) or self._mismatched == self._seq, self._others
-            ),
-            lambda: [member for member in self._others if member not in arrivals],
-        )
-        arrived = {0: (self._fingerprint, payload), **self._arrived.pop((self._seq, part))}
-        self._compare(arrived)
-        response = decide([arrived[member][1] for member in range(self.size)])
-        with self._engine.lock:
-            pending_sends = self._send_arrival(self._others, _RESPONSE - part, response)
-        self.finish(pending_sends)
-        return response
-
-    def _query_root(self, part: int, payload: Payload) -> Payload:
-        """Send ``payload`` to rank 0 and return its response."""
-        arrivals, responses = self._arrivals_at(part), self._arrivals_at(_RESPONSE - part)
-        with self._engine.lock:
-            pending_sends = self._send_arrival((0,), part, payload)
-
-        def responded() -> bool:
-            return (
-                bool(responses) and all(transfer.done for _, transfer in pending_sends)
-            ) or self._mismatched == self._seq
-
-        def missing() -> list[int]:
-            gone = {*self._engine.lost_peers, *self.departed}
-            if self._ranks[0] in gone:
-                return [0]
-            # Another rank that has left may have received its response: rank 0 knows.
-            return [
-                member for member in self._others if member not in arrivals and self._ranks[member] not in gone
-            ] or [0]
-
-        self._wait(self._or_announce(part, responded, [member for member in self._others if member]), missing)
-        self._arrived.pop((self._seq, part), None)
-        arrived = self._arrived.pop((self._seq, _RESPONSE - part))
-        if not arrived:
+        if self._mismatched == self._seq:
             raise CallMismatchError
-        return arrived[0][1]
+        arrived = self._step(part, to, payload, source)
+        if arrived is None:
+            return b""
+        if arrived[0] != self._fingerprint:
+            raise CallMismatchError
+        return arrived[1]
 
-    def _or_announce(self, part: int, ready: Callable[[], bool], members: Sequence[int]) -> Callable[[], bool]:
-        """Return ``ready`` with a side effect: after some time this rank announces itself to ``members``."""
-        until = time.monotonic() + max(_ANNOUNCE_SECONDS, _ANNOUNCE_SECONDS_EACH * self.size)
+    def _step(
+        self, part: int, to: int | None, payload: Payload, source: int | None, *, describing: bool = False
+    ) -> tuple[int, Payload] | None:
+        """Make a step; return the fingerprint and the payload received, None without a source."""
+        seq, arrivals = self._seq, self._arrivals
+        pending: list[tuple[int, Transfer]] = []
+        with self._engine.lock:
+            received = self._arrived.setdefault((seq, part), {}) if source is not None else {}
+            if to is not None:
+                pending = self._send_arrival((to,), part, payload)
+        announce_at = monotonic() + arrivals.seconds
 
-        def ready_or_announce() -> bool:
-            nonlocal until
-            if ready():
+        def ready() -> bool:
+            nonlocal announce_at
+            if (source is None or source in received) and (not pending or all(sent.done for _, sent in pending)):
                 return True
-            if time.monotonic() > until:
-                until = math.inf
-                self._send_arrival(members, part, b"")
+            if self._mismatched == seq and not describing:
+                return True
+            if monotonic() > announce_at:
+                announce_at = monotonic() + arrivals.seconds
+                self._announce()
             return False
 
-        return ready_or_announce
+        def missing() -> list[int]:
+            waited = [member for member, sent in pending if not sent.done]
+            if source is not None and source not in received:
+                waited = [source]
+            gone = {*self._engine.lost_peers, *self.departed}
+            lost = [member for member in waited if self._ranks[member] in gone]
+            if lost or describing:
+                return lost or waited
+            # Another rank that has left may have made the call: the ranks that wait for a message from it know.
+            arrivals.add(self._sources)
+            return [member for member in arrivals.missing() if self._ranks[member] not in gone] or waited
+
+        if pending or (source is not None and source not in received):
+            self._wait(ready, missing)
+        if source is None:
+            return None
+        arrived = self._arrived.pop((seq, part)).get(source)
+        if arrived is None:
+            raise CallMismatchError
+        self._sources.append(source)
+        return arrived
+
+    def via_root(
+        self, root: int, payload: Payload, decide: Callable[[list[Payload]], Payload | list[Payload]]
+    ) -> Payload:
+        """Arrive by way of a rank; see Link.via_root. The root receives every arrival, whatever the call.
+
+        Raises:
+            CallMismatchError: the ranks have made different calls.
+        """
+        if self.rank != root:
+            self.step(root, payload, None)
+            return self.step(None, b"", root)
+        seq, part = self._seq, self._round
+        self._round += 2
+        with self._engine.lock:
+            arrivals = self._arrived.setdefault((seq, part), {})
+        announce_at = monotonic() + self._arrivals.seconds
+
+        def ready() -> bool:
+            nonlocal announce_at
+            if len(arrivals) == self.size - 1 or self._mismatched == seq:
+                return True
+            if monotonic() > announce_at:
+                announce_at = math.inf
+                self._announce()
+            return False
+
+        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
+        arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
+        self._compare(arrived)
+        responses = decide([arrived[member][1] for member in range(self.size)])
+        with self._engine.lock:
+            if not isinstance(responses, list):
+                pending_sends = self._send_arrival(self._others, part + 1, responses)
+                responses = [responses] * self.size
+            else:
+                pending_sends = []
+                for member in self._others:
+                    pending_sends += self._send_arrival((member,), part + 1, responses[member])
+        self.finish(pending_sends)
+        return responses[root]
+
+    def _announce(self) -> None:
+        """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
+        self._arrivals.add(self._sources)
+        payload = self._arrivals.announcement()
+        if payload:
+            self._send_arrival(self._arrivals.neighbours, _ARRIVED, payload)
 
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
-        """See VerifiedLink."""
-        arrived = self._exchange_with_all(_DESCRIPTIONS, payload)
-        return [arrived[member][1] for member in range(self.size)]
+        """See VerifiedLink. In a large group, descriptions that would make a message too long are empty."""
+        if self.size <= FEW_RANKS:
+            arrived = self._exchange_with_all(_DESCRIPTIONS, payload)
+            return [arrived[member][1] for member in range(self.size)]
+        with self._engine.lock:  # wakes the neighbours, which wake theirs
+            self._send_arrival(self._arrivals.neighbours, _ARRIVED, b"", _MISMATCH)
+        table = {bytes(payload): 1 << self.rank}
+        for number, distance in enumerate(distances(self.size)):
+            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            encoded = descriptions.encode(table, self.size)
+            found = self._step(_DESCRIPTIONS - number, to, encoded, source, describing=True)
+            assert found is not None
+            descriptions.merge(table, bytes(found[1]), self.size)
+        return descriptions.by_rank(table, self.size)
 
     def _exchange_with_all(
         self, part: int, payload: Payload, each: Sequence[Payload] | None = None
@@ -233,10 +317,6 @@ class MessageLink(VerifiedLink, Link):
         arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
         return arrived
 
-    def _arrivals_at(self, part: int) -> dict[int, tuple[int, Payload]]:
-        with self._engine.lock:
-            return self._arrived.setdefault((self._seq, part), {})
-
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
         fingerprint = self._fingerprint
         if len(arrived) < self.size:
@@ -245,11 +325,15 @@ class MessageLink(VerifiedLink, Link):
             if other != fingerprint:
                 raise CallMismatchError
 
-    def _send_arrival(self, members: Sequence[int], part: int, payload: Payload) -> list[tuple[int, Transfer]]:
+    def _send_arrival(
+        self, members: Sequence[int], part: int, payload: Payload, fingerprint: int | None = None
+    ) -> list[tuple[int, Transfer]]:
         """Send an ENTER; return the unfinished transfers. With the engine's lock held."""
         pending_sends = []
+        if fingerprint is None:
+            fingerprint = self._fingerprint
         header = frames.encode(
-            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), self._fingerprint
+            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), fingerprint
         )
         buffers = [header, payload] if len(payload) else [header]
         for member in members:
@@ -328,11 +412,21 @@ class MessageLink(VerifiedLink, Link):
                 description = bytes(payload).decode(errors="replace")
                 self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, description)
                 return
-            if header.seq < self._seq:
+            seq = header.seq
+            if seq < self._seq:
                 return  # the call has ended without this announcement
+            if header.part == _ARRIVED:
+                if seq > self._seq:
+                    self._arrivals.heard_ahead(seq, header.fingerprint, bytes(payload))
+                    return
+                self._arrivals.heard(bytes(payload))
+            if seq == self._seq and header.fingerprint != self._fingerprint:
+                self._mismatched = seq
+            if header.part == _ARRIVED:
+                return
             if header.part == _DESCRIPTIONS:
-                self._mismatched = header.seq
-            arrived = self._arrived.setdefault((header.seq, header.part), {})
+                self._mismatched = seq
+            arrived = self._arrived.setdefault((seq, header.part), {})
             arrived[self._group_rank[rank]] = header.fingerprint, payload
         else:
             self._posted[rank].popleft()[2].done = True

@@ -105,12 +105,11 @@ class RemoteLink(VerifiedLink):
         """See VerifiedLink."""
         self._fingerprint = fingerprint
 
-    def all_exchange(self) -> list[Payload]:
+    def arrive(self) -> None:
         """See VerifiedLink."""
         frame = self._request(Request.VERIFY, fingerprint=self._fingerprint)
         if frame.header.kind == Response.PENDING:
             raise CallMismatchError
-        return [b""] * self.size
 
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
         """See VerifiedLink."""

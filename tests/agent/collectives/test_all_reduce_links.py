@@ -60,9 +60,23 @@ def as_a_tree(op: ReduceOp, parts: Sequence[Array]) -> Array:
     return nodes[0] / len(parts) if op is ReduceOp.AVG else nodes[0]
 
 
+def in_pairs_first(op: ReduceOp, parts: Sequence[Array]) -> Array:
+    """Return a reduction in which the first ranks make pairs, so that a power of two is left for a tree."""
+    dtype = parts[0].dtype
+    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+    power = 1 << (len(parts).bit_length() - 1)
+    pairs = len(parts) - power
+    nodes = [part.astype(wide) for part in parts]
+    plain = PLAIN.get(op, op)
+    nodes = [expected(plain, nodes[place : place + 2]) for place in range(0, 2 * pairs, 2)] + nodes[2 * pairs :]
+    total = as_a_tree(plain, nodes)
+    return (total / len(parts) if op is ReduceOp.AVG else total).astype(dtype)
+
+
 ORDERS: dict[str, tuple[Fold, float]] = {
     "small_link": (in_rank_order, SMALL),
     "star_link": (in_rank_order, SMALL),
+    "doubling_link": (in_pairs_first, np.inf),
     "direct_link": (in_rank_order, np.inf),
     "ring_link": (round_the_ring, np.inf),
     "halving_link": (as_a_tree, np.inf),
@@ -94,7 +108,8 @@ def ranks(case: tuple[str, World]) -> World:
 
 def order_of(way: str, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Fold:
     """Return the order in which something is reduced: what gets wider on its way goes in rank order everywhere."""
-    return ORDERS[way][0] if partial_dtype(op, dtype, size) == dtype else in_rank_order
+    partial = partial_dtype(op, dtype, size)
+    return ORDERS[way][0] if partial == dtype or way == "doubling_link" else in_rank_order
 
 
 @functools.cache
@@ -144,6 +159,10 @@ def test_nobody_sends_more_bytes_than_it_says(ranks: World, way: str, monkeypatc
     for rank, messages in sent.items():
         nbytes = sum(length for _, length in messages)
         rides_along = way in ("small_link", "star_link")
+        if way == "doubling_link":
+            steps = ranks.size.bit_length() - 1
+            assert nbytes <= 4 * count * (steps + 1)
+            continue
         assert nbytes == (0 if rides_along else 8 * count * (ranks.size - 1) // ranks.size)
         if way == "ring_link":
             assert {to for to, _ in messages} == {(rank + 1) % ranks.size}

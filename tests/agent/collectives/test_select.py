@@ -77,7 +77,7 @@ def test_no_measured_limit_goes_beyond_what_an_algorithm_can_take(monkeypatch):
     monkeypatch.setitem(LIMITS, ("GATHER", "link"), {"small_link": {2: SMALL * 2}})
     _rows.cache_clear()
     try:
-        assert algorithm(OpType.GATHER, "link", SMALL + 1, 2) is gather.direct_link
+        assert algorithm(OpType.GATHER, "link", SMALL + 1, 2) is gather.tree_link
     finally:
         _rows.cache_clear()
 

@@ -1,4 +1,4 @@
-"""Arrivals at a call by way of rank 0: who is missing, who calls something else, who leaves early. Ranks as threads."""
+"""Arrivals by way of rank 0 and in rounds: ranks that are missing, call something else or leave. Ranks as threads."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from support.threads import NOW, World, world
 
-from rankmesh_agent.collectives import all_reduce, barrier
+from rankmesh_agent.collectives import all_reduce
 from rankmesh_agent.collectives.select import _rows, algorithm
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
+from rankmesh_agent.progress import message_link
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType, ReduceOp
@@ -21,14 +22,19 @@ SIZE = 5
 every_rank = pytest.mark.parametrize("odd", [0, 1, SIZE - 1])
 
 
-@pytest.fixture(autouse=True)
-def by_way_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever the limits say that were measured, these calls take the star."""
-    star = {"small_link": {2: -1}, "direct_link": {2: -1}, "star_link": {2: SMALL}}
-    for kind in ("ALL_REDUCE", "BARRIER"):
-        monkeypatch.setitem(LIMITS, (kind, "link"), star)
+WAYS = {"star": all_reduce.star_link, "rounds": all_reduce.doubling_link}
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Whatever the limits say that were measured, these calls go by way of rank 0, or in rounds."""
+    star = request.param == "star"
+    small = {"small_link": {2: -1}, "star_link": {2: SMALL if star else -1}, "doubling_link": {2: SMALL}}
+    monkeypatch.setitem(LIMITS, ("ALL_REDUCE", "link"), small)
+    monkeypatch.setattr(message_link, "_DIRECT_RANKS", 0)
+    monkeypatch.setattr(message_link, "_STAR_RANKS", SIZE if star else 0)
     _rows.cache_clear()
-    yield
+    yield request.param
     monkeypatch.undo()
     _rows.cache_clear()
 
@@ -63,9 +69,8 @@ def check_it_goes_on(members: LocalCommunicator) -> None:
         members.barrier(NOW)
 
 
-def test_the_calls_here_go_by_way_of_rank_0() -> None:
-    assert algorithm(OpType.ALL_REDUCE, "link", 80, SIZE) is all_reduce.star_link
-    assert algorithm(OpType.BARRIER, "link", 0, SIZE) is barrier.star_link
+def test_the_calls_here_go_that_way(way: str) -> None:
+    assert algorithm(OpType.ALL_REDUCE, "link", 80, SIZE) is WAYS[way]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ def over_hosts(topology: HierarchicalLink, outputs: Sequence[Array], array: Arra
     Steps: 1 and 1 exchange a chunk of the longest array, at least 1. Each rank sends its bytes once to every other
     host; each host receives those of the other hosts' ranks once.
     """
-    topology.link.all_exchange()
+    topology.link.arrive()
     local, rank = topology.local, topology.rank
     proxied = topology.proxied[topology.local_rank]
     lanes = topology.max_proxied

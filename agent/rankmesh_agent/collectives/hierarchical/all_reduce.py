@@ -21,7 +21,7 @@ def over_hosts(topology: HierarchicalLink, array: Array, op: ReduceOp) -> None:
     leaders equal parts of them; a dtype with a wider accumulator counts in that one the first time.
     """
     everywhere = range(len(topology.layout))
-    topology.link.all_exchange()
+    topology.link.arrive()
     for where, values in reduced(topology, array, op, by=everywhere, to=everywhere):
         array[where] = values
 

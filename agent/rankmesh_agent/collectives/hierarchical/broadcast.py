@@ -12,7 +12,7 @@ def over_hosts(topology: HierarchicalLink, array: Array, root: int) -> None:
     Steps: 1 and 1 exchange a chunk, and 1 more for three hosts and more. The root's host sends the array's bytes once,
     for any number of hosts; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on.
     """
-    topology.link.all_exchange()
+    topology.link.arrive()
     parts = chunks(array.size, topology.local.slot_bytes // array.itemsize)
     if topology.host_of(root) == topology.host:
         _send_from_root_host(topology, array, root, parts)

@@ -15,7 +15,7 @@ def over_hosts(topology: HierarchicalLink, array: Array, op: ReduceOp, root: int
     each sends and receives (hosts - 1) / hosts of them, the root's host receives as many again, and the others send
     1 / hosts again: if every host sent its array to the root's host, that would receive (hosts - 1) times the array.
     """
-    topology.link.all_exchange()
+    topology.link.arrive()
     root_host = [topology.host_of(root)]
     all_hosts = range(len(topology.layout))
     for where, values in reduced(topology, array, op, by=root_host if len(all_hosts) == 2 else all_hosts, to=root_host):

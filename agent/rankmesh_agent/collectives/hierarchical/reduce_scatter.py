@@ -18,7 +18,7 @@ def over_hosts(topology: HierarchicalLink, output: Array, inputs: Sequence[Array
     Steps: 1 and 1 exchange a chunk of the longest output, at least 1. Each host sends the bytes of the other hosts'
     outputs once, and receives those of its own once from each of the other hosts.
     """
-    topology.link.all_exchange()
+    topology.link.arrive()
     local, rank, own_host = topology.local, topology.rank, topology.host
     proxied = topology.proxied[topology.local_rank]
     lane = local.slot_bytes // output.itemsize // topology.size
