@@ -52,6 +52,9 @@ from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
 
+ShareMembers = Callable[[list[Member]], list[Member]]
+"""Collective function that returns the list of rank 0 at all ranks."""
+
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
 _RETRY_SECONDS = 0.1
@@ -112,6 +115,7 @@ class GatewayClient:
         awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
+        share_members: ShareMembers | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -125,6 +129,8 @@ class GatewayClient:
             awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
                 larger ones; raises if the join has no point any more.
+            share_members: sends rank 0's list of the members to the others, in worlds of more than LISTED_MEMBERS
+                ranks; without it, each rank gets the list from the gateway.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -134,8 +140,11 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth)
-            return self._join_until(request, deadline, seen, reports, check)
+            shares = share_members is not None and world_size > LISTED_MEMBERS
+            listed = not shares or member.rank == 0
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed)
+            reply = self._join_until(request, deadline, seen, reports, check)
+            return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"

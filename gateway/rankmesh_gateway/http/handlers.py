@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -53,7 +54,8 @@ async def join(registry: Registry, body: JoinRequest, receive: Receive) -> JoinR
         future.cancel()
     if disconnected:
         registry.withdraw_join(body)
-    return registry.join_status(body) if future.cancelled() else future.result()
+    reply = registry.join_status(body) if future.cancelled() else future.result()
+    return reply if body.lists_members or not reply.complete else replace(reply, members=[])
 
 
 async def heartbeat(registry: Registry, body: Heartbeat, _: Receive) -> HeartbeatReply:

@@ -60,7 +60,7 @@ async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
     return await handlers.snapshot(registry, None, request.receive)
 
 
-@router.post("/ended", responses=problems(400))
+@router.post("/ended", include_in_schema=False)  # for ranks that connect to each other
 async def ended(body: EpochRequest, request: Request, registry: RegistryDep) -> list[RankInfo]:
     """List the ranks of a job's epoch that have left or failed, by rank."""
     return await handlers.ended_ranks(registry, body, request.receive)
