@@ -1,7 +1,9 @@
 """Thresholds from which the next algorithm of a row of ``select`` is faster: ``python -m benchmarks.tune``.
 
 Every row of ``rankmesh_agent.collectives.select`` with more than one algorithm is measured, each algorithm on every
-size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``.
+size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``, and the
+figures of the model by which ``select`` goes on for more ranks and bytes: the start-up time of a message between two
+ranks, and the time of a byte.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ SLOT = Settings().slot_bytes
 MEASURED_BY = {"registered": "rankmesh-registered", "link": "rankmesh-tcp"}
 MEASURED_BY |= dict.fromkeys(("segment", "reads"), "rankmesh-shm")
 """The implementation that shows each medium on one host; other media keep their thresholds."""
+MESSAGE_SIZES = (4, 1 << 20)
+"""Bytes of the messages that are measured for the model."""
 EFFORT = Effort(rounds=5, repetitions=2, seconds=0.005)
 
 
@@ -66,7 +70,7 @@ def rows() -> list[Row]:
     """Return the rows that have a choice and can be measured on one host."""
     found = []
     for medium in MEASURED_BY.keys() & set(get_args(Medium)):
-        for kind in OpType:
+        for kind in set(OpType) - {OpType.ALL_TO_ALL}:  # whose lengths the others do not know
             try:
                 choice = candidates(kind, medium)
             except KeyError:  # not a collective
@@ -128,6 +132,27 @@ def measure(group: WorkerGroup, row: Row, sizes: Iterable[int]) -> list[Sample] 
     ]
 
 
+def start_up_and_byte(times: Mapping[int, float]) -> tuple[float, float]:
+    """Return the seconds that a message takes, and that each of its bytes takes in addition.
+
+    Args:
+        times: seconds of messages, by their bytes: of short ones the first, of long ones the second dominates.
+    """
+    shortest, longest = min(times), max(times)
+    return times[shortest], max(0.0, times[longest] - times[shortest]) / (longest - shortest)
+
+
+def measure_messages(group: WorkerGroup) -> tuple[float, float]:
+    """Return the figures of the model for a medium of messages; see start_up_and_byte."""
+    cells = {
+        nbytes: Cell(Case("broadcast link tree_link", group.ranks, nbytes), group.implementation.name)
+        for nbytes in MESSAGE_SIZES
+    }
+    results = Results()
+    in_rounds([group], {cell.case: EFFORT for cell in cells.values()}, results)
+    return start_up_and_byte({nbytes: results.median(cell) / 1e6 for nbytes, cell in cells.items()})
+
+
 def tune(wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int]) -> Limits:
     """Return the thresholds with what is measured in place of what was there for the same row and number of ranks."""
     limits = {key: {name: dict(counts) for name, counts in row.items()} for key, row in LIMITS.items()}
@@ -136,7 +161,7 @@ def tune(wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int]) -> L
         for count in ranks:
             with WorkerGroup(tuned, count) as group:
                 for row in [row for row in wanted if MEASURED_BY[row.medium] == name]:
-                    samples = measure(group, row, sizes if row.kind is not OpType.BARRIER else [0])
+                    samples = measure(group, row, sizes)
                     if samples is None:
                         progress(f"{row.key}: unchanged: the kernel does not let ranks read each other's memory")
                         continue
@@ -187,6 +212,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     options = parser.parse_args()
     pprint.pprint(tune([known[name] for name in options.only], options.ranks, options.sizes), width=120)
+    of_messages = IMPLEMENTATIONS[MEASURED_BY["link"]]
+    with WorkerGroup(replace(of_messages, program="benchmarks.tune", arguments=("--worker",)), 2) as group:
+        start_up, byte = measure_messages(group)
+    print(f"START_UP_SECONDS: link {start_up:.3g}; SECONDS_A_BYTE: link {byte:.3g}")
 
 
 if __name__ == "__main__":

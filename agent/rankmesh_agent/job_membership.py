@@ -13,7 +13,7 @@ from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.gateway_client import GatewayClient, ShareMembers
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
@@ -74,6 +74,7 @@ class JobMembership:
         deadline: end of the join.
         connect_seconds: time limit for connecting the neighbours, at most _CONNECT_SECONDS.
         instance: random name of this process and join; a new one if empty.
+        share_members: see GatewayClient.join.
 
     Attributes:
         name, epoch, world_size: of the job.
@@ -102,6 +103,7 @@ class JobMembership:
         deadline: Deadline,
         connect_seconds: float,
         instance: str,
+        share_members: ShareMembers | None = None,
     ) -> None:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
@@ -136,6 +138,7 @@ class JobMembership:
                 awaits_growth=growth.awaits,
                 growth=growth.world,
                 check=growth.check,
+                share_members=share_members,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.grown = joined.grown
@@ -225,12 +228,14 @@ class JobMembership:
         """
         client = self.gateway.sibling()  # heartbeats do not wait for this request
         try:
-            ranks = client.ranks(self.name, self.epoch) or []
+            ended = {info.member.rank: info for info in client.ended_ranks(self.name, self.epoch) or ()}
+            unknown = set(unreached) - ended.keys()
+            known = client.ranks(self.name, self.epoch) if unknown else None
         finally:
             client.close()
-        infos = {info.member.rank: info for info in ranks}
-        self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unreached if infos and rank not in infos}
-        ended = {rank: info for rank, info in infos.items() if info.has_ended()}
+        if known:
+            unknown -= {info.member.rank for info in known}
+            self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown}
         return {
             rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
             for rank, info in ended.items()

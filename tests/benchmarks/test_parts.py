@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from support.gpus import DOUBLE, TESTS
 from benchmarks import ddp, join, tune
 from benchmarks.__main__ import main
 from benchmarks.cases import Cell
+from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.results import Results
 from benchmarks.tune import Row, Sample, rows, switching
 from benchmarks.workers import CHECKOUT, MeasurementError, WorkerGroup
@@ -117,6 +119,20 @@ def test_every_algorithm_of_a_row_is_measured(monkeypatch: pytest.MonkeyPatch) -
     small, large = seen
     assert not any(map(math.isinf, small.seconds))
     assert any(map(math.isinf, large.seconds)), "more than a slot"
+
+
+@pytest.mark.processes
+def test_the_figures_of_the_model_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "EFFORT", tune.Effort(rounds=1, least=1, repetitions=1, seconds=0.0005))
+    made = replace(IMPLEMENTATIONS["rankmesh-tcp"], program="benchmarks.tune", arguments=("--worker",))
+    with WorkerGroup(made, 2) as group:
+        start_up, byte = tune.measure_messages(group)
+    assert 1e-6 < start_up < 1
+    assert 0 <= byte < 1e-3
+
+
+def test_the_figures_of_the_model_come_from_a_short_and_a_long_message() -> None:
+    assert tune.start_up_and_byte({4: 30e-6, 1004: 130e-6}) == pytest.approx((30e-6, 1e-7))
 
 
 def test_the_command_line_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,23 +109,23 @@ def test_a_job_of_the_launcher(ranks, visit):
 
 
 @pytest.mark.unreachable
-def test_the_verdict_on_a_stuck_job(ranks, visit):
+def test_the_findings_on_a_stuck_job(ranks, visit):
     launcher, url = launch(ranks, work, 4, hold=3)
     page = visit(url)
     page.page.get_by_label("Token", exact=True).fill(TOKEN)
     page.page.get_by_role("button", name="Connect").click()
     page.wait_for_text("#count-ranks-note", "4 alive")
     ranks.mark("hold")
-    page.wait_for_text("#verdict-list", "rank 3 has not come to all_reduce #")
-    page.wait_for_text("#verdict-list", "; it is at test_cluster.py:")
-    assert "ranks 0-2 wait at test_cluster.py:" in page.text("#verdict-list")
+    page.wait_for_text("#findings-list", "rank 3 has not come to all_reduce #")
+    page.wait_for_text("#findings-list", "; it is at test_cluster.py:")
+    assert "ranks 0-2 wait at test_cluster.py:" in page.text("#findings-list")
     page.page.locator("#hosts").get_by_role("button", name="3", exact=True).click()
     page.wait_for_text("#rank-threads", "time.sleep(0.01)")
     page.wait_for_text("#rank-cpu", "of a core in the last")
     assert "broadcast(" in page.text("#rank-operations")
     page.page.keyboard.press("Escape")
     (ranks.folder / "hold").unlink()
-    page.page.locator("#verdict").wait_for(state="hidden")
+    page.page.locator("#findings").wait_for(state="hidden")
     ranks.mark("stop")
     ranks.wait([launcher])
     assert launcher.code == 0, launcher

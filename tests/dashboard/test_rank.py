@@ -1,4 +1,4 @@
-"""The verdict, and a rank in the dialog that a click opens: its stack, its operations and its CPU use."""
+"""The findings, and a rank in the dialog that a click opens: its stack, its operations and its CPU use."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def open_rank(page: Visit, rank: int) -> None:
     page.page.locator("#rank").wait_for()
 
 
-def test_the_verdict_is_at_the_top(double: Double, page: Visit):
-    assert [line for line in page.text("#verdict-list").splitlines() if line] == [
+def test_the_findings_are_at_the_top(double: Double, page: Visit):
+    assert [line for line in page.text("#findings-list").splitlines() if line] == [
         STUCK,
         "last common operation: all_reduce(float32[1000], SUM) #2, 12.0 s ago",
         "what to do: look at that line",
     ]
-    assert page.page.locator("#cluster > section").first.get_attribute("id") == "verdict"
+    assert page.page.locator("#cluster > section").first.get_attribute("id") == "findings"
     assert page.page.locator("#announcer").text_content() == STUCK
     young = made_up.finding(EVIL, young=True, last="")
     double.overview |= {"ranks": [*double.overview["ranks"], made_up.rank(0, job="other")], "findings": [young]}
-    page.wait_for_text("#verdict", f"job: {EVIL}")
-    page.wait_for_text("#verdict", "look at that line; the wait is young, and may be a slow step")
+    page.wait_for_text("#findings", f"job: {EVIL}")
+    page.wait_for_text("#findings", "look at that line; the wait is young, and may be a slow step")
     double.overview |= {"findings": [made_up.finding("rank 2 has failed", kind="failed")]}
-    page.page.locator("#verdict").wait_for(state="hidden")
+    page.page.locator("#findings").wait_for(state="hidden")
 
 
 def test_many_findings(double: Double, page: Visit):
     double.overview |= {"findings": [made_up.finding(f"finding {each}", ranks=[each]) for each in range(12)]}
-    page.wait_for_text("#verdict", "and 4 more findings; rankmesh diagnose lists all")
-    assert page.page.locator("#verdict-list li").count() == 8
+    page.wait_for_text("#findings", "and 4 more findings; rankmesh diagnose lists all")
+    assert page.page.locator("#findings-list li").count() == 8
 
 
 def test_a_gateway_without_findings(double: Double, visit):
@@ -53,7 +53,7 @@ def test_a_gateway_without_findings(double: Double, visit):
     double.overview = {"ranks": [made_up.rank(0)]}
     page = visit(double.url)
     page.wait_for_text("#hosts h3", "host-0")
-    assert not page.page.locator("#verdict").is_visible()
+    assert not page.page.locator("#findings").is_visible()
 
 
 def test_a_click_on_a_rank(double: Double, page: Visit):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import tempfile
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from faults.recovery import RANK, read_marks
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -104,127 +106,110 @@ def test_digits_are_split_without_overlap(train_digits: ModuleType) -> None:
     assert len(np.unique(everything, axis=0)) == 1797  # no image twice, so none in both sets
 
 
-KILLED = """
-import hashlib, os, signal, sys
-sys.path.insert(0, {examples!r})
-import train_digits
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-steps, step = [], train_digits.Momentum.step
-def counted(self, gradients):
-    steps.append(None)
-    if {killed}.get(attempt) == rank and len(steps) == 100:
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(self, gradients)
-compare = train_digits.identical_on_all_ranks
-def show(array):
-    print("parameters", hashlib.sha256(array).hexdigest(), flush=True)
-    return compare(array)
-train_digits.Momentum.step, train_digits.identical_on_all_ranks = counted, show
-sys.exit(train_digits.main())
-"""
+class Ended(NamedTuple):
+    """How a training ended: its output, and a digest of the parameters of each rank."""
+
+    code: int
+    stdout: str
+    stderr: str
+    parameters: list[str]
+
+    @property
+    def accuracy(self) -> float:
+        """Per cent of the test set."""
+        return float(self.stdout.partition("test accuracy: ")[2].partition("%")[0])
+
+
+@pytest.fixture
+def train(python: Run, tmp_path: Path) -> Callable[..., Ended]:
+    """Run the program; see recovery_rank.py for ``kills``."""
+
+    def run(launcher: str, options: str, kills: str = "") -> Ended:
+        marks = Path(tempfile.mkdtemp(prefix="marks-", dir=tmp_path))
+        arguments = [*launcher.split(), RANK, marks, kills, 0, "train_digits", *options.split()]
+        done = python("-m", "rankmesh.run", *arguments)
+        parameters = [mark.value for mark in read_marks(marks) if mark.what == "parameters"]
+        return Ended(done.returncode, done.stdout, done.stderr, parameters)
+
+    return run
 
 
 @pytest.mark.processes
 def test_launched_training_keeps_its_promises_whichever_ranks_are_killed(
-    python: Run, examples: Path, tmp_path: Path
+    train: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    script = tmp_path / "killed.py"
-    launched = ("-m", "rankmesh.run", "--nproc-per-node=2", "--max-restarts=2")
-    options = ("--epochs=12", "--checkpoint=out/digits.npz", "--out=out/loss.png")
     ended = []
-    for killed in ({0: 0, 1: 1}, {}):  # by attempt: rank 0 hosts the store, rank 1 does not
-        script.write_text(KILLED.format(examples=str(examples), killed=killed))
-        done = python(*launched, script, *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        for attempt, rank in killed.items():
+    for kills in ("0.0:100,1.1:100", ""):  # rank 0 hosts the store, rank 1 does not
+        done = train(
+            "--nproc-per-node=2 --max-restarts=2",
+            "--epochs=12 --checkpoint=out/digits.npz --out=out/loss.png",
+            kills,
+        )
+        assert done.code == 0, done
+        for attempt, rank in enumerate([0, 1] if kills else []):
             assert f"[rankmesh] restart {attempt + 1} of 2: all 2 ranks start again" in done.stderr
             assert f"rank {rank} failed first: signal SIGKILL (9)" in done.stderr
             # 23 steps an epoch; 100 steps were four epochs and a part.
             assert f"goes on after {(attempt + 1) * 92} of 276 steps" in done.stdout
         assert "all ranks identical" in done.stdout
         assert "single process: equal, max difference" in done.stdout
-        assert accuracy(done.stdout) >= 95
+        assert done.accuracy >= 95
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["loss.png"], "the checkpoint is removed"
         assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
-        ended.append((accuracy(done.stdout), *parameters(done.stdout)))
-    assert len(ended[0]) == 2
+        ended.append((done.accuracy, *done.parameters))
+    assert len(set(ended[0][1:])) == 1
     assert ended[0] == ended[1]
     assert "100%" in done.stderr  # the progress bar, of rank 0 only
     assert done.stderr.count("training:") == 1
 
 
-ELASTIC = """
-import hashlib, os, signal, sys
-sys.path.insert(0, {examples!r})
-import train_digits
-place, steps, step = os.environ["RANK"] + os.environ.get("RANKMESH_JOIN", ""), [], train_digits.ElasticTraining._step
-def counted(self, gradients):
-    steps.append(None)
-    if {killed}.get(place) == len(steps) and not os.path.exists(place):
-        open(place, "x").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(self, gradients)
-compare = train_digits.identical_on_all_ranks
-def show(array):
-    print("parameters", hashlib.sha256(array).hexdigest(), flush=True)
-    return compare(array)
-train_digits.ElasticTraining._step, train_digits.identical_on_all_ranks = counted, show
-sys.exit(train_digits.main())
-"""
-
-
 @pytest.mark.processes
-def test_the_elastic_training_loses_and_regains_ranks(python: Run, examples: Path, tmp_path: Path) -> None:
-    script = tmp_path / "killed.py"
-    launched = ("-m", "rankmesh.run", "--nproc-per-node=3", "--max-restarts=4", "--replace", script)
-    options = ("--elastic", "--epochs=12", "--out=out/loss.png", "--patience=100")
+def test_the_elastic_training_loses_and_regains_ranks(train: Callable[..., Ended]) -> None:
     found = []
-    # By rank, and 1 for the process in its place: the steps after which it is killed. Rank 0 has the store.
-    for killed in ({"2": 30, "0": 90, "21": 55}, {}):  # each once
-        script.write_text(ELASTIC.format(examples=str(examples), killed=killed))
-        done = python(*launched, *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        for number, rank in enumerate([2, 0, 2] if killed else [], 1):
+    for kills in ("2.0:30,0.0:90,2.0+:55", ""):  # rank 0 has the store
+        done = train(
+            "--nproc-per-node=3 --max-restarts=4 --replace",
+            "--elastic --epochs=12 --out=out/loss.png --patience=100",
+            kills,
+        )
+        assert done.code == 0, done
+        killed = [2, 0, 2] if kills else []
+        for number, rank in enumerate(killed, 1):
             assert f"rank {rank} failed: signal SIGKILL (9); replacement {number} of 4: pid " in done.stderr
         assert done.stdout.count(" 2 ranks: lost rank ") == len(killed), done.stdout
         assert done.stdout.count(" 3 ranks: go on") == len(killed), done.stdout
         assert "all ranks identical" in done.stdout
         assert "single process: equal" in done.stdout
-        assert accuracy(done.stdout) >= 95
-        assert done.stdout.count("parameters ") == 3
-        assert len(parameters(done.stdout)) == 1
-        found.append(accuracy(done.stdout))
+        assert done.accuracy >= 95
+        assert len(done.parameters) == 3
+        assert len(set(done.parameters)) == 1
+        found.append(done.accuracy)
     assert found[0] == found[1]
 
 
 @pytest.mark.processes
-def test_the_elastic_training_goes_on_with_fewer_ranks_if_nobody_comes(
-    python: Run, examples: Path, tmp_path: Path
-) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(ELASTIC.format(examples=str(examples), killed={"1": 30}))
-    launched = ("-m", "rankmesh.run", "--nproc-per-node=3", "--failure-grace=100", script)
-    done = python(*launched, "--elastic", "--epochs=8", "--out=out/loss.png", "--patience=0.5")
-    assert done.returncode == 128 + 9, done.stdout + done.stderr
+def test_the_elastic_training_goes_on_with_fewer_ranks_if_nobody_comes(train: Callable[..., Ended]) -> None:
+    done = train(
+        "--nproc-per-node=3 --failure-grace=100",
+        "--elastic --epochs=8 --out=out/loss.png --patience=0.5",
+        "1.0:30",
+    )
+    assert done.code == 128 + 9, done
     assert "2 ranks: nobody has joined: rank 0 waited 0.5 s for ranks 2" in done.stdout
     assert "single process: equal" in done.stdout
-    assert done.stdout.count("parameters ") == 2
-    assert len(parameters(done.stdout)) == 1
+    assert len(done.parameters) == 2
+    assert len(set(done.parameters)) == 1
 
 
 @pytest.mark.processes
-def test_it_goes_on_with_another_number_of_ranks(python: Run, examples: Path, tmp_path: Path) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED.format(examples=str(examples), killed={0: 1}))
-    options = ("--epochs=12", "--checkpoint=out/digits.npz", "--out=out/loss.png")
-    killed = python("-m", "rankmesh.run", "--nproc-per-node=2", script, *options)
-    assert killed.returncode == 128 + 9, killed.stdout + killed.stderr
-    script.write_text(KILLED.format(examples=str(examples), killed={}))
-    done = python("-m", "rankmesh.run", "--nproc-per-node=5", script, *options)
+def test_it_goes_on_with_another_number_of_ranks(train: Callable[..., Ended]) -> None:
+    options = "--epochs=12 --checkpoint=out/digits.npz --out=out/loss.png"
+    assert train("--nproc-per-node=2", options, "1.0:100").code == 128 + 9
+    done = train("--nproc-per-node=5", options)
     assert "goes on after 92 of 284 steps" in done.stdout, "an epoch has 23 steps with two ranks, 24 with five"
-    assert "single process: equal" in done.stdout, done.stdout + done.stderr
-    assert accuracy(done.stdout) >= 95
-    assert len(parameters(done.stdout)) == 1
+    assert "single process: equal" in done.stdout, done
+    assert done.accuracy >= 95
+    assert len(set(done.parameters)) == 1
 
 
 @pytest.mark.processes
@@ -233,15 +218,5 @@ def test_runs_without_a_launcher_and_fails_when_it_learnt_too_little(python: Run
     assert done.returncode == 1, done.stdout + done.stderr
     assert "on 1 rank(s)" in done.stdout
     assert "all ranks identical" in done.stdout
-    assert accuracy(done.stdout) < 95
+    assert float(done.stdout.partition("test accuracy: ")[2].partition("%")[0]) < 95
     assert "holding for 0.1 s: curl http://127.0.0.1:" in done.stdout
-
-
-def accuracy(output: str) -> float:
-    """Return the per cent that the script printed."""
-    return float(output.partition("test accuracy: ")[2].partition("%")[0])
-
-
-def parameters(output: str) -> set[str]:
-    """Return the digests of the parameters that the ranks ended with."""
-    return {line.partition("parameters ")[2] for line in output.splitlines() if "parameters " in line}

@@ -221,13 +221,13 @@ def job(kind: Kind, victim: int, step: int, delay: float) -> Ending:
     shm = Path(tempfile.mkdtemp(prefix="rankmesh-recovery-", dir="/dev/shm"))
     marks = folder / "marks"
     marks.mkdir()
-    arguments = f"{RANK} {marks} {victim} {step} {delay} {kind.program}"
+    arguments = f"{RANK} {marks} {victim}.0:{step} {delay} {kind.program}"
     try:
         run = _on_hosts if kind.hosts else _on_this_host
         code, output, left = run(kind, arguments, folder, shm, marks, victim)
         left += [f"shared memory {path.name}" for path in shm.iterdir()]
         left += [f"checkpoint {path}" for name in ("digits.npz", "ddp/*") for path in folder.glob(name)]
-        return Ending(code, output, _read(marks), left)
+        return Ending(code, output, read_marks(marks), left)
     finally:
         shutil.rmtree(folder)
         shutil.rmtree(shm)
@@ -266,7 +266,7 @@ def _on_hosts(
         try:
             started = [start(0), start(1)]
             if victim >= 0:
-                wait_until(lambda: any(mark.what == "killed" for mark in _read(marks)), "the kill", SECONDS)
+                wait_until(lambda: any(mark.what == "killed" for mark in read_marks(marks)), "the kill", SECONDS)
                 started[1].end()
                 if kind.joins:
                     wait_until(lambda: _goes_on(marks), "a step without the host", SECONDS)
@@ -279,12 +279,13 @@ def _on_hosts(
 
 def _goes_on(marks: Path) -> bool:
     """Return whether a step has been done in another attempt than that of the kill."""
-    found = _read(marks)
+    found = read_marks(marks)
     killed = next(mark.attempt for mark in found if mark.what == "killed")
     return any(mark.what == "step" and mark.attempt > killed for mark in found)
 
 
-def _read(marks: Path) -> list[Mark]:
+def read_marks(marks: Path) -> list[Mark]:
+    """Return the records of ranks, in the order of time."""
     lines = [[path.name, *line.split()] for path in marks.iterdir() for line in path.read_text().splitlines()]
     return sorted(
         Mark(float(at), process, int(attempt), what, "".join(value)) for process, at, attempt, what, *value in lines

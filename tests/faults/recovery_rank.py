@@ -1,11 +1,12 @@
-"""The program of a rank in a recovery round: an example, with a record of its steps, that may kill itself on the way.
+"""The program of a rank in a recovery: an example, with a record of its steps, that may kill itself on the way.
 
-    python recovery_rank.py MARKS VICTIM STEP DELAY PROGRAM [ARGUMENT]...
+    python recovery_rank.py MARKS KILLS DELAY PROGRAM [ARGUMENT]...
 
 Args:
     MARKS: folder of the record, a file a process: lines of time.monotonic(), the attempt, and what came to pass.
-    VICTIM: the rank that is killed in the first attempt, -1 for none.
-    STEP, DELAY: after how many steps, and how many seconds after that.
+    KILLS: the processes that are killed, each once, and after how many steps: ``RANK.RESTARTS:STEPS``, separated by
+        commas; a ``+`` behind RESTARTS means a process that replaces the rank.
+    DELAY: seconds after the step.
     PROGRAM: train_digits or ddp_digits, with its arguments.
 
 Environment:
@@ -33,12 +34,13 @@ FOLDERS = {"train_digits": EXAMPLES, "ddp_digits": EXAMPLES / "torch"}
 class Recorder:
     """Writes marks, and kills this process after a step, if that is what the command line says."""
 
-    def __init__(self, folder: str, victim: int, step: int, delay: float) -> None:
+    def __init__(self, folder: str, kills: str, delay: float) -> None:
         self._file = os.open(f"{folder}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._attempt = os.environ.get("RANKMESH_ATTEMPT", restarts)
-        replaces = os.environ.get("RANKMESH_JOIN") == "1"
-        self._left = step if (restarts, os.environ.get("RANK")) == ("0", str(victim)) and not replaces else 0
+        place = f"{os.environ.get('RANK')}.{restarts}{'+' if os.environ.get('RANKMESH_JOIN') == '1' else ''}"
+        self._left = int(dict(each.split(":") for each in kills.split(",") if each).get(place, 0))
+        self._once = f"{folder}/kills-{place}"
         self._delay = delay
         self._pause = float(os.environ.get("RECOVERY_STEP_SECONDS", 0)) if os.environ.get("WORLD_SIZE") == "2" else 0.0
 
@@ -51,8 +53,12 @@ class Recorder:
         self.mark("step")
         time.sleep(self._pause)
         self._left -= 1
-        if self._left == 0:
-            threading.Timer(self._delay, self._kill).start()
+        if self._left == 0 and not os.path.exists(self._once):
+            open(self._once, "x").close()
+            if self._delay:
+                threading.Timer(self._delay, self._kill).start()
+            else:
+                self._kill()
 
     def _kill(self) -> None:
         self.mark("killed")
@@ -114,8 +120,8 @@ def run_torch(recorder: Recorder) -> int:
 
 def main() -> int:
     """Run the program; return its exit code."""
-    marks, victim, step, delay, program, *arguments = sys.argv[1:]
-    recorder = Recorder(marks, int(victim), int(step), float(delay))
+    marks, kills, delay, program, *arguments = sys.argv[1:]
+    recorder = Recorder(marks, kills, float(delay))
     recorder.mark("started")
     sys.path[0] = str(FOLDERS[program])
     sys.argv = [program, *arguments]

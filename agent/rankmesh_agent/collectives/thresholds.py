@@ -3,7 +3,7 @@
 ``python -m benchmarks.tune`` measures the sizes from which the next algorithm is faster and prints this table. Only the
 table of ``select`` limits an algorithm that is missing here; no threshold here exceeds that limit.
 
-Measured: 2026-11-21, those of 8 ranks over messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669.
+Measured: 2026-11-21, those of 6 and 8 ranks over messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669.
 Rows that a single host cannot measure, or whose medium was not available, keep their earlier values.
 """
 
@@ -20,28 +20,28 @@ MEASURED_BYTES = 64 << 20
 
 # (collective, medium): {algorithm: {ranks in the group: bytes}}
 LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
-    ("ALL_GATHER", "link"): {"star_link": {2: -1, 8: 8192}, "small_link": {2: 65536}, "bruck_link": {2: -1}},
+    ("ALL_GATHER", "link"): {"star_link": {2: -1, 6: 8192}, "small_link": {2: 65536}, "bruck_link": {2: -1}},
     ("ALL_GATHER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("ALL_GATHER", "registered"): {"over_segment": {2: 32768, 4: 262144}},
     ("ALL_REDUCE", "hosts"): {"small_link": {4: 65536, 8: 32768}},
     ("ALL_REDUCE", "link"): {
-        "small_link": {2: 65536, 4: 32768, 8: -1},
-        "star_link": {2: -1, 4: 65536, 8: 65536},
+        "small_link": {2: 65536, 4: 32768, 6: -1},
+        "star_link": {2: -1, 4: 65536},
         "doubling_link": {2: -1},
         "halving_link": {2: 4194304, 4: 67108864, 8: 67108864},
         "ring_link": {2: 67108864, 4: -1, 8: -1},
     },
     ("ALL_REDUCE", "registered"): {"small_segment": {2: 1048576, 4: 262144}},
     ("ALL_REDUCE", "segment"): {"small_segment": {2: 1048576, 4: 131072}},
-    ("BROADCAST", "link"): {"small_link": {2: 65536, 8: -1}, "star_link": {2: -1, 8: 65536}, "tree_link": {2: -1}},
+    ("BROADCAST", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
     ("BROADCAST", "reads"): {"over_segment": {2: 8388608, 4: 8388608}},
     ("BROADCAST", "registered"): {"over_segment": {2: 32768, 4: 2097152}},
-    ("GATHER", "link"): {"small_link": {2: 65536, 8: -1}, "star_link": {2: -1, 8: 65536}, "tree_link": {2: -1}},
+    ("GATHER", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
     ("GATHER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("GATHER", "registered"): {"over_segment": {2: 4194304, 4: 1048576}},
     ("REDUCE", "link"): {
-        "small_link": {2: 65536, 8: -1},
-        "star_link": {2: -1, 8: 65536},
+        "small_link": {2: 65536, 6: -1},
+        "star_link": {2: -1, 6: 65536},
         "tree_link": {2: -1},
         "all_reduce_link": {2: -1},
     },
@@ -54,7 +54,7 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     },
     ("REDUCE_SCATTER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("REDUCE_SCATTER", "registered"): {"over_segment": {2: 65536, 4: 32768}},
-    ("SCATTER", "link"): {"small_link": {2: 65536, 8: -1}, "star_link": {2: -1, 8: 65536}, "tree_link": {2: -1}},
+    ("SCATTER", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
     ("SCATTER", "reads"): {"over_segment": {2: 2097152, 4: 524288}},
     ("SCATTER", "registered"): {"over_segment": {2: 65536, 4: 262144}},
 }

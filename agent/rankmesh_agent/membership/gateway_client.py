@@ -36,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentHeartbeat,
     AgentLeave,
+    EpochRequest,
     GrowingWorld,
     Heartbeat,
     HeartbeatReply,
@@ -51,6 +52,9 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
+
+ShareMembers = Callable[[list[Member]], list[Member]]
+"""Collective function that returns the list of rank 0 at all ranks."""
 
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
@@ -112,6 +116,7 @@ class GatewayClient:
         awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
+        share_members: ShareMembers | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -125,6 +130,8 @@ class GatewayClient:
             awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
                 larger ones; raises if the join has no point any more.
+            share_members: sends rank 0's list of the members to the others, in worlds of more than LISTED_MEMBERS
+                ranks; without it, each rank gets the list from the gateway.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -134,8 +141,11 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth)
-            return self._join_until(request, deadline, seen, reports, check)
+            shares = share_members is not None and world_size > LISTED_MEMBERS
+            listed = not shares or member.rank == 0
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed)
+            reply = self._join_until(request, deadline, seen, reports, check)
+            return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -353,11 +363,11 @@ class GatewayClient:
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        ranks = self.ranks(job, epoch)
-        if ranks is None:
+        ended = self.ended_ranks(job, epoch)
+        if ended is None:
             return False
         # All ranks are silent until they are connected. Of several, one that did not leave because of another.
-        ended = [rank for rank in ranks if rank.has_ended() and not rank.reason.startswith(NO_HEARTBEAT)]
+        ended = [rank for rank in ended if not rank.reason.startswith(NO_HEARTBEAT)]
         for rank in sorted(ended, key=lambda rank: any(other != rank.member.rank for other in rank.failed_ranks)):
             raise RankFailedError(
                 f"{rank.member.described()} {rank.state} during the join: {rank.reason or 'it was done'}",
@@ -365,16 +375,27 @@ class GatewayClient:
             )
         return True
 
+    def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
+        """Return the ranks of an epoch that have left or failed, None if the gateway does not answer."""
+        return self._ranks(lambda: self._post(self.url, "ended", EpochRequest(job, epoch)), lambda ranks: ranks)
+
     def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
-        """Return the ranks of an epoch, None if the gateway does not answer."""
+        """Return the ranks of an epoch that the gateway knows, None if it does not answer."""
+        # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
+        found = self._ranks(
+            lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS),
+            lambda snapshot: snapshot["ranks"],
+        )
+        return None if found is None else [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
+
+    def _ranks(self, request: Callable[[], HttpResponse], ranks_in: Callable[[Any], Any]) -> list[RankInfo] | None:
         try:
-            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
-            ranks = answer.json()["ranks"] if answer.status == HTTPStatus.OK else ()
-            found = [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks]
+            answer = request()
+            if answer.status != HTTPStatus.OK:
+                return None
+            return [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks_in(answer.json())]
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
             return None
-        return [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""
@@ -394,7 +415,7 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
+        document: JoinRequest | Heartbeat | Leave | EpochRequest | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
         *,
         compressed: bool = False,

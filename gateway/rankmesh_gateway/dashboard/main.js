@@ -5,6 +5,7 @@ import { counts, stops } from "./ages.js";
 import { showAttention, tell } from "./attention.js";
 import { chart } from "./chart.js";
 import { byId, say, show } from "./dom.js";
+import { showFindings } from "./findings.js";
 import { age, bytes, clock, count, many, tally } from "./format.js";
 import { showGroups } from "./groups.js";
 import { showRanks } from "./hosts.js";
@@ -14,7 +15,6 @@ import { ORDER } from "./marks.js";
 import { initRank } from "./rank.js";
 import { showStore } from "./store.js";
 import { ask, Feed } from "./stream.js";
-import { showVerdict } from "./verdict.js";
 
 const KEY = "rankmesh-token";
 const REFRESH_MS = 50;
@@ -105,7 +105,7 @@ function showOverview(body) {
   gateway = overview.gateway.id;
   const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
   const failures = showAttention(overview, at);
-  showVerdict(overview);
+  showFindings(overview);
   showCounts(overview);
   addOperations(overview.rates.operations ?? 0, at / 1000);
   addBytes(overview.rates.bytes ?? 0, at / 1000);

@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from rankmesh_gateway import humanize
-from rankmesh_gateway.diagnosis.frames import SourceLocation
 from rankmesh_gateway.diagnosis.graph import final_components, reaching
-from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
-from rankmesh_gateway.diagnosis.waits import JobWaits, Wait, of_group
+from rankmesh_gateway.diagnosis.reports import NO_DUMP, RankReport
+from rankmesh_gateway.diagnosis.sentences import JobSentences, subject, verb
+from rankmesh_gateway.diagnosis.waits import Wait, of_group
 from rankmesh_gateway.humanize import seconds
 from rankmesh_gateway.schemas import HELD_UP_SECONDS, Stall, StallKind
 
@@ -23,8 +22,6 @@ MIN_SECONDS = 1.0
 """Age below which a wait is no finding: every step of a job waits a little."""
 _SAME_ARGUMENTS = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives whose arguments are equal at all ranks."""
-_NAMED = 4
-"""Maximum number of places, and of keys, in a sentence."""
 
 _ORDER: Sequence[StallKind] = get_args(StallKind)
 
@@ -46,7 +43,7 @@ def find_stalls(
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
-class _WaitForGraph(JobWaits):
+class _WaitForGraph(JobSentences):
     """Wait-for graph of one job, and its findings."""
 
     def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]], *, over: bool) -> None:
@@ -122,52 +119,34 @@ class _WaitForGraph(JobWaits):
         ]
         return sorted(found, key=lambda each: -each[1].age)
 
-    # Sentences
-
     def _stall(self, kind: StallKind, ranks: list[int], direct: list[tuple[int, Wait]], behind: list[int]) -> Stall:
-        own = [(rank, wait) for rank in ranks for wait in self._waits.get(rank, [])]
-        wait = direct[0][1] if direct else own[0][1] if own else None
-        age = max([each.age for _, each in direct or own], default=0.0)
-        subject = _subject(ranks)
-        parts: list[str] = []
+        """Return the finding on ranks that wait for none.
+
+        Args:
+            kind: see _cause.
+            ranks: the ranks.
+            direct: the waits of others for them, the oldest first.
+            behind: the ranks that wait for those, in turn.
+        """
+        own = [wait for rank in ranks for wait in self._waits.get(rank, [])]
+        awaited = [wait for _, wait in direct]
+        wait = next(iter(awaited or own), None)
+        age = max((each.age for each in awaited or own), default=0.0)
+        parts: Iterable[str]
         if kind in ("stopped", "ended", "silent"):
-            report = self._reports[ranks[0]]
-            if report.state == NO_DUMP:
-                parts.append(f"{subject} left no dump" + (f" ({report.error})" if report.error else ""))
-            else:
-                parts.append(f"{subject} does not answer: {self._state_of(ranks[0])}")
-            if len(ranks) == 1 and (last := self._last_of(ranks[0], wait)):
-                parts.append(f"its last operation was {last}")
-            if direct:
-                parts.append(f"{self._waiters(direct)} in {direct[0][1].label} for {seconds(age)}")
+            parts = self._without_answer(ranks, wait, direct, age)
         elif kind == "key":
-            keys = next(each for _, each in own if each.kind == "store")
-            age = max(age, *(each.age for _, each in own if each.kind == "store"))
-            has, verb = ("key", "is") if len(keys.keys) == 1 else ("keys", "are not all")
-            names = ", ".join(map(repr, keys.keys[:_NAMED])) + (", ..." if len(keys.keys) > _NAMED else "")
-            parts.append(
-                f"{subject} {_verb(ranks, 'waits', 'wait')} in {keys.label} for {has} {names}, which "
-                f"{'no rank has set' if verb == 'is' else 'are not all set'}, for {seconds(age)}"
-            )
-            parts.append(self._whereabouts(ranks))
-            if direct:
-                parts.append(f"{self._waiters(direct)} in {direct[0][1].label}")
+            keys = [each for each in own if each.kind == "store"]
+            age = max(age, *(each.age for each in keys))
+            parts = self._without_key(ranks, keys[0], direct, age)
         elif kind == "slow":
-            assert wait is not None
-            there = "all ranks" if wait.kind == "collective" else "both ranks"
-            parts.append(f"{there} have come to {wait.label}, and it goes on for {seconds(age)}")
-            parts.append(self._whereabouts(ranks))
+            parts = self._slow(ranks, own[0], age)
         else:
-            assert wait is not None
-            what = wait.label if wait.kind == "collective" else f"{wait.label}, where rank {direct[0][0]} waits,"
-            parts.append(f"{subject} {_verb(ranks, 'has', 'have')} not come to {what} for {seconds(age)}")
-            parts.append(self._whereabouts(ranks))
-            if len(ranks) == 1 and self._reports[ranks[0]].last:
-                parts.append(f"its last operation was {self._reports[ranks[0]].last}")
-            parts.append(self._waiters(direct))
+            parts = self._elsewhere(ranks, direct, age)
         waiting = sorted({each for each, _ in direct})
-        if indirect := [rank for rank in behind if rank not in waiting]:
-            parts.append(f"behind {_it(waiting)} {self._waiting_at(indirect)}")
+        indirect = [rank for rank in behind if rank not in waiting]
+        if indirect:
+            parts = [*parts, f"behind {'it' if len(waiting) == 1 else 'them'} {self._waiting_at(indirect)}"]
         return Stall(
             kind,
             self._job,
@@ -193,11 +172,7 @@ class _WaitForGraph(JobWaits):
         by_label: dict[str, list[int]] = defaultdict(list)
         for rank, wait in waits.items():
             by_label[wait.label].append(rank)
-        each = [
-            f"{_subject(there)} {_verb(there, 'is', 'are')} in {label}{self._at(there)}"
-            for label, there in by_label.items()
-        ]
-        parts = [f"{_subject(ranks)} wait for each other for {seconds(age)}: {', '.join(each[:_NAMED])}"]
+        parts = [f"{subject(ranks)} wait for each other for {seconds(age)}: {self._in_calls(by_label)}"]
         behind = sorted(reaching(blocked, set(ranks)) - set(ranks))
         if behind:
             parts.append(f"behind them {self._waiting_at(behind)}")
@@ -243,13 +218,9 @@ class _WaitForGraph(JobWaits):
         most = max(by_call.values(), key=len)
         everyone = sorted(rank for there in by_call.values() for rank in there)
         ranks = [rank for rank in everyone if rank not in most or 2 * len(most) <= len(everyone)]
-        each = [
-            f"{_subject(there)} {_verb(there, 'is', 'are')} in {call}{self._at(there)}"
-            for call, there in by_call.items()
-        ]
         number = f"collective #{seq}{of_group(group['name'])}"
         behind = sorted((reaching(blocked, set(everyone)) | set(everyone)) - set(ranks))
-        parts = [f"{number} differs between the ranks for {seconds(age)}: {', '.join(each[:_NAMED])}"]
+        parts = [f"{number} differs between the ranks for {seconds(age)}: {self._in_calls(by_call)}"]
         if indirect := [rank for rank in behind if rank not in everyone]:
             parts.append(f"behind them {self._waiting_at(indirect)}")
         remedy = "make these calls in one order on all ranks" if len(ops) > 1 else "give equal arguments on all ranks"
@@ -259,97 +230,6 @@ class _WaitForGraph(JobWaits):
 
     def _joining_stall(self) -> Stall:
         known = sorted(report.rank for report in self._joining if report.rank >= 0)
-        there = _subject(known) if known else f"{len(self._joining)} processes without a rank"
-        text = f"job {self._job} waits for more ranks to join; {there} {_verb(self._joining, 'is', 'are')} there"
+        there = subject(known) if known else f"{len(self._joining)} processes without a rank"
+        text = f"job {self._job} waits for more ranks to join; {there} {verb(self._joining, 'is', 'are')} there"
         return Stall("joining", self._job, known, text, "look at the output of the ranks that are missing")
-
-    def _state_of(self, rank: int) -> str:
-        report = self._reports[rank]
-        where = f"process {report.pid} on {report.host}"
-        states = {
-            "T": f"{where} is stopped (SIGSTOP, or Ctrl-Z)",
-            "t": f"{where} is stopped by a debugger",
-            "-": f"{where} has ended",
-            "Z": f"{where} has ended",
-            "X": f"{where} has ended",
-            "R": f"{where} computes, and the agent's thread in it does not run",
-            "S": f"{where} is alive, and the agent's thread in it does not run",
-            "D": f"{where} waits in the kernel, for a disk perhaps",
-        }
-        return states.get(report.process, f"{report.error} from {report.url} ({where})")
-
-    def _whereabouts(self, ranks: Sequence[int]) -> str:
-        """Return where ranks are: ``it is at x.py:8 in f``, ``ranks 2-3 are at x.py:8``."""
-        if len(ranks) == 1:
-            return self._at(ranks, "it is at ")
-        return self._listed(ranks, "is at", "are at")
-
-    def _waiters(self, direct: Sequence[tuple[int, Wait]]) -> str:
-        return self._waiting_at(sorted({rank for rank, _ in direct}))
-
-    def _waiting_at(self, ranks: Sequence[int]) -> str:
-        return self._listed(ranks, "waits at", "wait at")
-
-    def _listed(self, ranks: Sequence[int], one: str, several: str) -> str:
-        by_place: dict[str, list[int]] = defaultdict(list)
-        for rank in ranks:
-            by_place[self._place_text(rank)].append(rank)
-        texts = []
-        for text, there in by_place.items():
-            verb = _verb(there, one, several)
-            texts.append(f"{_subject(there)} {f'{verb} {text}' if text else verb.removesuffix(' at')}")
-        more = sum(len(there) for there in list(by_place.values())[_NAMED:])
-        return ", ".join([*texts[:_NAMED], *([f"{more} more elsewhere"] if more else [])])
-
-    def _at(self, ranks: Sequence[int], before: str = " at ") -> str:
-        texts = list(dict.fromkeys(filter(None, map(self._place_text, ranks))))
-        return f"{before}{' and '.join(texts[:2])}" if texts else ""
-
-    def _place_text(self, rank: int) -> str:
-        place = self._places.get(rank)
-        return "" if place is None else str(place)
-
-    def _place_texts(self, ranks: Iterable[int]) -> dict[int, str]:
-        places: dict[int, SourceLocation | None] = {rank: self._places.get(rank) for rank in sorted(set(ranks))}
-        return {rank: f"{place.file}:{place.line}" for rank, place in places.items() if place is not None}
-
-    def _remedy(self, kind: StallKind, ranks: Sequence[int]) -> str:
-        report = self._reports[ranks[0]]
-        numbers = " ".join(map(str, ranks[:_NAMED]))
-        if kind == "stopped":
-            return f"'kill -CONT {report.pid}' on {report.host} lets it go on"
-        if kind == "ended":
-            return "look at its output, and start the job again"
-        if report.state == NO_DUMP:
-            whose = "its" if len(ranks) == 1 else "their"
-            return f"look at {whose} output: a rank that has ended, or is held up in C code, writes no dump"
-        if kind == "silent" and report.process:
-            return (
-                "C code that holds the interpreter's lock (GIL) is the likely cause: 'py-spy dump --native --pid "
-                f"{report.pid}' or gdb on {report.host} shows it"
-            )
-        if kind == "silent":
-            return f"see on {report.host} whether process {report.pid} runs; 'rankmesh doctor' measures the network"
-        if kind == "key":
-            by_hand = "" if report.state == DUMPED else "; 'rankmesh store set' sets it by hand"
-            return f"look for the rank that should set it{by_hand}"
-        if kind == "slow":
-            return "'rankmesh doctor' measures the paths between the ranks"
-        if all(self._snapshots[rank]["attached"] for rank in ranks if rank in self._snapshots):
-            return "look at the stack of its process ('py-spy dump'): the agent that it is attached to does not have it"
-        if report.state == DUMPED:
-            known = self._places.get(ranks[0]) is not None
-            return "look at that line" if known else "look at its output: the dump has no line of a rank without a call"
-        return f"look at that line; 'rankmesh stacks {numbers}' has the whole stack"
-
-
-def _subject(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {humanize.ranks(ranks)}"
-
-
-def _verb(ranks: Sequence[Any], one: str, several: str) -> str:
-    return one if len(ranks) == 1 else several
-
-
-def _it(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,30 +55,22 @@ def diagnose(
     if directory is not None:
         if gateway or token_file is not None:
             raise CommandError("a directory of dumps needs no gateway: leave out --gateway and --token-file", USAGE)
-        return _diagnose_dumps(directory, job, json=json)
-    from rankmesh._cli.snapshots import fetch_reports
+        from rankmesh._cli.dumps import read_dumps
 
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
-        reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
-        found = find_stalls(reports, groups)
-        if json:
-            json_output.write(_document(reports, found, service.url))
-        else:
-            write("\n".join(_text(reports, found, service.url)) + "\n")
-    return NEGATIVE if found else OK
-
-
-def _diagnose_dumps(directory: Path, job: str, *, json: bool) -> int:
-    from rankmesh._cli.dumps import read_dumps
-
-    reports = read_dumps(directory, job)
-    found = find_stalls(reports, over=True)
-    if json:
-        json_output.write(_document(reports, found, directory.absolute().as_uri()))
-    elif found:
-        write("\n".join(_findings(reports, found)) + "\n")
+        url, groups = directory.absolute().as_uri(), list[dict[str, Any]]()
+        reports = read_dumps(directory, job)
+        nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
     else:
-        write(f"nothing was stuck: there are {len(reports)} dumps in {printable(directory)}, and no rank waited\n")
+        from rankmesh._cli.snapshots import fetch_reports
+
+        with contextlib.closing(options.gateway(gateway, token_file)) as service:
+            reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
+            url, nothing = service.url, _nothing_stuck(reports, service.url)
+    found = find_stalls(reports, groups, over=directory is not None)
+    if json:
+        json_output.write(_document(reports, found, url))
+    else:
+        write("\n".join(_findings(reports, found) if found else [printable(nothing)]) + "\n")
     return NEGATIVE if found else OK
 
 
@@ -109,14 +101,12 @@ def _document(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -
     }
 
 
-def _text(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> Iterator[str]:
+def _nothing_stuck(reports: Sequence[RankReport], url: str) -> str:
     jobs = sorted({report.job for report in reports})
     if not jobs:
-        yield f"there is no job at {url}; 'rankmesh run' starts one"
-    elif not found:
-        count = "1 rank answers" if len(reports) == 1 else f"{len(reports)} ranks answer"
-        yield f"nothing is stuck in {', '.join(map(printable, jobs))}: {count}, and none waits for another"
-    yield from _findings(reports, found)
+        return f"there is no job at {url}; 'rankmesh run' starts one"
+    count = "1 rank answers" if len(reports) == 1 else f"{len(reports)} ranks answer"
+    return f"nothing is stuck in {', '.join(jobs)}: {count}, and none waits for another"
 
 
 def _findings(reports: Sequence[RankReport], found: Sequence[Stall]) -> Iterator[str]:

@@ -214,7 +214,7 @@ def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
 
 
 def test_the_page_has_no_other_rows():
-    cut = "cut off from the network"  # tests/hosts/test_diagnose_cut.py
+    cut = "cut off from the network"  # tests/hosts/test_cut_host.py
     assert list(page_rows()) == [*(stuck.title for stuck in KINDS), cut]
 
 

@@ -12,16 +12,16 @@ let known = new Set();
 let joining = new Map();
 
 /** Shows the findings of an overview, but those of failed ranks, which the list below it has. */
-export function showVerdict({ findings = [], ranks }) {
+export function showFindings({ findings = [], ranks }) {
   const several = new Set(ranks.map(({ job }) => job)).size > 1;
   const now = performance.now();
   joining = new Map(findings.filter(({ kind }) => kind === "joining").map(({ job }) => [job, joining.get(job) ?? now]));
   const found = findings
     .filter(({ kind, job }) => kind !== "failed" && (kind !== "joining" || now - joining.get(job) >= JOIN_MS))
     .map((each) => ({ ...each, several }));
-  show(byId("verdict"), found.length > 0);
-  keep(byId("verdict-list"), found.slice(0, MOST), keyOf, finding);
-  say(byId("verdict-note"), found.length > MOST ? `and ${many(found.length - MOST, "more finding")}; rankmesh diagnose lists all` : "");
+  show(byId("findings"), found.length > 0);
+  keep(byId("findings-list"), found.slice(0, MOST), keyOf, finding);
+  say(byId("findings-note"), found.length > MOST ? `and ${many(found.length - MOST, "more finding")}; rankmesh diagnose lists all` : "");
   const fresh = found.filter((each) => !each.young && !known.has(keyOf(each)));
   known = new Set(found.filter((each) => !each.young).map(keyOf));
   if (fresh.length) {
