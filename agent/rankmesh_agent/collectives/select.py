@@ -123,16 +123,22 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (OpType.BARRIER, "hosts"): ((_ANY, leaders.barrier),),
     (OpType.ALL_GATHER, "hosts"): (
         (_LANE, leaders.all_gather),
+        (SMALL, all_gather.small_link),
         (_ANY, all_gather_hosts.over_hosts),
     ),
     (OpType.REDUCE_SCATTER, "hosts"): (
         (_LANE, leaders.reduce_scatter),
+        (SMALL, reduce_scatter.small_link),
         (_ANY, reduce_scatter_hosts.over_hosts),
     ),
 }
 
 HIERARCHICAL: frozenset[Algorithm] = frozenset(
-    found for (_, medium), rows in _TABLE.items() if medium == "hosts" for _, found in rows
+    found
+    for (_, medium), rows in _TABLE.items()
+    if medium == "hosts"
+    for _, found in rows
+    if ".hierarchical." in found.__module__
 )
 """Algorithms that take a HierarchicalLink; the other algorithms of a group on several hosts take its Link."""
 

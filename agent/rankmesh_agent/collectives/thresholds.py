@@ -23,7 +23,7 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("ALL_GATHER", "link"): {"star_link": {2: -1, 6: 8192}, "small_link": {2: 65536}, "bruck_link": {2: -1}},
     ("ALL_GATHER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("ALL_GATHER", "registered"): {"over_segment": {2: 32768, 4: 262144}},
-    ("ALL_GATHER", "hosts"): {"all_gather": {4: 65536}},
+    ("ALL_GATHER", "hosts"): {"all_gather": {4: -1, 8: 16384}, "small_link": {4: 65536, 16: -1}},
     ("ALL_REDUCE", "hosts"): {"all_reduce": {4: 65536}},
     ("ALL_REDUCE", "link"): {
         "small_link": {2: 65536, 4: 32768, 6: -1},
@@ -50,7 +50,7 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     },
     ("REDUCE", "registered"): {"small_segment": {2: 1048576, 4: 524288}},
     ("REDUCE", "segment"): {"small_segment": {2: 1048576, 4: 1048576}},
-    ("REDUCE_SCATTER", "hosts"): {"reduce_scatter": {4: 65536}},
+    ("REDUCE_SCATTER", "hosts"): {"reduce_scatter": {4: 1024, 8: 16384}, "small_link": {4: 65536, 16: -1}},
     ("REDUCE_SCATTER", "link"): {
         "small_link": {2: 65536},
         "doubling_link": {2: -1},
