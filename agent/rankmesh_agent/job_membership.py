@@ -13,7 +13,7 @@ from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.membership.gateway_client import GatewayClient, ShareMembers
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
@@ -70,6 +70,7 @@ class JobMembership:
         deadline: end of the join.
         connect_seconds: time limit for connecting all pairs, at most _CONNECT_SECONDS.
         instance: random name of this process and join; a new one if empty.
+        share_members: see GatewayClient.join.
 
     Attributes:
         name, epoch, world_size: of the job.
@@ -98,6 +99,7 @@ class JobMembership:
         deadline: Deadline,
         connect_seconds: float,
         instance: str,
+        share_members: ShareMembers | None = None,
     ) -> None:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
@@ -131,6 +133,7 @@ class JobMembership:
                 awaits_growth=growth.awaits,
                 growth=growth.world,
                 check=growth.check,
+                share_members=share_members,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.grown = joined.grown

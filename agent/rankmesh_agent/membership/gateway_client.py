@@ -36,6 +36,7 @@ from rankmesh_agent.wire.schemas import (
     UNASSIGNED,
     AgentHeartbeat,
     AgentLeave,
+    EpochRequest,
     GrowingWorld,
     Heartbeat,
     HeartbeatReply,
@@ -50,6 +51,9 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
+
+ShareMembers = Callable[[list[Member]], list[Member]]
+"""Collective function that returns the list of rank 0 at all ranks."""
 
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
@@ -111,6 +115,7 @@ class GatewayClient:
         awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
+        share_members: ShareMembers | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -124,6 +129,8 @@ class GatewayClient:
             awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
                 larger ones; raises if the join has no point any more.
+            share_members: sends rank 0's list of the members to the others, in worlds of more than LISTED_MEMBERS
+                ranks; without it, each rank gets the list from the gateway.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -133,8 +140,11 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth)
-            return self._join_until(request, deadline, seen, reports, check)
+            shares = share_members is not None and world_size > LISTED_MEMBERS
+            listed = not shares or member.rank == 0
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed)
+            reply = self._join_until(request, deadline, seen, reports, check)
+            return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -355,11 +365,9 @@ class GatewayClient:
         gone = []
         try:
             # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-            answer = self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
-            for rank in answer.json()["ranks"] if answer.status == HTTPStatus.OK else ():
-                silent = rank["reason"].startswith(NO_HEARTBEAT)  # as all are until they are connected
-                joined = (rank["job"], rank["epoch"]) == (job, epoch)
-                if joined and rank["state"] in ("failed", "left") and not silent:
+            answer = self._post(self.url, "ended", EpochRequest(job, epoch))
+            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
+                if not rank["reason"].startswith(NO_HEARTBEAT):  # as all are until they are connected
                     failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
                     gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
         except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
@@ -389,7 +397,7 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | AgentHeartbeat | AgentLeave,
+        document: JoinRequest | Heartbeat | Leave | EpochRequest | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
         *,
         compressed: bool = False,

@@ -77,7 +77,7 @@ class GatewayApplication:
             await _respond(send, problem.status, problem.body(), _problem_headers({}))
             raise  # for the server to log
         else:
-            if isinstance(reply, JoinReply):
+            if isinstance(reply, JoinReply) and reply.members:
                 await _respond_shared(
                     send, await self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding")
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHeartbeat,
     AgentLeave,
     Done,
+    EpochRequest,
     GatewayHealth,
     Heartbeat,
     HeartbeatReply,
@@ -26,6 +28,7 @@ from rankmesh_agent.wire.schemas import (
     LeaseRequest,
     Leave,
     Problem,
+    RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
@@ -51,7 +54,8 @@ async def join(registry: Registry, body: JoinRequest, receive: Receive) -> JoinR
         future.cancel()
     if disconnected:
         registry.withdraw_join(body)
-    return registry.join_status(body) if future.cancelled() else future.result()
+    reply = registry.join_status(body) if future.cancelled() else future.result()
+    return reply if body.lists_members or not reply.complete else replace(reply, members=[])
 
 
 async def heartbeat(registry: Registry, body: Heartbeat, _: Receive) -> HeartbeatReply:
@@ -63,6 +67,11 @@ async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
     """Record that a rank leaves."""
     registry.leave(body)
     return Done()
+
+
+async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive) -> list[RankInfo]:
+    """Return the ranks of an epoch that have left or failed."""
+    return registry.ended_ranks(body)
 
 
 async def launcher_heartbeat(registry: Registry, body: LauncherHeartbeat, _: Receive) -> LauncherReply:
@@ -122,6 +131,7 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/join"): (JoinRequest, join),
     ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
     ("POST", "/v1/leave"): (Leave, leave),
+    ("POST", "/v1/ended"): (EpochRequest, ended_ranks),
     ("POST", "/v1/launchers"): (LauncherHeartbeat, launcher_heartbeat),
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),

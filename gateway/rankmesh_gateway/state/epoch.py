@@ -152,6 +152,10 @@ class Epoch:
         """Return how many of the ranks have neither left nor failed."""
         return self.count - len(self._ended)
 
+    def ended(self) -> list[RankRecord]:
+        """Return the ranks that have left or failed, by rank."""
+        return [self.records[rank] for rank in sorted(self._ended)]
+
     def failed(self, known: int = 0) -> tuple[list[int], int]:
         """Return the ranks that have failed since a version, and the version now."""
         version = len(self._failures)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import (
+    EpochRequest,
     Heartbeat,
     HeartbeatReply,
     JoinReply,
@@ -31,7 +32,14 @@ from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.pace import HeartbeatPace
 from rankmesh_gateway.state.saved import SavedEpoch, restore, save
-from rankmesh_gateway.state.validation import MAX_JOBS, GatewayFullError, check_heartbeat, check_join, closing_error
+from rankmesh_gateway.state.validation import (
+    MAX_JOBS,
+    GatewayFullError,
+    check_epoch,
+    check_heartbeat,
+    check_join,
+    closing_error,
+)
 
 FORGET_SECONDS = 3600.0
 """A job without a live rank is forgotten this long after its last sign of life."""
@@ -292,6 +300,18 @@ class Registry:
         with self._lock:
             now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
+
+    def ended_ranks(self, request: EpochRequest) -> list[RankInfo]:
+        """Return the ranks of an epoch that have left or failed, by rank.
+
+        Raises:
+            InvalidRequestError: a value of the request is invalid.
+        """
+        check_epoch(request)
+        with self._lock:
+            job, now = self._jobs.get(request.job), self._polled_now()
+            epoch = job.epochs.get(request.epoch) if job is not None else None
+            return [each.info(request.job, request.epoch, now) for each in epoch.ended()] if epoch is not None else []
 
     def attempt_ranks(self, job: str, attempt: int) -> list[RankInfo]:
         """Return the ranks of a job's attempt; of an earlier one as they were when it ended."""

@@ -12,6 +12,7 @@ from rankmesh_agent.wire.schemas import (
     STARTING,
     UNASSIGNED,
     AgentHeartbeat,
+    EpochRequest,
     Heartbeat,
     JoinRequest,
     LauncherHeartbeat,
@@ -77,14 +78,17 @@ def check_join(request: JoinRequest) -> None:
 def check_heartbeat(beat: Heartbeat) -> None:
     """Raise InvalidRequestError unless the heartbeat is that of a rank that has joined, whatever groups it has."""
     _check_place(beat.job, beat.world_size, beat.member, at_least=0)
-    if beat.epoch < 1:
-        raise InvalidRequestError(
-            f"epoch {beat.epoch}: epochs count from 1; send the epoch that the join was answered with"
-        )
+    _check_epoch(beat.epoch)
     if len(beat.lost) > beat.world_size:
         raise InvalidRequestError(f"{len(beat.lost)} ranks are reported lost, in a world of {beat.world_size}")
     for lost in beat.lost:
         _check_rank(lost.rank, beat.world_size, at_least=0)
+
+
+def check_epoch(request: EpochRequest) -> None:
+    """Raise InvalidRequestError unless the request is about an epoch of a job."""
+    _check_given({"job": request.job})
+    _check_epoch(request.epoch)
 
 
 def check_agent(beat: AgentHeartbeat) -> None:
@@ -120,6 +124,11 @@ def check_lease(request: LeaseRequest) -> None:
     _check_given({"job": request.job})
     _check_lengths({"host_id": request.host_id})
     _check_rank(request.rank, request.world_size, at_least=UNASSIGNED)
+
+
+def _check_epoch(epoch: int) -> None:
+    if epoch < 1:
+        raise InvalidRequestError(f"epoch {epoch}: epochs count from 1; send the epoch that the join was answered with")
 
 
 def _check_place(job: str, world_size: int, member: Member, *, at_least: int) -> None:

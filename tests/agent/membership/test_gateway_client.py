@@ -9,6 +9,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -323,6 +324,32 @@ class TestALargeWorld:
             reply = client.join("job", 300, member(299, "r299"), Deadline(20))
         assert [each.rank for each in reply.members] == list(range(300))
         assert encodings[-1].headers["content-encoding"] == "gzip"
+
+    def test_only_rank_0_gets_the_table_where_the_ranks_share_it(self):
+        """As under MPI, which broadcasts it: the gateway's bytes grow with the ranks, not with their square."""
+        registry, table, listed = Registry(), Future(), []
+        others = [registry.join(JoinRequest("job", 300, member(rank, f"r{rank}"))) for rank in range(2, 300)]
+        join = registry.join
+
+        def joining(request: JoinRequest) -> Any:
+            listed.append((request.member.rank, request.lists_members))
+            return join(request)
+
+        def share(members: list[Member]) -> list[Member]:
+            if members:
+                table.set_result(members)
+            return table.result(timeout=20)
+
+        registry.join = joining  # type: ignore[method-assign]
+        with serving(create_app(registry)) as url, ThreadPoolExecutor() as threads:
+
+            def rank(number: int) -> JoinReply:
+                with client_of(lambda: url) as client:
+                    return client.join("job", 300, member(number, f"r{number}"), Deadline(20), share_members=share)
+
+            replies = list(threads.map(rank, range(2)))
+        assert sorted(listed) == [(0, True), (1, False)]
+        assert replies[0] == replies[1] == others[0].result(timeout=0)
 
     def test_heartbeats_are_sent_at_the_interval_that_the_gateway_names(self):
         with serving(Scripted((200, {"failed": [], "interval": 500.0}))) as url, client_of(lambda: url) as client:

@@ -25,6 +25,7 @@ from rankmesh_agent.wire.schemas.job import (
     AgentHealth,
     AgentInfo,
     Done,
+    EpochRequest,
     GatewayHealth,
     GrowingWorld,
     Heartbeat,

@@ -100,6 +100,8 @@ class JoinRequest:
             lost process, which it takes if the job's first world is not complete yet; otherwise it does not matter.
         growth: of a rank of the world that grows to ``world_size``: ``member`` is this rank in the next epoch, with an
             instance of its own. None otherwise.
+        lists_members: whether the reply of a complete world lists its members. Ranks that get the list from each other
+            save the gateway its bytes, which grow with the square of the world size.
     """
 
     job: Name
@@ -109,6 +111,7 @@ class JoinRequest:
     attempt: Integer = 0
     awaits_growth: Boolean = False
     growth: GrowingWorld | None = None
+    lists_members: Boolean = True
 
 
 @dataclass
@@ -251,6 +254,14 @@ class Leave:
     instance: str
     reason: str = ""
     failed_ranks: list[Integer] = field(default_factory=list)
+
+
+@dataclass
+class EpochRequest:
+    """A request about one epoch of a job."""
+
+    job: Name
+    epoch: Epoch
 
 
 @dataclass

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from rankmesh_agent.wire.schemas import (
     Done,
+    EpochRequest,
     Heartbeat,
     HeartbeatReply,
     JoinReply,
@@ -33,7 +34,11 @@ async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> Jo
 
 @router.post("/heartbeat", response_model_exclude_defaults=True, responses=problems(400, 409, 503))
 async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
-    """Report that a rank is alive, and the state of its groups."""
+    """Report that a rank is alive, and the state of its groups, or what has changed since its last heartbeat.
+
+    Sent every second; of more than 500 ranks less often: the reply has the `interval`. After 3 intervals without a
+    heartbeat a rank is suspect; after 10 s, or 4 intervals, it has failed, unless a peer is connected to it.
+    """
     return await handlers.heartbeat(registry, body, request.receive)
 
 
@@ -55,7 +60,13 @@ async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
     return await handlers.snapshot(registry, None, request.receive)
 
 
-@router.post("/launchers", include_in_schema=False)  # between launchers of one job, not for other clients
+@router.post("/ended", include_in_schema=False)  # for ranks that connect to each other
+async def ended(body: EpochRequest, request: Request, registry: RegistryDep) -> list[RankInfo]:
+    """List the ranks of a job's epoch that have left or failed, by rank."""
+    return await handlers.ended_ranks(registry, body, request.receive)
+
+
+@router.post("/launchers", include_in_schema=False)  # between launchers; its values depend on each other
 async def launchers(body: LauncherHeartbeat, request: Request, registry: RegistryDep) -> LauncherReply:
     """Report how the ranks of a node do; the reply says whether the job has been restarted."""
     return await handlers.launcher_heartbeat(registry, body, request.receive)

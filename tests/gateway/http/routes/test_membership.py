@@ -119,3 +119,38 @@ async def test_a_life(client, ask, clock):
     ranks = (await client.get("/v1/ranks")).json()
     assert [(rank["member"]["rank"], rank["state"]) for rank in ranks] == [(0, "left"), (1, "failed")]
     assert (await client.get("/v1/ranks", params={"job": "other"})).json() == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+async def test_a_large_world_gets_one_table_compressed_for_those_that_accept_it(client, ask, registry, encoding):
+    size = 600
+    waiting = [registry.join(ask.join(rank, size)) for rank in range(size - 3)]
+    headers = {"accept-encoding": encoding}
+    last = (client.post("/v1/join", json=asdict(ask.join(size - n, size)), headers=headers) for n in (3, 2, 1))
+    answers = await asyncio.gather(*last)
+    assert [answer.headers.get("content-encoding", "identity") for answer in answers] == [encoding] * 3
+    assert len({answer.text for answer in answers}) == 1
+    assert answers[0].json() == asdict(waiting[0].result(timeout=20))
+    assert answers[0].json()["members"] == [asdict(ask.member(rank)) for rank in range(size)]
+    assert all(future.result(timeout=20) is waiting[0].result() for future in waiting)
+
+
+async def test_ranks_that_have_ended(client, ask, registry):
+    for rank in range(4):
+        registry.join(ask.join(rank, 4))
+    registry.leave(ask.leave(3))
+    registry.leave(ask.leave(1, reason="exit code 1"))
+    answer = await client.post("/v1/ended", json={"job": "job", "epoch": 1})
+    assert [(rank["member"]["rank"], rank["state"], rank["reason"]) for rank in answer.json()] == [
+        (1, "failed", "exit code 1"),
+        (3, "left", ""),
+    ]
+    for other in ({"job": "another", "epoch": 1}, {"job": "job", "epoch": 2}):
+        assert (await client.post("/v1/ended", json=other)).json() == []
+
+
+async def test_a_heartbeat_that_the_framework_reads_gets_the_same_reply(client, ask, registry):
+    lenient = {"content-type": "application/json; charset=utf-8"}
+    body = json.dumps(asdict(ask.heartbeat(0)))
+    for headers in ({"content-type": "application/json"}, lenient):
+        assert (await client.post("/v1/heartbeat", content=body, headers=headers)).json() == {"failed": []}
