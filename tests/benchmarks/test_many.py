@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import clients
+from benchmarks import clients, many
+from benchmarks.workers import MeasurementError
 
 pytestmark = pytest.mark.processes
+
+
+def test_a_world_without_descriptors_says_so() -> None:
+    with pytest.raises(MeasurementError, match=r"(?s)2 of 2 ranks failed.*RLIMIT_NOFILE is 12 \(hard limit 12\)"):
+        many.measure("rankmesh-tcp", 2, descriptors=12, deadline=60)
 
 
 def test_clients_of_a_store_are_counted_in_and_woken() -> None:

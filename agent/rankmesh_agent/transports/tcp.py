@@ -46,6 +46,8 @@ MAX_HANDSHAKES = 128
 """Maximum number of concurrent handshakes; more clients wait in the backlog."""
 SOCKET_BUFFER = 4 << 20
 _EXHAUSTED_RETRY_SECONDS = 0.05
+_TCP_CLOSE = b"\7"
+"""First byte of struct tcp_info: the state of a connection that is over."""
 _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
@@ -130,6 +132,8 @@ class TcpConnection(Connection):
                 for _ in range(SOCKET_BUFFER // len(scratch)):
                     if not self.socket.recv_into(scratch):
                         break
+            if self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE:
+                return True  # reset, which an earlier call has reported; sent bytes still count as unacknowledged
             return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
         except OSError:
             return True  # the connection is reset: no acknowledgement will come
