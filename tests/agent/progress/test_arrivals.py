@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.in_memory import MemoryWorld
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.link import FEW_RANKS
@@ -120,6 +121,21 @@ def test_announcements_of_the_next_call_are_kept() -> None:
     assert arrivals.begin(5) == {77}
     assert arrivals.missing() == [1]
     assert arrivals.begin(6) == set()
+
+
+def test_reports_of_calls_reach_all_ranks_by_way_of_neighbours() -> None:
+    ranks = MemoryWorld(40)
+    late = {7, 21}
+    for link in ranks.links:
+        link.report_progress(2 if link.rank in late else 3, 5, "a call")
+    for _ in range(12):
+        for engine in ranks.engines:
+            engine._deliver()
+            engine.link.pass_on_progress()
+    for link in ranks.links:
+        assert set(link.lagging(3)) == late - {link.rank}
+    assert ranks.links[0].progress[7].description == "a call"
+    assert all(len(engine.sent) <= 10 for engine in ranks.engines)
 
 
 def test_descriptions_of_many_ranks_travel_once_each() -> None:
