@@ -216,6 +216,10 @@ class PendingTcpConnection:
         self._handshake.close()
         self._connection.close()
 
+    def close_in_child(self) -> None:
+        """Close the parent's descriptor in a forked child."""
+        self._connection.close_in_child()
+
     def _connect_next(self) -> None:
         family, socket_address = self._socket_addresses.pop(0)
         try:
@@ -261,6 +265,10 @@ class TcpListener:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
         return [*self._handshakes] if self._is_full() else [self._fileno, *self._handshakes]
 
+    def busy(self) -> bool:
+        """Return whether handshakes are under way, so that ``accept`` has to be called from time to time."""
+        return bool(self._handshakes)
+
     def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
         """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
 
@@ -294,6 +302,12 @@ class TcpListener:
         """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        for connection, _, _ in self._handshakes.values():
+            connection.close_in_child()
         self._socket.close()
 
     def _is_full(self) -> bool:
