@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -33,18 +34,24 @@ from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, Jo
 
 CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
-_HOST_RANKS, _PROBE_SECONDS, _DEADLINE = 8, 0.05, 300.0
+_HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 class Cost(NamedTuple):
-    """What something took at the gateway; ``pause`` is the longest time that the probe waited for an answer."""
+    """What something took at the gateway.
+
+    Attributes:
+        pause: the longest time that the probe waited for an answer.
+        addition_ns: processor time of an addition in Python meanwhile, which is several times as long on a busy machine.
+    """
 
     seconds: float
     processor_seconds: float
     megabytes: float
     pause: float
     resident_mb: float
+    addition_ns: float
 
 
 class Rank:
@@ -139,7 +146,8 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
             took, used = time.monotonic() - began, processor_seconds(gateway.pid) - used
             ours.send(None)
             resident = int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 1e3  # type: ignore[index]
-            found[name] = Cost(took, used, Rank.traffic / 1e6, ours.recv(), resident)
+            pause, addition_ns = ours.recv()
+            found[name] = Cost(took, used, Rank.traffic / 1e6, pause, resident, addition_ns)
 
         async def run() -> None:
             await take("join", (member.join() for member in members))
@@ -154,15 +162,18 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
 
 def _probe(url: str, parent: Connection) -> None:
     """Ask the gateway again and again; at each message, send the longest time since the last one."""
-    longest = 0.0
+    longest, additions = 0.0, [0.0]
     while True:
         if parent.poll(_PROBE_SECONDS):
             parent.recv()
-            parent.send(longest)
-            longest = 0.0
+            parent.send((longest, median(additions) / _ADDITIONS * 1e9))
+            longest, additions = 0.0, []
         began = time.monotonic()
         gateway_id(url, _DEADLINE)
         longest = max(longest, time.monotonic() - began)
+        used = time.process_time()
+        sum(number + number for number in range(_ADDITIONS))
+        additions.append(time.process_time() - used)
 
 
 def main() -> None:
@@ -172,13 +183,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of heartbeats")
     options = parser.parse_args()
     raise_limit()
-    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS MB':>8}")
+    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS':>8}{'+ ns':>6}")
     for case in options.cases:
         for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
-            took, used, sent, pause, resident = cost
+            took, used, sent, pause, resident, addition = cost
             print(
                 f"{case} {name:{23 - len(case)}}{took:9.2f}{used:8.2f}{used / took:6.2f}{sent:8.1f}{sent / took:7.2f}"
-                f"{pause:9.3f}{resident:8.0f}",
+                f"{pause:9.3f}{resident:8.0f}{addition:6.0f}",
                 flush=True,
             )
 
