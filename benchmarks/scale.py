@@ -43,7 +43,7 @@ class Cost(NamedTuple):
 
     Attributes:
         pause: the longest time that the probe waited for an answer.
-        addition_ns: processor time of an addition in Python meanwhile, which is several times as long on a busy machine.
+        addition_ns: processor time of an addition in Python meanwhile: several times as long on a busy machine.
     """
 
     seconds: float
@@ -183,7 +183,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of heartbeats")
     options = parser.parse_args()
     raise_limit()
-    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS':>8}{'+ ns':>6}")
+    columns = {"seconds": 9, "CPU s": 8, "core": 6, "MB": 8, "MB/s": 7, "pause s": 9, "RSS MB": 8, "+ ns": 6}
+    print("jobs x ranks".ljust(24) + "".join(name.rjust(width) for name, width in columns.items()))
     for case in options.cases:
         for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
             took, used, sent, pause, resident, addition = cost
