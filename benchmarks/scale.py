@@ -23,7 +23,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
@@ -31,10 +31,12 @@ from rankmesh_agent.membership.gateway_client import JOINS_A_SECOND, gateway_id
 from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
+from rankmesh_gateway.state.pace import HeartbeatPace
 
 CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
 _HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
+_KEPT_BYTES = 8 << 10
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -54,11 +56,47 @@ class Cost(NamedTuple):
     addition_ns: float
 
 
+class Client(asyncio.BufferedProtocol):
+    """A member's connection, which throws away what is long: ten thousand tables of members in one process are slow."""
+
+    _buffer = memoryview(bytearray(1 << 20))
+    _kept, _missing = b"", 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def post(self, request: bytes) -> bytes:
+        """Send a request; return the head of the response, and its body up to some length."""
+        self._kept, self.reply = b"", asyncio.get_running_loop().create_future()
+        if self.transport.is_closing():
+            raise ConnectionError
+        self.transport.write(request)
+        return await self.reply
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        Rank.traffic += nbytes
+        if not self._kept:  # the head comes in one piece
+            head = bytes(self._buffer[:nbytes])
+            self._missing = head.index(b"\r\n\r\n") + 4 + int(_LENGTH.search(head)[1])  # type: ignore[index]
+        self._missing -= nbytes
+        self._kept += self._buffer[: min(nbytes, max(0, _KEPT_BYTES - len(self._kept)))]
+        if not self._missing:
+            self.reply.set_result(self._kept)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error or ConnectionError())
+
+
 class Rank:
     """A simulated member."""
 
     traffic = 0
-    intervals: ClassVar[dict[str, float]] = {}
+    interval = 1.0
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
@@ -74,13 +112,11 @@ class Rank:
         await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
         await self.connect()
         reply = b""
-        while not _decoded(reply, 32).startswith(b'{"complete": true'):
+        while not _start(reply).startswith(b'{"complete": true'):
             reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
-        if self.member.rank == 0:  # it has the table of all members for the job's other ranks, too
-            Rank.intervals[self.job] = json.loads(_decoded(reply))["interval"]
 
     async def heartbeats(self, end: float) -> None:
-        interval, seq = Rank.intervals[self.job], 0
+        interval, seq = Rank.interval, 0
         wait = interval * random.random()
         while time.monotonic() + wait < end:
             await asyncio.sleep(wait)
@@ -94,7 +130,8 @@ class Rank:
             wait, interval = reply.interval * (1.0 if reply.interval == interval else random.random()), reply.interval
 
     async def connect(self) -> None:
-        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
+        loop = asyncio.get_running_loop()
+        _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()
@@ -102,24 +139,21 @@ class Rank:
             f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: gzip\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         ).encode()
+        Rank.traffic += len(head) + len(body)
         while True:
             try:
-                self.writer.write(head + body)
-                answer = await self.reader.readuntil(b"\r\n\r\n")
+                answer = await self.client.post(head + body)
                 break
-            except (OSError, EOFError):  # an idle connection has been closed
+            except OSError:  # an idle connection has been closed
                 await self.connect()
-        content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))  # type: ignore[index]
-        Rank.traffic += len(head) + len(body) + len(answer) + len(content)
         if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"the gateway answered {answer!r}: {content!r}")
-        return content
+            raise RuntimeError(f"the gateway answered {answer!r}")
+        return answer.partition(b"\r\n\r\n")[2]
 
 
-def _decoded(reply: bytes, most: int = 0) -> bytes:
-    """Return a reply's text, or its start."""
-    compressed = reply.startswith(b"\x1f\x8b")
-    return zlib.decompressobj(wbits=31).decompress(reply, most) if compressed else reply
+def _start(reply: bytes) -> bytes:
+    """Return the start of a reply's text, which may be compressed."""
+    return zlib.decompressobj(wbits=31).decompress(reply, 32) if reply.startswith(b"\x1f\x8b") else reply
 
 
 def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
@@ -151,7 +185,8 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
 
         async def run() -> None:
             await take("join", (member.join() for member in members))
-            end = time.monotonic() + max(Rank.intervals.values())
+            Rank.interval = HeartbeatPace().add_ranks(jobs * ranks)
+            end = time.monotonic() + Rank.interval
             await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
             end = time.monotonic() + seconds
             await take("heartbeats", (member.heartbeats(end) for member in members))
