@@ -108,8 +108,8 @@ class Rank:
         self.groups = {"world": list(range(world_size)), f"node-{node}": list(near)}
         self.changes = HeartbeatChanges()
 
-    async def join(self) -> None:
-        await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
+    async def join(self, start: float) -> None:
+        await asyncio.sleep(start + random.random() * self.world_size / JOINS_A_SECOND)
         await self.connect()
         reply = b""
         while not _start(reply).startswith(b'{"complete": true'):
@@ -184,7 +184,9 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
             found[name] = Cost(took, used, Rank.traffic / 1e6, pause, resident, addition_ns)
 
         async def run() -> None:
-            await take("join", (member.join() for member in members))
+            # The jobs start one after the other, and the ranks of each as their agents spread them.
+            starts = (index // ranks * ranks / JOINS_A_SECOND for index in range(len(members)))
+            await take("join", [member.join(start) for member, start in zip(members, starts, strict=True)])
             Rank.interval = HeartbeatPace().add_ranks(jobs * ranks)
             end = time.monotonic() + Rank.interval
             await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
