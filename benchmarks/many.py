@@ -131,11 +131,13 @@ def _fork(stack: ExitStack, name: str, folder: Path, ranks: int, descriptors: in
     forker = os.fork()
     if forker == 0:  # imports, so that this process does not
         os.setsid()
-        os.close(writing)
+        os.dup2(reading, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        sys.stderr = os.fdopen(2, "w", 1, closefd=False)  # not that of a test
         os.environ.update(environment)
-        _run_forks(name, folder, ranks, descriptors, reading)
+        _run_forks(name, folder, ranks, descriptors)
     os.close(reading)
     os.close(output)
     until = time.monotonic() + deadline
@@ -150,7 +152,7 @@ def _fork(stack: ExitStack, name: str, folder: Path, ranks: int, descriptors: in
     return began
 
 
-def _run_forks(name: str, folder: Path, ranks: int, descriptors: int | None, go: int) -> None:
+def _run_forks(name: str, folder: Path, ranks: int, descriptors: int | None) -> None:
     """Import the library, fork the ranks, wait for them and exit."""
     status = 1
     try:
@@ -159,7 +161,7 @@ def _run_forks(name: str, folder: Path, ranks: int, descriptors: int | None, go:
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
-                _be(name, rank, folder, descriptors, go)
+                _be(name, rank, folder, descriptors)
             children.append(child)
         for child in children:
             os.waitpid(child, 0)
@@ -170,16 +172,15 @@ def _run_forks(name: str, folder: Path, ranks: int, descriptors: int | None, go:
         os._exit(status)
 
 
-def _be(name: str, rank: int, folder: Path, descriptors: int | None, go: int) -> None:
-    """Be a rank: wait until all exist, do the steps, report and exit."""
+def _be(name: str, rank: int, folder: Path, descriptors: int | None) -> None:
+    """Be a rank: wait until all exist and standard input ends, do the steps, report and exit."""
     status = 1
     try:
-        if descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
         (folder / f"{rank}.forked").touch()
-        os.read(go, 1)
-        os.close(go)
+        if descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        os.read(0, 1)
         _write(folder, rank, steps(JOIN[name]))
         status = 0
     except BaseException:

@@ -477,6 +477,9 @@ class Agent:
         self._store_waits.progress()
         self._job_store.check()
         lost = self._disconnects.failed_peers()
+        self.engine.pass_on(lost)
+        if self.engine.on_demand:
+            self.engine.progress()  # what concerns all ranks is passed on also by those that compute
         self._failure_notifier.notify(self.world, lost)
         restart = self._job.send_heartbeat(self.groups(), lost)
         if restart is not None:

@@ -1,4 +1,4 @@
-"""Membership of one rank in a job, from the join at the gateway and the connections to all peers to the leave."""
+"""Membership of one rank in a job, from the join at the gateway and the connections to its neighbours to the leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,8 +19,10 @@ from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
-from rankmesh_agent.progress.connect import connect_all
-from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.connector_thread import ConnectorThread
+from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
@@ -28,9 +30,11 @@ from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
-"""Time limit for connecting all pairs after all ranks have joined."""
+"""Time limit for connecting the neighbours after all ranks have joined."""
 MIN_SETUP_SECONDS = 5.0
 """Least time for the set-up of a larger world, however late its ranks have come."""
+_MAX_UNKNOWN = 3
+"""Answers of the gateway, a second apart, that do not have a rank, after which the rank has left."""
 _MAX_REASON = 900
 """Characters of the reason of a leave."""
 _NOT_CONNECTED = "it could not connect to its peers"
@@ -57,7 +61,7 @@ NO_GROWTH = GrowthRole()
 
 
 class JobMembership:
-    """One rank's membership in a job; made, it has joined, and is connected to all peers.
+    """One rank's membership in a job; made, it has joined, and is connected to its neighbours.
 
     Args:
         settings: of the job.
@@ -68,7 +72,7 @@ class JobMembership:
         host: address to listen on.
         http: the HTTP server, for its addresses.
         deadline: end of the join.
-        connect_seconds: time limit for connecting all pairs, at most _CONNECT_SECONDS.
+        connect_seconds: time limit for connecting the neighbours, at most _CONNECT_SECONDS.
         instance: random name of this process and join; a new one if empty.
         share_members: see GatewayClient.join.
 
@@ -103,7 +107,7 @@ class JobMembership:
     ) -> None:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
-        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # connect_all does, until the engine can
+        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # the connector does, at first
         transports = TransportSelector(settings, world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
@@ -119,6 +123,7 @@ class JobMembership:
                 http.urls[0],
                 settings.eager_bytes,
                 settings.transport,
+                settings.full_mesh,
             )
             self.gateway = GatewayClient(find_gateway, settings.token)
             undo.callback(self.gateway.close)
@@ -149,27 +154,41 @@ class JobMembership:
             self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
             local = sum(member.host_id == self.member.host_id for member in joined.members)
             self.oversubscribed = local > len(os.sched_getaffinity(0))
-            connections = connect_all(
+            connector = Connector(
                 self.member,
                 joined.members,
                 joined.epoch,
                 listener,
                 lambda peer: transports.transport(self.member, peer),
+            )
+            peers = neighbours(self.member.rank, self.world_size, settings.full_mesh)
+            connections = connector.connect(
+                peers,
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
                 self.raise_if_left,
                 partial(self.leave_after_error, _NOT_CONNECTED),
             )
             for connection in connections.values():
                 unused.callback(connection.close)
+            self._connector: ConnectorThread | None = None
+            self._unknown: dict[int, int] = {}
+            if len(connections) < self.world_size - 1:
+                self._connector = ConnectorThread(connector, self._ended)
+                undo.callback(self._connector.close)
             self.engine = ProgressEngine(
                 self.member.rank,
                 self.epoch,
                 connections,
                 eager_limit=settings.eager_bytes,
                 oversubscribed=self.oversubscribed,
+                dial=None if self._connector is None else self._connector.dial,
+                world_size=self.world_size,
             )
             undo.pop_all()
-        listener.close()
+        if self._connector is None:
+            listener.close()
+        else:
+            self._connector.serve(self.engine)
         self._say_goodbye = self.engine.say_goodbye
 
     def send_heartbeat(
@@ -199,6 +218,33 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
+    def _ended(self, unreached: Collection[int]) -> dict[int, Disconnect]:
+        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
+
+        A gateway that was started meanwhile knows live ranks only.
+
+        Args:
+            unreached: ranks that cannot be reached.
+        """
+        client = self.gateway.sibling()  # heartbeats do not wait for this request
+        try:
+            ended = {info.member.rank: info for info in client.ended_ranks(self.name, self.epoch) or ()}
+            unknown = set(unreached) - ended.keys()
+            known = client.ranks(self.name, self.epoch) if unknown else None
+        finally:
+            client.close()
+        if known:
+            unknown -= {info.member.rank for info in known}
+            self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown}
+        return {
+            rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
+            for rank, info in ended.items()
+        } | {
+            rank: Disconnect("the gateway does not know it any more", clean=True, left=True)
+            for rank, answers in self._unknown.items()
+            if answers >= _MAX_UNKNOWN
+        }
+
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.
 
@@ -218,11 +264,15 @@ class JobMembership:
             self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))
 
     def close_in_child(self) -> None:
-        """Close the connection to the gateway in a forked child, without a message."""
+        """Close the descriptors in a forked child, without a message."""
+        if self._connector is not None:
+            self._connector.close_in_child()
         self.gateway.close_in_child()
 
     def close(self) -> None:
         """Close the connections, after ``leave``."""
+        if self._connector is not None:
+            self._connector.close()
         self.engine.close()
         self.gateway.close()
 

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from support.processes import wait_until
+from faults.recovery import KINDS, job
+from support.host_commands import why_not
 
 pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-OPTIONS = "--nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 2 held.py"
-HELD = f"""\
-import os, sys, time
-sys.path.insert(0, {str(EXAMPLES)!r})
-import train_digits
-steps, step = [], train_digits.Momentum.step
-def held(self, gradients):
-    steps.append(None)
-    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("3", "0") and len(steps) == 100:
-        time.sleep(1000)  # its host is lost meanwhile
-    step(self, gradients)
-train_digits.Momentum.step = held
-sys.exit(train_digits.main())
-"""
 
-
-def test_a_host_that_is_lost_in_mid_training_and_comes_back(hosts) -> None:
+def test_a_host_that_is_lost_in_mid_training_and_comes_back() -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
-    checkpoint = hosts.folder / "digits.npz"
-    (hosts.folder / "held.py").write_text(HELD)
-
-    def start(node: int):
-        command = f"rankmesh run --nnodes 2 --node-rank {node} {OPTIONS} --epochs 12 --checkpoint {checkpoint}"
-        return hosts.start(f"host{node + 1}", command, RANKMESH_TOKEN="the secret of both")
-
-    first, lost = start(0), start(1)
-    wait_until(checkpoint.exists, "the first epoch to be complete")
-    lost.end()
-    back = start(1)
-    assert [first.wait(), back.wait()] == [0, 0], hosts.transcript()
-    assert "of 2: all 4 ranks start again" in first.output, hosts.transcript()
-    assert "goes on after" in first.output, hosts.transcript()
-    assert all(text in first.output for text in ("all ranks identical", "single process: equal")), hosts.transcript()
+    if why := why_not():
+        pytest.skip(f"several hosts: {why}")
+    kind = KINDS["hosts"]._replace(program="train_digits --checkpoint digits.npz --epochs 12", epochs=12)
+    ending = job(kind, 3, 100, 0.0)
+    assert (ending.code, ending.left) == (0, []), ending.output
+    assert "of 2: all 4 ranks start again" in ending.output
+    assert "goes on after" in ending.output
+    assert "single process: equal" in ending.output
+    assert len(ending.parameters) == 1, ending.parameters
 
 
 CUT = """\

@@ -114,7 +114,8 @@ def differ_in_number(me: Me) -> None:
 
 @on_mpi(3, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
 def test_in_detail_calls_are_compared_before(me: Me) -> None:
-    from support.wrong import MISMATCHED, try_mismatched
+    from support.wrong import MISMATCHED
+    from support.wrong_attempts import try_mismatched
 
     dist.init_process_group("mpi", timeout=60)
     for name, (told,) in try_mismatched(dist, me.rank, [*MISMATCHED][::4], queued=False).items():

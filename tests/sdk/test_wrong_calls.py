@@ -11,7 +11,8 @@ from support import hosting
 from support.me import GATEWAY
 from support.once import Reports, once
 from support.processes import Me, Ranks
-from support.wrong import CANNOT, MISMATCHED, SIZE, WRONG, check_invalid, check_mismatched, try_invalid, try_mismatched
+from support.wrong import CANNOT, MISMATCHED, SIZE, WRONG
+from support.wrong_attempts import check_invalid, check_mismatched, try_invalid, try_mismatched
 
 import rankmesh as dist
 

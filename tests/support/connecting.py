@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
+from rankmesh_agent.wire.schemas import Member
 
 SECONDS = 10.0
 Admits = Callable[[bytes], bool]
@@ -16,6 +19,19 @@ Admits = Callable[[bytes], bool]
 def admit_all(identity: bytes) -> bool:
     """Admit every client that knows the token."""
     return True
+
+
+def connect_all(
+    me: Member,
+    members: Sequence[Member],
+    epoch: int,
+    listener: TcpListener,
+    transport_to: Callable[[Member], TcpTransport],
+    *limits: Any,
+) -> dict[int, Connection]:
+    """Connect a rank to all others; ``limits`` as for Connector.connect."""
+    connector = Connector(me, members, epoch, listener, transport_to)
+    return connector.connect([member.rank for member in members if member is not me], *limits)
 
 
 def meet(

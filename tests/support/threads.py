@@ -13,11 +13,11 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.schemas import Member
+from support.connecting import connect_all
 
 TRANSPORTS = ("tcp", "segment")
 WORLD = 1

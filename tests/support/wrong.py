@@ -1,14 +1,13 @@
 """One table of wrong calls, for three ranks: invalid at the rank that makes them, or different from rank to rank.
 
 A call is made on an *api*: ``rankmesh``, or its functions over another medium (support/sweep/media.py, over_torch.py).
-The driver of a medium calls ``try_invalid`` and ``try_mismatched`` at every rank, and passes the outcomes of all ranks
-to ``check_invalid`` and ``check_mismatched``. CANNOT lists the calls that a medium has no form for.
+CANNOT lists the calls that a medium has no form for. wrong_attempts.py makes the calls.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +23,6 @@ SUM, AVG, MIN, MAX, BAND, BOR, PREMUL_SUM = (
 )  # fmt: skip
 
 Array = np.ndarray[Any, Any]
-RetryState = dict[str, Any]
-Attempts = dict[str, list[RetryState]]
-"""What came of the calls of a rank, by name."""
 
 
 class Caller:
@@ -117,7 +113,23 @@ MESSAGES: dict[str, Callable[..., Any]] = {
     "send_object_list": lambda api, a, **how: api.send_object_list(["a"], **{"dst": a.other, **how}),
     "recv_object_list": lambda api, a, **how: api.recv_object_list([None], **{"src": a.other, **how}),
 }
-"""Functions of every rank, and of one with another; right calls, but for further arguments ``how``."""
+GROUPS: dict[str, Callable[..., Any]] = {
+    "get_rank": lambda api, a, **how: api.get_rank(**how),
+    "get_world_size": lambda api, a, **how: api.get_world_size(**how),
+    "get_backend": lambda api, a, **how: api.get_backend(**how),
+    "get_backend_config": lambda api, a, **how: api.get_backend_config(**how),
+    "get_process_group_ranks": lambda api, a, **how: api.get_process_group_ranks(**how),
+    "get_group_rank": lambda api, a, **how: api.get_group_rank(global_rank=0, **how),
+    "get_global_rank": lambda api, a, **how: api.get_global_rank(group_rank=0, **how),
+    "destroy_process_group": lambda api, a, **how: api.destroy_process_group(**how),
+}
+NEW_GROUPS: dict[str, Callable[..., Any]] = {
+    "new_group": lambda api, a, **how: api.new_group(**{"ranks": [a.rank], **how}),
+    "new_subgroups": lambda api, a, **how: api.new_subgroups(**{"group_size": 1, **how}),
+    "split_group": lambda api, a, **how: api.split_group(None, [[0], [1, 2]], **how),
+}
+EVERY = COLLECTIVES | MESSAGES | GROUPS | NEW_GROUPS
+"""Functions of all ranks, of two, about groups and that make some; right calls, but for further arguments ``how``."""
 ROOTS = {
     "reduce": "dst", "broadcast": "src", "gather": "dst", "scatter": "src",
     "broadcast_object_list": "src", "gather_object": "dst", "scatter_object_list": "src",
@@ -129,14 +141,14 @@ ROOTS = {
 def _with_root(suffix: str, rank: Any = None, group_rank: Any = None) -> dict[str, Call]:
     """Return a call of every function with a root, with this one."""
     return {
-        f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **{root: rank, f"group_{root}": group_rank})
+        f"{name}_{suffix}": partial(EVERY[name], **{root: rank, f"group_{root}": group_rank})
         for name, root in ROOTS.items()
     }
 
 
 def _with(suffix: str, functions: Iterable[str], **how: Any) -> dict[str, Call]:
     """Return a call of each of some functions with further arguments."""
-    return {f"{name}_{suffix}": partial((COLLECTIVES | MESSAGES)[name], **how) for name in functions}
+    return {f"{name}_{suffix}": partial(EVERY[name], **how) for name in functions}
 
 
 UNDEFINED = r"ReduceOp.\w+ is not defined for \w+"
@@ -357,6 +369,7 @@ WRONG: dict[str, Wrong] = {
     **_wrong(
         ValueError, "timeout", request=r"query\.timeout",
         **_with("with_a_negative_timeout", [*COLLECTIVES, "send", "recv"], timeout=-1),
+        **_with("with_a_negative_timeout", NEW_GROUPS, timeout=-1),
         barrier_with_a_timeout_that_is_no_number=lambda api, a: api.barrier(timeout=float("nan")),
         batch_with_a_negative_timeout=lambda api, a: _batch(api, timeout=-1),
     ),
@@ -367,7 +380,7 @@ WRONG: dict[str, Wrong] = {
     ),
     **_wrong(
         TypeError, "group must be a ProcessGroup from new_group",
-        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES], group="world"),
+        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES, *GROUPS], group="world"),
         broadcast_in_group_1=lambda api, a: api.broadcast(a(), 0, group=1),
         barrier_in_a_list_of_ranks=lambda api, a: api.barrier(group=[0, 1, 2]),
         batch_in_a_named_group=lambda api, a: _batch(api, group="world"),
@@ -480,6 +493,73 @@ WRONG: dict[str, Wrong] = {
         reduce_scatter_multigpu_of_several_sizes=lambda api, a: api.reduce_scatter_multigpu([a()], [[a(), a(4), a()]]),
     ),
     **_wrong(
+        ValueError, r"(global|group) rank (3|-1) is not in the group, whose ranks are",
+        get_group_rank_of_rank_3=lambda api, a: api.get_group_rank(None, 3),
+        get_group_rank_of_rank_minus_1=lambda api, a: api.get_group_rank(None, -1),
+        get_global_rank_of_rank_3=lambda api, a: api.get_global_rank(None, 3),
+        get_global_rank_of_rank_minus_1=lambda api, a: api.get_global_rank(None, -1),
+    ),
+    **_wrong(
+        TypeError, "_rank must be a whole number",
+        get_group_rank_of_a_name=lambda api, a: api.get_group_rank(None, "0"),
+        get_global_rank_of_nothing=lambda api, a: api.get_global_rank(None, None),
+    ),
+    **_wrong(
+        ValueError, "at least one|twice|0 to 2|in two groups",
+        new_group_of_no_ranks=lambda api, a: api.new_group([]),
+        new_group_of_a_rank_twice=lambda api, a: api.new_group([0, 0]),
+        new_group_of_rank_3=lambda api, a: api.new_group([0, 3]),
+        new_group_of_rank_minus_1=lambda api, a: api.new_group([-1, 0]),
+        new_subgroups_by_enumeration_of_no_ranks=lambda api, a: api.new_subgroups_by_enumeration([[]]),
+        new_subgroups_by_enumeration_of_a_rank_twice=lambda api, a: api.new_subgroups_by_enumeration([[0], [0]]),
+        new_subgroups_by_enumeration_of_rank_3=lambda api, a: api.new_subgroups_by_enumeration([[0], [3]]),
+        split_group_into_no_ranks=lambda api, a: api.split_group(None, [[]]),
+        split_group_into_a_rank_twice=lambda api, a: api.split_group(None, [[0], [0, 1]]),
+        split_group_into_rank_minus_1=lambda api, a: api.split_group(None, [[-1]]),
+        shrink_group_by_no_ranks=lambda api, a: api.shrink_group([]),
+        shrink_group_by_rank_3=lambda api, a: api.shrink_group([3]),
+        shrink_group_by_a_rank_twice=lambda api, a: api.shrink_group([a.other] * 2),
+    ),
+    **_wrong(
+        TypeError, "must be a list of ranks",
+        new_group_of_a_number=lambda api, a: api.new_group(1),
+        new_group_of_names=lambda api, a: api.new_group(["0", "1"]),
+        new_group_of_half_a_rank=lambda api, a: api.new_group([0.5]),
+        new_group_of_lists=lambda api, a: api.new_group([[0]]),
+        new_group_of_true=lambda api, a: api.new_group([True]),
+        new_subgroups_by_enumeration_of_numbers=lambda api, a: api.new_subgroups_by_enumeration([0, 1]),
+        shrink_group_by_nothing=lambda api, a: api.shrink_group(None),
+        shrink_group_by_a_name=lambda api, a: api.shrink_group("0"),
+    ),
+    **_wrong(
+        ValueError, "'smoke-signals' is not known: use 'mesh'",
+        **_with("with_an_unknown_backend", NEW_GROUPS, backend="smoke-signals"),
+    ),
+    **_wrong(
+        ValueError, "does not divide the group's 3 ranks",
+        new_subgroups_of_none=lambda api, a: api.new_subgroups(0),
+        new_subgroups_of_a_negative_size=lambda api, a: api.new_subgroups(-1),
+        new_subgroups_of_two=lambda api, a: api.new_subgroups(2),
+        new_subgroups_of_four=lambda api, a: api.new_subgroups(4),
+    ),
+    **_wrong(
+        ValueError, "(ranks_per_subgroup_list|split_ranks) must be a list of at least one",
+        new_subgroups_by_enumeration_of_nothing=lambda api, a: api.new_subgroups_by_enumeration(None),
+        new_subgroups_by_enumeration_of_no_lists=lambda api, a: api.new_subgroups_by_enumeration([]),
+        split_group_into_nothing=lambda api, a: api.split_group(None, None),
+        split_group_into_no_lists=lambda api, a: api.split_group(None, []),
+        split_group_into_an_array=lambda api, a: api.split_group(None, a()),
+    ),
+    **_wrong(
+        RuntimeError, "cannot exclude itself",
+        shrink_group_by_this_rank=lambda api, a: api.shrink_group([a.rank]),
+    ),
+    **_wrong(
+        ValueError, "shrink_flags",
+        shrink_group_with_unknown_flags=lambda api, a: api.shrink_group([a.other], shrink_flags=2),
+        shrink_group_with_flags_that_are_text=lambda api, a: api.shrink_group([a.other], shrink_flags="1"),
+    ),
+    **_wrong(
         ValueError, "p2p_op_list is empty",
         no_messages=lambda api, a: api.batch_isend_irecv([]),
     ),
@@ -571,7 +651,7 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "http": {
         "there is no such endpoint": rf"{_SINGLE}|{_LISTS_OF_DEVICES}|\w+_object_\w+|(isend|irecv|message|batch)\w+"
-        "|no_messages",
+        r"|no_messages|(get|new|split|shrink|destroy)_\w+",
         "there are no group ranks": r"\w+_group_rank(_3)?|\w+_two_ranks",
         "the group is in the path": r"\w+_in_(a_named_group|group_1|a_list_of_ranks)",
         "there are no devices": r"barrier_on_\w+",
@@ -589,11 +669,15 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "torch.distributed": {
         "torch has no such function": r"\w+_multigpu_\w+|batch\w+|all_to_all_object_\w+",
+        "NCCL alone splits and shrinks groups": r"(split|shrink)_group_\w+",
         "no call but barrier has a timeout, and that is a timedelta": r"(?!barrier)\w+_with_a_(negative|named)_timeout"
         "|barrier_with_a_(negative_timeout|timeout_that_is_no_number)",
         "torch has sent sizes before it looks": r"(all_)?gather_object_into_\w+|gather_object_with_(?!two|a_list)\w+"
         r"|scatter_object_list_of_(too_many|a_dictionary)|broadcast_object_list_of_a_tuple|recv_object_list_into_text",
-        "torch takes it": r"broadcast_from_true|barrier_on_\w+|all_reduce_coalesced_of_an_array",
+        "None is no group": r"get_(group|global)_rank_of_\w+",
+        "torch takes it": r"new_group_of_(no_ranks|half_a_rank|true)|new_subgroups_by_enumeration_of_no_ranks"
+        r"|new_subgroups_of_a_negative_size"
+        r"|broadcast_from_true|barrier_on_\w+|all_reduce_coalesced_of_an_array",
         "NCCL alone has factors": r"all_reduce_premultiplied_(bool|by_too_much)|a_factor_and_none",
     },
     "gloo": {
@@ -608,83 +692,3 @@ def expressible(table: Iterable[str], *media: str) -> list[str]:
     """Return the names of the calls that can be made over all of the media."""
     patterns = [pattern for medium in media for pattern in CANNOT[medium].values()]
     return [name for name in table if not any(re.fullmatch(pattern, name) for pattern in patterns)]
-
-
-def try_invalid(api: Any, rank: int, names: Iterable[str] = WRONG) -> Attempts:
-    """Make every invalid call at rank 1 alone, then at all ranks; return what came of each.
-
-    After each, all ranks sum up: had anything of it been sent, that would not match.
-    """
-    return {
-        name: [attempt(api, rank, WRONG[name].call, makes_it=rank == 1), attempt(api, rank, WRONG[name].call)]
-        for name in names
-    }
-
-
-def try_mismatched(api: Any, rank: int, names: Iterable[str] = MISMATCHED, *, queued: bool = True) -> Attempts:
-    """Make the calls that differ, by the caller's thread and, if ``queued``, by the worker's; return the outcomes."""
-    hows = [lambda call: call, _behind_a_barrier][: 1 + queued]
-    return {name: [attempt(api, rank, how(MISMATCHED[name])) for how in hows] for name in names}
-
-
-def attempt(api: Any, rank: int, call: Call, *, makes_it: bool = True) -> RetryState:
-    """Make a wrong call; return its error, and whether arrays and group are as they were."""
-    caller, found = Caller(rank), {}
-    if makes_it:
-        found = {"error": "none", "text": "", "op": None, "problem": None}
-        try:
-            call(api, caller)
-        except Exception as error:
-            found = {"error": type(error).__name__, "text": str(error)}
-            found |= {name: getattr(error, name, None) for name in ("op", "problem")}
-    return {**found, "unchanged": caller.unchanged(), "usable": usable(api, rank)}
-
-
-def usable(api: Any, rank: int) -> bool:
-    """Reduce over all ranks; return whether the results are right."""
-    totals = np.full(4, rank + 1), np.full(LARGE, rank + 1)
-    try:
-        for total in totals:
-            api.all_reduce(total)
-    except Exception:  # a wrong call was made after all, and the others' sums met it
-        api.all_reduce(np.ones(4, int))
-    return all((total == 6).all() for total in totals)
-
-
-def _behind_a_barrier(call: Call) -> Call:
-    """Return a call behind an asynchronous one, so that the worker thread executes it."""
-
-    def make(api: Any, caller: Caller) -> None:
-        work = api.barrier(async_op=True)
-        call(api, caller)
-        work.wait()
-
-    return make
-
-
-def check_invalid(name: str, of_ranks: Sequence[Attempts], *, http: bool = False) -> None:
-    """Fail unless an invalid call raised what the table has, at every rank that made it, and did nothing else."""
-    wrong = WRONG[name]
-    status, code, says = wrong.http if http else (None, None, wrong.says)
-    attempts = [attempt for found in of_ranks for attempt in found[name]]
-    made = [attempt for attempt in attempts if "error" in attempt]
-    assert len(made) == 1 + SIZE, "rank 1 made it alone, then with the others"
-    for attempt in made:
-        assert attempt["problem"] == [status, code] if http else attempt["error"] == wrong.error.__name__, (
-            name,
-            attempt,
-        )
-        assert re.search(says, attempt["text"]), (name, attempt)
-    assert all(attempt["unchanged"] and attempt["usable"] for attempt in attempts), (name, attempts)
-
-
-def check_mismatched(name: str, of_ranks: Sequence[Attempts]) -> None:
-    """Fail unless calls that differ raised the same at every rank, with each rank's call, and changed nothing."""
-    for attempts in zip(*(found[name] for found in of_ranks), strict=True):
-        assert len({attempt["text"] for attempt in attempts}) == 1, (name, attempts)
-        for rank, attempt in enumerate(attempts):
-            over_http = attempt["problem"] == [409, "collective-mismatch"]
-            assert over_http or attempt["error"] == "CollectiveMismatchError", (name, attempt)
-            assert "the ranks did not make the same call" in attempt["text"], (name, attempt)
-            assert f"rank {rank}: {attempt['op']}(" in attempt["text"], (name, attempt)
-            assert all((attempt["unchanged"], attempt["usable"])), (name, attempt)

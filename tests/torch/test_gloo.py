@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 OTHER_KINDS = [
     Row(
-        r"\w+_rank_(3|minus_1)|(isend_to|irecv_from|recv_from|messages_to)_itself"
+        r"\w+_with_(group_)?rank_(3|minus_1)|(isend_to|irecv_from|recv_from|messages_to)_itself"
         r"|\w+_(too_few|too_many|smaller_ones|a_smaller_one)|all_gather_into_no_arrays"
         r"|all_to_all_single_.*(rows|splits)|(all_gather|reduce_scatter)_single_of_another_dtype"
         r"|all_gather_coalesced_into_(no|too_many)_lists|\w+_object_list_through_a_device"
@@ -89,24 +89,23 @@ OTHER_KINDS = [
         "a tensor of a kind that cannot be communicated is a TypeError here",
     ),
     Row(
-        r"\w+_in_(a_named_group|group_1)|(get_rank|get_backend|destroy_process_group) of a string"
-        r"|get_group_rank in a string",
+        r"(?!get_(world_size|backend_config|process_group_ranks))\w+_in_(a_named_group|group_1)",
         "ValueError",
         "TypeError",
         "torch looks the group up; what is no group is a TypeError here",
     ),
     Row(
-        r"get_world_size of a number|is_backend_available of no string",
+        r"get_world_size_in_a_named_group|is_backend_available of no string",
         "AttributeError",
         "TypeError|ValueError",
         "torch does not check it",
     ),
-    Row(r"get_process_group_ranks of a string", "KeyError", "TypeError", "torch does not check it"),
+    Row(r"get_process_group_ranks_in_a_named_group", "KeyError", "TypeError", "torch does not check it"),
     Row(r"no_messages", "IndexError", "ValueError", "torch does not check it"),
     Row(r"messages_that_are_\w+", "ValueError", "TypeError", "a list of something else is a TypeError here"),
     Row(r"(gather_into|scatter_of)_an_array", "RuntimeError", "TypeError", "torch asks whether the array is true"),
     Row(
-        r"(new_group with )?an unknown backend",
+        r"new_(group|subgroups)_with_an_unknown_backend|an unknown backend",
         "AssertionError",
         "ValueError",
         "torch asserts it; a wrong argument is a ValueError here",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends import registered
@@ -70,7 +70,8 @@ class CpuBackend(Backend):
 class HierarchicalCpuBackend(Backend):
     """Executes the calls of a group on several hosts: messages between the hosts, a Segment inside each.
 
-    Every algorithm begins with an arrival at the Link, where the ranks compare their calls.
+    The ranks compare their calls at the Link: all of them, or the first ranks of the hosts, those of a host in its
+    memory.
 
     Args:
         link: messages among the members.
@@ -89,7 +90,8 @@ class HierarchicalCpuBackend(Backend):
     def algorithm(self, call: Call) -> Algorithm:
         if call.kind is OpType.EMPTY:
             return registered.over_link
-        return algorithm(call.kind, "hosts", call.nbytes, self._link.size)
+        slot_bytes = None if self._topology is None else self._topology.local.slot_bytes
+        return algorithm(call.kind, "hosts", call.nbytes, self._link.size, slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         topology = self._topology
@@ -101,11 +103,19 @@ class HierarchicalCpuBackend(Backend):
             topology.local.begin(
                 context.seq,
                 context.call.fingerprint,
-                lambda missing: context.check(lambda: [here[local] for local in missing()]),
+                lambda missing: self._check(context, lambda: [here[local] for local in missing()]),
             )
             self._context.run(algorithm, topology if algorithm in HIERARCHICAL else self._link, *arguments)
         except CallMismatchError:
-            raise_mismatch(self._link, context)
+            try:
+                raise_mismatch(self._link, context)
+            finally:
+                topology.local.restart(context.seq)
+
+    def _check(self, context: CallContext, missing: Callable[[], list[int]]) -> None:
+        """Check a wait for ranks of this host, which may wait for ranks of other hosts."""
+        context.check(lambda: self._link.not_arrived(missing()) if missing() else [])
+        self._link.check()
 
     def close(self) -> None:
         topology, self._topology = self._topology, None

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
@@ -51,7 +51,7 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> 
     outputs[rank][:] = array
 
 
-def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+def small_link(link: DirectLink, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends its array with its arrival message.
 
     Steps: 1. Each rank sends (size - 1) times its bytes. At most frames.SMALL bytes.
@@ -60,7 +60,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
         output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
-def star_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+def star_link(link: DirectLink, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends its array to rank 0, which sends all of them to every rank.
 
     Steps: 2. Each rank sends its bytes once and receives all, rank 0 sends (size - 1) times all bytes. At most

@@ -6,7 +6,17 @@ from collections import deque
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import CHUNK_BYTES, FEW_RANKS, Array, Exchange, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import (
+    CHUNK_BYTES,
+    FEW_RANKS,
+    Array,
+    DirectLink,
+    Exchange,
+    Link,
+    as_bytes,
+    chunks,
+    shards,
+)
 from rankmesh_agent.collectives.reduce_scatter import (
     MAX_UNFINISHED,
     reduce_chunks,
@@ -81,7 +91,7 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     exposure.complete()
 
 
-def small_link(link: Link, array: Array, op: ReduceOp) -> None:
+def small_link(link: DirectLink, array: Array, op: ReduceOp) -> None:
     """Each rank sends its array to every other rank.
 
     Steps: 1. Each rank sends and receives (size - 1) times its bytes. At most frames.SMALL bytes.
@@ -91,7 +101,7 @@ def small_link(link: Link, array: Array, op: ReduceOp) -> None:
     combine_in_place(op, parts, link.rank, array)
 
 
-def star_link(link: Link, array: Array, op: ReduceOp) -> None:
+def star_link(link: DirectLink, array: Array, op: ReduceOp) -> None:
     """Each rank sends its array to rank 0, which reduces the arrays and sends the result to every rank.
 
     Steps: 2. Each rank sends and receives its bytes once, rank 0 (size - 1) times: fewer messages in total than

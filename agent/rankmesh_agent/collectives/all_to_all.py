@@ -8,7 +8,7 @@ from struct import Struct
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import fold, transpose
 from rankmesh_agent.collectives.thresholds import SECONDS_A_BYTE, START_UP_SECONDS
 from rankmesh_agent.transports.segment import Segment
@@ -122,7 +122,7 @@ def _read(slots: Sequence[Array], incoming: Iterable[tuple[int, Array]], rank: i
         wanted[:] = slots[owner][first : first + wanted.size]
 
 
-def over_link(link: Link, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
+def over_link(link: DirectLink, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
     """Each rank sends the lengths and its short arrays with its arrival messages, long arrays directly to the outputs.
 
     Steps: 1, and 1 more if an array is long. Each rank sends and receives its bytes once, except its array for itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankmesh_agent.collectives.all_gather import bruck_link
-from rankmesh_agent.collectives.link import FEW_RANKS, Array, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import FEW_RANKS, Array, DirectLink, Link, as_bytes, chunks, shards
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.collectives.scatter import tree_link as tree_scatter
 from rankmesh_agent.transports.segment import Segment
@@ -42,7 +42,7 @@ def direct_segment(segment: Segment, array: Array, root: int) -> None:
     exposure.complete()
 
 
-def small_link(link: Link, array: Array, root: int) -> None:
+def small_link(link: DirectLink, array: Array, root: int) -> None:
     """The root sends its array with its arrival message.
 
     Steps: 1. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.
@@ -53,7 +53,7 @@ def small_link(link: Link, array: Array, root: int) -> None:
         array[:] = np.frombuffer(link.all_exchange()[root], np.uint8).view(array.dtype)
 
 
-def star_link(link: Link, array: Array, root: int) -> None:
+def star_link(link: DirectLink, array: Array, root: int) -> None:
     """The root sends its array to every rank once all ranks have arrived at the root.
 
     Steps: 2. The root sends (size - 1) times its bytes. At most frames.SMALL bytes.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
@@ -52,7 +52,7 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, roo
     exposure.complete()
 
 
-def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
+def small_link(link: DirectLink, outputs: Sequence[Array], array: Array, root: int) -> None:
     """Each rank sends its array to the root with its arrival message.
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
@@ -63,7 +63,7 @@ def small_link(link: Link, outputs: Sequence[Array], array: Array, root: int) ->
             output[:] = np.frombuffer(payload, np.uint8).view(array.dtype)
 
 
-def star_link(link: Link, outputs: Sequence[Array], array: Array, root: int) -> None:
+def star_link(link: DirectLink, outputs: Sequence[Array], array: Array, root: int) -> None:
     """Each rank sends its array to the root, which confirms when it has received all.
 
     Steps: 2. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.

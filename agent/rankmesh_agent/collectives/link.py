@@ -38,7 +38,7 @@ class Link(ABC):
         """Arrive at the call, and wait for every rank.
 
         By dissemination, in log2 size steps of a message each: Hensgen, Finkel and Manber, Two algorithms for barrier
-        synchronization, 1988. Few ranks arrive by ``all_exchange`` or ``via_root``.
+        synchronization, 1988. Few ranks of a DirectLink arrive in fewer steps.
 
         Raises:
             CallMismatchError: the ranks did not make the same call.
@@ -63,6 +63,34 @@ class Link(ABC):
         Raises:
             CallMismatchError: the ranks did not make the same call.
         """
+
+    @abstractmethod
+    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
+        """Begin sends and receives, each with the group rank of its peer; ``finish`` returns the buffers to the caller.
+
+        The caller must have arrived. Between two ranks, messages of a call arrive in the order of the
+        sends, and their sizes equal those of the receives.
+        """
+
+    @abstractmethod
+    def finish(self, exchange: Exchange) -> None:
+        """Wait until all sends and receives of an exchange are complete."""
+
+    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
+        """Send and receive at the same time; return when both are complete."""
+        self.finish(self.start(sends, receives))
+
+    @abstractmethod
+    def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory for the rest of the call; every call reuses it."""
+
+    def others(self) -> list[int]:
+        """Return the other ranks, beginning with the successor, so that the ranks do not all address rank 0 first."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+class DirectLink(Link):
+    """A Link whose ranks may all address each other, for the algorithms of few ranks."""
 
     @abstractmethod
     def via_root(
@@ -106,30 +134,6 @@ class Link(ABC):
         Raises:
             CallMismatchError: the ranks did not make the same call.
         """
-
-    @abstractmethod
-    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
-        """Begin sends and receives, each with the group rank of its peer; ``finish`` returns the buffers to the caller.
-
-        The caller must have arrived. Between two ranks, messages of a call arrive in the order of the
-        sends, and their sizes equal those of the receives.
-        """
-
-    @abstractmethod
-    def finish(self, exchange: Exchange) -> None:
-        """Wait until all sends and receives of an exchange are complete."""
-
-    def exchange(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> None:
-        """Send and receive at the same time; return when both are complete."""
-        self.finish(self.start(sends, receives))
-
-    @abstractmethod
-    def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return memory for the rest of the call; every call reuses it."""
-
-    def others(self) -> list[int]:
-        """Return the other ranks, beginning with the successor, so that the ranks do not all address rank 0 first."""
-        return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
 def pipelined(link: Link, count: int, start: Callable[[int], Exchange]) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankmesh_agent.collectives.all_reduce import halving_link
-from rankmesh_agent.collectives.link import Array, Exchange, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import Array, DirectLink, Exchange, Link, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduce_scatter import reduce_chunks, reduce_exposed, write_other_shards
 from rankmesh_agent.collectives.reduction import (
     combine,
@@ -71,7 +71,7 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) 
     exposure.complete()
 
 
-def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+def small_link(link: DirectLink, array: Array, op: ReduceOp, root: int) -> None:
     """Each rank sends its array to the root with its arrival message.
 
     Steps: 1. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.
@@ -82,7 +82,7 @@ def small_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
         combine_in_place(op, parts, root, array)
 
 
-def star_link(link: Link, array: Array, op: ReduceOp, root: int) -> None:
+def star_link(link: DirectLink, array: Array, op: ReduceOp, root: int) -> None:
     """Each rank sends its array to the root, which confirms when it has received all.
 
     Steps: 2. Each rank sends its bytes once, the root receives all. At most frames.SMALL bytes.

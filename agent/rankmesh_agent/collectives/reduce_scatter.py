@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import CHUNK_BYTES, Array, Exchange, Link, as_bytes, chunks, pipelined, shards
+from rankmesh_agent.collectives.link import (
+    CHUNK_BYTES,
+    Array,
+    DirectLink,
+    Exchange,
+    Link,
+    as_bytes,
+    chunks,
+    pipelined,
+    shards,
+)
 from rankmesh_agent.collectives.reduction import (
     CACHE_BYTES,
     combine,
@@ -102,7 +112,7 @@ def reduce_exposed(
         yield parts, reduced
 
 
-def small_link(link: Link, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
+def small_link(link: DirectLink, output: Array, inputs: Sequence[Array], op: ReduceOp) -> None:
     """Each rank sends every other rank its input with the arrival message.
 
     Steps: 1. Each rank sends (size - 1) / size of its bytes. At most frames.SMALL bytes a rank.

@@ -98,16 +98,19 @@ def fold(link: Link, payload: Payload, merge: Merge, most: int = 0) -> Payload:
 
 def reduce_by_doubling(link: Link, array: Array, op: ReduceOp) -> None:
     """Reduce an array over all ranks in the order of ``fold``; the partial results travel with their precision."""
-    dtype = partial_dtype(op, array.dtype, link.size)
+    total = partials_of(array, op, partial_dtype(op, array.dtype, link.size))
+    combine_partials(op, [fold_partials(link, total, op)], link.size, array)
 
-    def merged(lower: memoryview | bytes, upper: memoryview | bytes) -> memoryview:
-        total = np.empty(array.size, dtype)
-        combine_to_partial(op, [np.frombuffer(part, np.uint8).view(dtype) for part in (lower, upper)], total)
-        return as_bytes(total)
 
-    own = partials_of(array, op, dtype)
-    total = fold(link, as_bytes(own), merged, own.nbytes)
-    combine_partials(op, [np.frombuffer(total, np.uint8).view(dtype)], link.size, array)
+def fold_partials(link: Link, total: Array, op: ReduceOp) -> Array:
+    """Return the partial result of all ranks; see ``fold``."""
+
+    def merged(lower: Payload, upper: Payload) -> Payload:
+        result = np.empty_like(total)
+        combine_to_partial(op, [np.frombuffer(part, np.uint8).view(total.dtype) for part in (lower, upper)], result)
+        return as_bytes(result)
+
+    return np.frombuffer(fold(link, as_bytes(total), merged, total.nbytes), np.uint8).view(total.dtype)
 
 
 def partials_of(array: Array, op: ReduceOp, dtype: np.dtype[Any]) -> Array:

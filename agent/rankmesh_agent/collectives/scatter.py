@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankmesh_agent.collectives.link import Array, Link, as_bytes
+from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.transports.segment import Segment
 
@@ -53,7 +53,7 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
         output[:] = inputs[root]
 
 
-def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+def small_link(link: DirectLink, output: Array, inputs: Sequence[Array], root: int) -> None:
     """The root sends each rank its array with its arrival message.
 
     Steps: 1. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.
@@ -62,7 +62,7 @@ def small_link(link: Link, output: Array, inputs: Sequence[Array], root: int) ->
     output[:] = np.frombuffer(link.all_exchange(each=each)[root], np.uint8).view(output.dtype)
 
 
-def star_link(link: Link, output: Array, inputs: Sequence[Array], root: int) -> None:
+def star_link(link: DirectLink, output: Array, inputs: Sequence[Array], root: int) -> None:
     """The root sends each rank its array once all ranks have arrived at the root.
 
     Steps: 2. The root sends all bytes once, the others receive theirs. At most frames.SMALL bytes a rank.

@@ -25,6 +25,7 @@ from rankmesh_agent.collectives import (
 from rankmesh_agent.collectives.hierarchical import all_gather as all_gather_hosts
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
+from rankmesh_agent.collectives.hierarchical import leaders
 from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
 from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
 from rankmesh_agent.collectives.model import seconds
@@ -38,6 +39,8 @@ with registered arrays; messages; messages between hosts, and shared memory insi
 Algorithm = Callable[..., None]
 
 _ANY = math.inf
+_LANE = -2.0
+"""Stands for the size of a slot divided by the number of ranks, in bytes."""
 _SLOT = -1.0
 """Stands for the size of a slot of the group's shared memory, in bytes."""
 _DIRECT: tuple[Medium, Medium] = ("reads", "registered")
@@ -114,17 +117,29 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
     (OpType.BARRIER, "segment"): ((_ANY, barrier.over_segment),),
     (OpType.BARRIER, "link"): ((_ANY, barrier.over_link),),
     # Data that differs for every rank must cross between hosts in any case: these calls use only the link.
-    (OpType.ALL_REDUCE, "hosts"): ((SMALL, all_reduce.small_link), (_ANY, all_reduce_hosts.over_hosts)),
-    (OpType.REDUCE, "hosts"): ((SMALL, reduce.small_link), (_ANY, reduce_hosts.over_hosts)),
-    (OpType.BROADCAST, "hosts"): ((SMALL, broadcast.small_link), (_ANY, broadcast_hosts.over_hosts)),
-    (OpType.ALL_GATHER, "hosts"): ((SMALL, all_gather.small_link), (_ANY, all_gather_hosts.over_hosts)),
+    (OpType.ALL_REDUCE, "hosts"): ((_SLOT, leaders.all_reduce), (_ANY, all_reduce_hosts.over_hosts)),
+    (OpType.REDUCE, "hosts"): ((_SLOT, leaders.reduce), (_ANY, reduce_hosts.over_hosts)),
+    (OpType.BROADCAST, "hosts"): ((_SLOT, leaders.broadcast), (_ANY, broadcast_hosts.over_hosts)),
+    (OpType.BARRIER, "hosts"): ((_ANY, leaders.barrier),),
+    (OpType.ALL_GATHER, "hosts"): (
+        (_LANE, leaders.all_gather),
+        (SMALL, all_gather.small_link),
+        (_ANY, all_gather_hosts.over_hosts),
+    ),
     (OpType.REDUCE_SCATTER, "hosts"): (
+        (_LANE, leaders.reduce_scatter),
         (SMALL, reduce_scatter.small_link),
         (_ANY, reduce_scatter_hosts.over_hosts),
     ),
 }
 
-HIERARCHICAL: frozenset[Algorithm] = frozenset(rows[-1][1] for (_, medium), rows in _TABLE.items() if medium == "hosts")
+HIERARCHICAL: frozenset[Algorithm] = frozenset(
+    found
+    for (_, medium), rows in _TABLE.items()
+    if medium == "hosts"
+    for _, found in rows
+    if ".hierarchical." in found.__module__
+)
 """Algorithms that take a HierarchicalLink; the other algorithms of a group on several hosts take its Link."""
 
 
@@ -156,11 +171,13 @@ def table_row(kind: OpType, medium: Medium) -> Medium:
     return medium if (kind, medium) in _TABLE else "link" if medium == "hosts" else "segment"
 
 
-def candidates(kind: OpType, medium: Medium, slot_bytes: int | None = None) -> tuple[tuple[float, Algorithm], ...]:
+def candidates(
+    kind: OpType, medium: Medium, slot_bytes: int | None = None, size: int = 1
+) -> tuple[tuple[float, Algorithm], ...]:
     """Return the algorithms for a collective in the table's order, each with the most bytes that it can take."""
     slot = math.inf if slot_bytes is None else slot_bytes
-    row = _TABLE[kind, table_row(kind, medium)]
-    return tuple((slot if capable is _SLOT else capable, found) for capable, found in row)
+    most = {_SLOT: slot, _LANE: slot / size}
+    return tuple((most.get(capable, capable), found) for capable, found in _TABLE[kind, table_row(kind, medium)])
 
 
 @cache
@@ -169,7 +186,7 @@ def _rows(kind: OpType, medium: Medium, size: int, slot_bytes: int | None) -> tu
     measured = LIMITS.get((kind.name, table_row(kind, medium)), {})
     return tuple(
         (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
-        for capable, found in candidates(kind, medium, slot_bytes)
+        for capable, found in candidates(kind, medium, slot_bytes, size)
     )
 
 

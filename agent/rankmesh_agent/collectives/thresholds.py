@@ -23,7 +23,8 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("ALL_GATHER", "link"): {"star_link": {2: -1, 6: 8192}, "small_link": {2: 65536}, "bruck_link": {2: -1}},
     ("ALL_GATHER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("ALL_GATHER", "registered"): {"over_segment": {2: 32768, 4: 262144}},
-    ("ALL_REDUCE", "hosts"): {"small_link": {4: 65536, 8: 32768}},
+    ("ALL_GATHER", "hosts"): {"all_gather": {4: -1, 8: 16384}, "small_link": {4: 65536, 16: -1}},
+    ("ALL_REDUCE", "hosts"): {"all_reduce": {4: 65536}},
     ("ALL_REDUCE", "link"): {
         "small_link": {2: 65536, 4: 32768, 6: -1},
         "star_link": {2: -1, 4: 65536},
@@ -33,12 +34,14 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     },
     ("ALL_REDUCE", "registered"): {"small_segment": {2: 1048576, 4: 262144}},
     ("ALL_REDUCE", "segment"): {"small_segment": {2: 1048576, 4: 131072}},
+    ("BROADCAST", "hosts"): {"broadcast": {4: 65536}},
     ("BROADCAST", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
     ("BROADCAST", "reads"): {"over_segment": {2: 8388608, 4: 8388608}},
     ("BROADCAST", "registered"): {"over_segment": {2: 32768, 4: 2097152}},
     ("GATHER", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
     ("GATHER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("GATHER", "registered"): {"over_segment": {2: 4194304, 4: 1048576}},
+    ("REDUCE", "hosts"): {"reduce": {4: 65536}},
     ("REDUCE", "link"): {
         "small_link": {2: 65536, 6: -1},
         "star_link": {2: -1, 6: 65536},
@@ -47,6 +50,7 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     },
     ("REDUCE", "registered"): {"small_segment": {2: 1048576, 4: 524288}},
     ("REDUCE", "segment"): {"small_segment": {2: 1048576, 4: 1048576}},
+    ("REDUCE_SCATTER", "hosts"): {"reduce_scatter": {4: 1024, 8: 16384}, "small_link": {4: 65536, 16: -1}},
     ("REDUCE_SCATTER", "link"): {
         "small_link": {2: 65536},
         "doubling_link": {2: -1},

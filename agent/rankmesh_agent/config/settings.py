@@ -49,6 +49,8 @@ class Settings:
         shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
             on hosts with many ranks.
+        full_mesh: RANKMESH_FULL_MESH, ranks of the largest world that connects all pairs at the join; in a larger one,
+            a pair connects when the first byte needs it.
         eager_bytes: RANKMESH_EAGER_BYTES, largest message that a rank sends before the receive is posted.
         timeout: RANKMESH_TIMEOUT, default seconds an operation may take.
         pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks
@@ -82,6 +84,7 @@ class Settings:
     interface: str | None = None
     shm_dir: str = "/dev/shm"
     slot_bytes: int = 1 << 20
+    full_mesh: int = 16
     eager_bytes: int = 1 << 16
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
@@ -129,6 +132,7 @@ class Settings:
             interface=_first_interface(interface) if interface else None,
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
+            full_mesh=_or_default(integer(environ, "RANKMESH_FULL_MESH"), cls.full_mesh),
             eager_bytes=_or_default(integer(environ, "RANKMESH_EAGER_BYTES", at_most=1 << 20), cls.eager_bytes),
             timeout=_timeout(environ),
             pickle=cast(Pickle, _choice(environ, "RANKMESH_PICKLE", get_args(Pickle))),

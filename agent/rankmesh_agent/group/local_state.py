@@ -12,6 +12,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.errors import (
@@ -206,9 +207,11 @@ class LocalGroupState(GroupState):
                 self.failure = self._loss = self._peer_lost_error(self._lost_rank, self._lost_when)
 
     def on_abort(self, payload: bytes) -> None:
-        """Record the failure that another member reports. With the engine's lock held."""
-        self._abort_sent = True
+        """Record the failure that another member reports, and pass it on. With the engine's lock held."""
+        first, self._abort_sent = not self._abort_sent, True
         self.fail(_decode_failure(payload))
+        if first and self.engine.on_demand:
+            self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
 
     def on_departure(self, rank: int, part: int, payload: bytes) -> None:
         """Record that a member has left the group: waits that need it end. With the engine's lock held."""
@@ -248,13 +251,12 @@ class LocalGroupState(GroupState):
                 details.setdefault("ranks", [self.global_rank(self.engine.rank)])
             sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **details)
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
-        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=len(payload))
         with interrupts_deferred():
             with self.engine.lock:
                 self.fail(failure)
                 if not self._abort_sent:
                     self._abort_sent = True
-                    self._send_to_all([header, payload])
+                    self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
                 self.engine.unregister_sink(self._group)
             self.engine.flush(_ABORT_FLUSH_SECONDS)
 
@@ -267,10 +269,17 @@ class LocalGroupState(GroupState):
         if failure is not None and not self._abort_sent:
             self.abort(failure)
 
-    def _send_to_all(self, frame: list[bytes]) -> None:
-        for rank in self.ranks:
-            if rank != self.engine.rank:
-                self.engine.send(rank, frame)
+    def _abort_header(self, length: int) -> bytes:
+        return frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=length)
+
+    def _send_to_all(self, frame: list[bytes], *, pass_on: bool = False) -> None:
+        """Send a frame to all members; in a large group to the connected ones and the neighbours, who pass it on."""
+        engine, members = self.engine, set(self.ranks) - {self.engine.rank}
+        if engine.on_demand:
+            near = neighbours(self.ranks.index(engine.rank), len(self.ranks), 0) if pass_on else []
+            members = {rank for rank in members if engine.is_connected(rank)} | {self.ranks[member] for member in near}
+        for rank in sorted(members):
+            engine.send(rank, frame)
 
     def _current_call(self) -> str:
         if self.call is START_UP:

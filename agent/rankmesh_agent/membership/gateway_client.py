@@ -45,6 +45,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     LostRank,
     Member,
+    RankInfo,
     RestartReply,
     failed_seconds,
 )
@@ -362,22 +363,39 @@ class GatewayClient:
         Raises:
             RankFailedError: names the rank, and its reason; of several, one that did not leave because of another.
         """
-        gone = []
-        try:
-            # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-            answer = self._post(self.url, "ended", EpochRequest(job, epoch))
-            for rank in answer.json() if answer.status == HTTPStatus.OK else ():
-                if not rank["reason"].startswith(NO_HEARTBEAT):  # as all are until they are connected
-                    failed_ranks = [other for other in rank["failed_ranks"] if other != rank["member"]["rank"]]
-                    gone.append((bool(failed_ranks), Member(**rank["member"]), rank["state"], rank["reason"]))
-        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+        ended = self.ended_ranks(job, epoch)
+        if ended is None:
             return False
-        if gone:
-            _, member, state, reason = min(gone, key=lambda found: found[0])
+        # All ranks are silent until they are connected. Of several, one that did not leave because of another.
+        ended = [rank for rank in ended if not rank.reason.startswith(NO_HEARTBEAT)]
+        for rank in sorted(ended, key=lambda rank: any(other != rank.member.rank for other in rank.failed_ranks)):
             raise RankFailedError(
-                f"{member.described()} {state} during the join: {reason or 'it was done'}", ranks=[member.rank]
+                f"{rank.member.described()} {rank.state} during the join: {rank.reason or 'it was done'}",
+                ranks=[rank.member.rank],
             )
         return True
+
+    def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
+        """Return the ranks of an epoch that have left or failed, None if the gateway does not answer."""
+        return self._ranks(lambda: self._post(self.url, "ended", EpochRequest(job, epoch)), lambda ranks: ranks)
+
+    def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
+        """Return the ranks of an epoch that the gateway knows, None if it does not answer."""
+        # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
+        found = self._ranks(
+            lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS),
+            lambda snapshot: snapshot["ranks"],
+        )
+        return None if found is None else [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
+
+    def _ranks(self, request: Callable[[], HttpResponse], ranks_in: Callable[[Any], Any]) -> list[RankInfo] | None:
+        try:
+            answer = request()
+            if answer.status != HTTPStatus.OK:
+                return None
+            return [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks_in(answer.json())]
+        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+            return None
 
     def unregister(self, goodbye: AgentLeave) -> None:
         """Report the end of a standalone agent; a gateway that has ended already does not matter."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.collectives.link import Link
+from rankmesh_agent.collectives.link import DirectLink
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
@@ -35,7 +35,7 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
     group.use_backend(MpiBackend(group, *made[0]))
 
 
-def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[Any, bool]:
+def _create_communicator(link: DirectLink, group: int, compare_calls: bool) -> tuple[Any, bool]:
     """Create mpi4py's communicator of the members; a collective call.
 
     Args:

@@ -1,26 +1,29 @@
-"""Connections between all pairs of ranks: the second half of a join.
+"""Connections to other ranks: at the join to the neighbours, which is its second half, and later to ranks on demand.
 
-Each rank listens before it joins, so all ranks in the peer table are reachable. The higher rank of a pair connects.
-After the transport's mutual challenge, the client sends an identity of fixed size: its rank, the epoch, and the
-instances of both processes. So the listener rejects a client whose target address now belongs to another process.
+Each rank listens before it joins, so all ranks in the peer table are reachable. At the join, the higher rank of a pair
+of neighbours connects. On demand both may, at the same time: then the connection of the higher rank is the one to stay,
+and it rejects the other. After the transport's mutual challenge, the client sends an identity of fixed size: its rank,
+the epoch, and the instances of both processes. So the listener rejects a client whose target address now belongs to
+another process.
 
-The caller's thread makes all connections: it sleeps until one of them, outgoing or incoming, can continue. So a world
-of many ranks takes few iterations, however slow a single peer is.
+One thread makes all connections: it sleeps until one of them, outgoing or incoming, can continue. So a world of many
+ranks takes few iterations, however slow a single peer is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
-from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
+from rankmesh_agent.transports.tcp import HANDSHAKE_SECONDS, PendingTcpConnection, TcpListener, TcpTransport
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.frames import Opcode
@@ -41,65 +44,6 @@ _ATTEMPT_SECONDS = 10.0
 """Timeout of one address, if the peer has several."""
 
 
-def connect_all(
-    me: Member,
-    members: Sequence[Member],
-    epoch: int,
-    listener: TcpListener,
-    transport_to: Callable[[Member], TcpTransport],
-    deadline: Deadline,
-    raise_if_left: Callable[[], bool] = lambda: True,
-    leave: Callable[[BaseException], Goodbye] | None = None,
-) -> dict[int, Connection]:
-    """Return a connection to every other member, by rank.
-
-    Args:
-        me: this process.
-        members: all ranks, this process included.
-        epoch: the job's epoch.
-        listener: the listener to which higher ranks connect.
-        transport_to: returns the transport to a member.
-        deadline: deadline of all connections.
-        raise_if_left: raises if a member has left, and returns whether the gateway answers; called every
-            _STALLED_SECONDS while no connection is made.
-        leave: called with the error that ends the attempt, before connections are closed; returns the goodbye for the
-            peers that are connected.
-
-    Raises:
-        DistNetworkError: a pair cannot be connected (the error names it, and the addresses tried), or settings that
-            must be the same on all ranks differ.
-        DescriptorLimitError: this process has no free descriptor.
-        NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
-    """
-    check_settings(members)
-    lower = [member for member in members if member.rank < me.rank]
-    outgoing = [_OutgoingConnection(me, peer, epoch, transport_to(peer), deadline) for peer in lower]
-    connector = _Connector(me, members, epoch, listener, outgoing)
-    made, unanswered, stalled = 0, 0, Deadline(_STALLED_SECONDS)
-    try:
-        while len(connector.connections) < len(members) - 1:
-            if deadline.expired():
-                raise connector.timeout_error(deadline)
-            connector.advance(deadline)
-            if len(connector.connections) > made:
-                made, stalled = len(connector.connections), Deadline(_STALLED_SECONDS)
-            elif stalled.expired():
-                unanswered = 0 if raise_if_left() else unanswered + 1
-                if unanswered >= _MAX_UNANSWERED:
-                    raise connector.stalled_error()
-                stalled = Deadline(_STALLED_SECONDS)
-    except BaseException as error:
-        try:
-            if isinstance(error, AuthenticationError):
-                raise_if_left()  # a listener that ends in the middle of a handshake looks like one with another token
-            if leave is not None:
-                connector.say_goodbye(leave(error), epoch)
-        finally:
-            connector.close()
-        raise
-    return connector.connections
-
-
 def check_settings(members: Sequence[Member]) -> None:
     """Check that the settings that must be the same on all ranks are the same.
 
@@ -107,13 +51,17 @@ def check_settings(members: Sequence[Member]) -> None:
         DistNetworkError: they differ; the error names the variable, and the ranks with each value.
     """
     eager: dict[object, list[Member]] = {}
+    full: dict[object, list[Member]] = {}
     forced: dict[object, list[Member]] = {}
     for member in members:
         if member.eager_bytes >= 0:
             eager.setdefault(member.eager_bytes, []).append(member)
+        if member.full_mesh >= 0:
+            full.setdefault(member.full_mesh, []).append(member)
         if member.transport in ("tcp", "shm"):  # auto is compatible with both
             forced.setdefault(member.transport, []).append(member)
-    for variable, found in (("RANKMESH_EAGER_BYTES", eager), ("RANKMESH_TRANSPORT", forced)):
+    settings = {"RANKMESH_EAGER_BYTES": eager, "RANKMESH_FULL_MESH": full, "RANKMESH_TRANSPORT": forced}
+    for variable, found in settings.items():
         if len(found) > 1:
             values = "; ".join(f"{value} on {_described(having)}" for value, having in found.items())
             raise DistNetworkError(
@@ -129,11 +77,19 @@ def _described(members: Sequence[Member]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
-class _Connector:
-    """The outgoing and incoming connections of this process during a join.
+class Connector:
+    """The outgoing and incoming connections of this process. For one thread at a time.
+
+    Args:
+        me: this process.
+        members: all ranks, this process included.
+        epoch: the job's epoch.
+        listener: the listener to which other ranks connect; ``close`` closes it.
+        transport_to: returns the transport to a member.
 
     Attributes:
-        connections: the ready connections, by rank.
+        connections: the ready connections, by rank, until ``take`` returns them.
+        failures: the errors of ranks that another attempt would not reach either.
     """
 
     def __init__(
@@ -142,64 +98,79 @@ class _Connector:
         members: Sequence[Member],
         epoch: int,
         listener: TcpListener,
-        outgoing: Sequence[_OutgoingConnection],
+        transport_to: Callable[[Member], TcpTransport],
     ) -> None:
         self.connections: dict[int, Connection] = {}
+        self.failures: dict[int, DistNetworkError] = {}
         self._me = me
-        self._higher = {member.rank: member for member in members if member.rank > me.rank}
+        self._members = {member.rank: member for member in members if member is not me}
         self._epoch = epoch
         self._listener = listener
-        self._outgoing = list(outgoing)
+        self._transport_to = transport_to
+        self._outgoing: dict[int, _OutgoingConnection] = {}
+        self._admitted: dict[int, Deadline] = {}
+        """Ranks whose handshakes with this one are under way, until when."""
+        self._taken: set[int] = set()
 
-    def advance(self, deadline: Deadline) -> None:
-        """Sleep until a connection can continue, then continue it."""
-        now = time.monotonic()
-        rest = _SLICE_SECONDS
-        poll = select.poll()
-        for fd in self._listener.descriptors():
-            poll.register(fd, select.POLLIN)
-        under_way: dict[int, _OutgoingConnection] = {}
-        for each in list(self._outgoing):
-            if each.pending is None and each.retry_at <= now:
-                self._add(each, each.begin())
-            if each.pending is not None:
-                fd = each.pending.fileno()
-                under_way[fd] = each
-                poll.register(fd, each.pending.events())
-            else:
-                rest = min(rest, max(0.0, each.retry_at - now))
-        ready = {fd for fd, _ in poll.poll(1000 * min(rest, deadline.remaining()))}
-        for fd, each in under_way.items():
-            if fd in ready:
-                self._add(each, each.advance())
-            elif each.abandon_at <= now:
-                each.abandon()
-        for identity, connection in self._listener.accept(ready, lambda identity: self._rank_of(identity) is not None):
-            rank = self._rank_of(identity)
-            assert rank is not None
-            previous = self.connections.pop(rank, None)
-            if previous is not None:
-                previous.close()  # the peer has abandoned that connection and made this one
-            self.connections[rank] = connection
+    # The join
 
-    def _add(self, outgoing: _OutgoingConnection, connection: Connection | None) -> None:
-        if connection is not None:
-            self.connections[outgoing.peer.rank] = connection
-            self._outgoing.remove(outgoing)
+    def connect(
+        self,
+        ranks: Collection[int],
+        deadline: Deadline,
+        raise_if_left: Callable[[], bool] = lambda: True,
+        leave: Callable[[BaseException], Goodbye] | None = None,
+    ) -> dict[int, Connection]:
+        """Connect to the neighbours, each of which connects to this rank; return the connections, by rank.
 
-    def _rank_of(self, identity: bytes) -> int | None:
-        """Return the rank of a client, None if this process does not expect it."""
-        rank, epoch, instance, peer_instance = _IDENTITY.unpack_from(identity)
-        expected = self._higher.get(rank)
-        if expected is None or epoch != self._epoch:
-            return None
-        if (instance, peer_instance) != (expected.instance.encode(), self._me.instance.encode()):
-            return None
-        return int(rank)
+        Ranks that are early may have connected on demand: their connections are among those returned.
 
-    def stalled_error(self) -> DistNetworkError:
+        Args:
+            ranks: the neighbours.
+            deadline: deadline of all connections.
+            raise_if_left: raises if a member has left, and returns whether the gateway answers; called every
+                _STALLED_SECONDS while no connection is made.
+            leave: called with the error that ends the attempt, before connections are closed; returns the goodbye for
+                the peers that are connected.
+
+        Raises:
+            DistNetworkError: a pair cannot be connected (the error names it, and the addresses tried), or settings that
+                must be the same on all ranks differ.
+            DescriptorLimitError: this process has no free descriptor.
+            NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
+        """
+        check_settings(sorted([self._me, *self._members.values()], key=lambda member: member.rank))
+        made, unanswered, stalled = 0, 0, Deadline(_STALLED_SECONDS)
+        try:
+            for rank in ranks:
+                if rank < self._me.rank:
+                    self.dial(rank, deadline)
+            while missing := [self._members[rank] for rank in ranks if rank not in self.connections]:
+                if deadline.expired():
+                    raise self._timeout_error(missing, deadline)
+                self.advance(min(_SLICE_SECONDS, deadline.remaining()))
+                for error in self.failures.values():
+                    raise error
+                if len(self.connections) > made:
+                    made, stalled = len(self.connections), Deadline(_STALLED_SECONDS)
+                elif stalled.expired():
+                    unanswered = 0 if raise_if_left() else unanswered + 1
+                    if unanswered >= _MAX_UNANSWERED:
+                        raise self._stalled_error(missing)
+                    stalled = Deadline(_STALLED_SECONDS)
+        except BaseException as error:
+            try:
+                if isinstance(error, AuthenticationError):
+                    raise_if_left()  # a listener that ends in the middle of a handshake looks like one with other token
+                if leave is not None:
+                    self._say_goodbye(leave(error))
+            finally:
+                self._abandon()
+            raise
+        return self.take()
+
+    def _stalled_error(self, missing: Sequence[Member]) -> DistNetworkError:
         """Return the error of a join whose gateway has gone meanwhile."""
-        missing = [each.peer for each in self._outgoing] + self._missing()
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(
             f"rank {self._me.rank} is not connected to {names}, and the gateway does not answer any more: a rank has "
@@ -207,14 +178,10 @@ class _Connector:
             ranks=[member.rank for member in missing],
         )
 
-    def _missing(self) -> list[Member]:
-        return [member for rank, member in self._higher.items() if rank not in self.connections]
-
-    def timeout_error(self, deadline: Deadline) -> DistNetworkError:
+    def _timeout_error(self, missing: Sequence[Member], deadline: Deadline) -> DistNetworkError:
         """Return the error that names the missing ranks."""
-        if self._outgoing:
-            return self._outgoing[0].error()
-        missing = self._missing()
+        for outgoing in self._outgoing.values():
+            return outgoing.error()
         names = ", ".join(member.described() for member in missing)
         return DistNetworkError(
             f"rank {self._me.rank} at {', '.join(self._me.addresses)} was not reached by {names} within "
@@ -223,20 +190,143 @@ class _Connector:
             ranks=[member.rank for member in missing],
         )
 
-    def say_goodbye(self, goodbye: Goodbye, epoch: int) -> None:
+    def _say_goodbye(self, goodbye: Goodbye) -> None:
         """Send a GOODBYE over the ready connections: their peers read it as soon as they use them."""
         part, payload = goodbye.encode()
-        header = frames.encode(Opcode.GOODBYE, epoch=epoch, part=part, length=len(payload))
+        header = frames.encode(Opcode.GOODBYE, epoch=self._epoch, part=part, length=len(payload))
         for connection in self.connections.values():
             with contextlib.suppress(DistNetworkError):
                 connection.send([header, payload])
 
+    # At the join and on demand
+
+    def dial(self, rank: int, deadline: Deadline) -> None:
+        """Begin to connect to a rank, unless it is connected."""
+        if rank not in self.connections and rank not in self._taken and rank not in self._outgoing:
+            peer = self._members[rank]
+            self._outgoing[rank] = _OutgoingConnection(self._me, peer, self._epoch, self._transport_to(peer), deadline)
+
+    def busy(self) -> bool:
+        """Return whether connections are being made, so that ``advance`` has to be called from time to time."""
+        return bool(self._outgoing) or self._listener.busy()
+
+    def dialing(self) -> bool:
+        """Return whether a connection of this rank to another one is under way."""
+        return any(each.pending is not None for each in self._outgoing.values())
+
+    def advance(self, seconds: float, wakeup: int | None = None) -> None:
+        """Sleep until a connection can continue, then continue it.
+
+        Args:
+            seconds: time limit.
+            wakeup: a descriptor that ends the sleep once it is readable.
+        """
+        now = time.monotonic()
+        rest = min(seconds, _SLICE_SECONDS) if self.busy() else seconds
+        poll = select.poll()
+        for fd in [*self._listener.descriptors(), *([] if wakeup is None else [wakeup])]:
+            poll.register(fd, select.POLLIN)
+        under_way: dict[int, _OutgoingConnection] = {}
+        for each in list(self._outgoing.values()):
+            if each.pending is None and each.retry_at <= now and not self._is_admitted(each.peer.rank):
+                self._continue(each, each.begin)
+            if each.pending is not None:
+                fd = each.pending.fileno()
+                under_way[fd] = each
+                poll.register(fd, each.pending.events())
+            else:
+                rest = min(rest, max(0.0, each.retry_at - now))
+        ready = {fd for fd, _ in poll.poll(math.ceil(1000 * rest))}
+        for fd, each in under_way.items():
+            if fd in ready:
+                self._continue(each, each.advance)
+            elif each.abandon_at <= now:
+                each.abandon()
+        for identity, connection in self._listener.accept(ready, self._admits):
+            rank = self._rank_of(identity)
+            assert rank is not None
+            previous = self.connections.pop(rank, None)
+            if previous is not None:
+                previous.close()  # the peer has abandoned that connection and made this one
+            self._admitted.pop(rank, None)
+            self.cancel(rank)
+            self.connections[rank] = connection
+
+    def take(self) -> dict[int, Connection]:
+        """Return the connections that have become ready, by rank, once."""
+        taken, self.connections = self.connections, {}
+        self._taken.update(taken)
+        return taken
+
+    def unreached(self) -> list[_OutgoingConnection]:
+        """Return the outgoing connections of which every address has failed."""
+        return [each for each in self._outgoing.values() if each.rounds]
+
+    def cancel(self, rank: int) -> None:
+        """End the attempts to connect to a rank."""
+        outgoing = self._outgoing.pop(rank, None)
+        if outgoing is not None:
+            outgoing.close()
+
     def close(self) -> None:
-        """Abandon the join: close all connections."""
-        for each in self._outgoing:
-            each.close()
-        for connection in self.connections.values():
+        """End all attempts, and close the listener and the connections that have not been taken."""
+        self._abandon()
+        self._listener.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        for outgoing in self._outgoing.values():
+            if outgoing.pending is not None:
+                outgoing.pending.close_in_child()
+        self._listener.close_in_child()
+
+    def _abandon(self) -> None:
+        for rank in list(self._outgoing):
+            self.cancel(rank)
+        for connection in self.take().values():
             connection.close()
+
+    def _continue(self, outgoing: _OutgoingConnection, step: Callable[[], Connection | None]) -> None:
+        rank = outgoing.peer.rank
+        try:
+            connection = step()
+        except (AuthenticationError, NoSharedMemoryError) as error:
+            self.cancel(rank)
+            self.failures[rank] = error
+            return
+        if connection is not None:
+            del self._outgoing[rank]
+            self.connections[rank] = connection
+
+    def _rank_of(self, identity: bytes) -> int | None:
+        """Return the rank of a client, None if it is not a member."""
+        rank, epoch, instance, peer_instance = _IDENTITY.unpack_from(identity)
+        expected = self._members.get(rank)
+        if expected is None or epoch != self._epoch:
+            return None
+        if (instance, peer_instance) != (expected.instance.encode(), self._me.instance.encode()):
+            return None
+        return int(rank)
+
+    def _admits(self, identity: bytes) -> bool:
+        """Return whether a client may connect: a lower rank not if this one's connection to it is under way, or ready.
+
+        A higher one that connects again has abandoned its first connection.
+        """
+        rank = self._rank_of(identity)
+        if rank is None or rank in self._taken:
+            return False
+        outgoing = self._outgoing.get(rank)
+        if rank < self._me.rank and (
+            rank in self.connections or (outgoing is not None and outgoing.pending is not None)
+        ):
+            return False
+        self._admitted[rank] = Deadline(HANDSHAKE_SECONDS)
+        return True
+
+    def _is_admitted(self, rank: int) -> bool:
+        """Return whether this rank has admitted another one, whose handshake has time left."""
+        return rank in self._admitted and not self._admitted[rank].expired()
 
 
 class _OutgoingConnection:
@@ -247,6 +337,8 @@ class _OutgoingConnection:
         pending: the current attempt, None between two attempts.
         retry_at: time of the next attempt.
         abandon_at: time at which the current attempt ends.
+        rounds: how often all addresses have failed.
+        deadline: of all attempts.
     """
 
     def __init__(self, me: Member, peer: Member, epoch: int, transport: TcpTransport, deadline: Deadline) -> None:
@@ -254,9 +346,10 @@ class _OutgoingConnection:
         self.pending: PendingTcpConnection | None = None
         self.retry_at = 0.0
         self.abandon_at = 0.0
+        self.rounds = 0
+        self.deadline = deadline
         self._me = me
         self._transport = transport
-        self._deadline = deadline
         self._identity = _IDENTITY.pack(me.rank, epoch, me.instance.encode(), peer.instance.encode())
         self._address_index = 0
         self._failures: dict[str, str] = {}
@@ -264,9 +357,9 @@ class _OutgoingConnection:
     def begin(self) -> Connection | None:
         """Try the next address."""
         address = self.peer.addresses[self._address_index]
-        seconds = self._deadline.remaining() if len(self.peer.addresses) == 1 else _ATTEMPT_SECONDS
+        seconds = self.deadline.remaining() if len(self.peer.addresses) == 1 else _ATTEMPT_SECONDS
         self.abandon_at = time.monotonic() + seconds
-        self._failures[address] = f"no answer within {min(seconds, self._deadline.remaining()):.1f} s"
+        self._failures[address] = f"no answer within {min(seconds, self.deadline.remaining()):.1f} s"
         try:
             self.pending = self._transport.dial(address, self._identity)
         except NoSharedMemoryError:
@@ -317,4 +410,5 @@ class _OutgoingConnection:
         self.close()
         self._failures[self.peer.addresses[self._address_index]] = why
         self._address_index = (self._address_index + 1) % len(self.peer.addresses)
+        self.rounds += not self._address_index
         self.retry_at = time.monotonic() + (0.0 if self._address_index else _RETRY_SECONDS)

@@ -34,10 +34,12 @@ class DisconnectMonitor:
         self._waits_elsewhere = waits_elsewhere
         self._ended: dict[int, float] = {}
         self._reported: set[int] = set()
-        self._ranks = engine.descriptors()
+        self._ranks: dict[int, int] = {}
         self._poll = select.epoll()
-        for fd in self._ranks:
-            self._poll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        with engine.lock:
+            for fd, rank in engine.descriptors().items():
+                self._watch(rank, fd)
+            engine.on_connected = self._watch
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when a connection has ended."""
@@ -45,7 +47,8 @@ class DisconnectMonitor:
 
     def poll(self) -> bool:
         """Return whether a peer has failed that ``failed_peers`` has not reported."""
-        ended = {self._ranks[fd] for fd, _ in self._poll.poll(0)} - self._ended.keys()
+        with self._engine.lock:  # a descriptor that is closed may become that of another rank
+            ended = {self._ranks[fd] for fd, _ in self._poll.poll(0)} - self._ended.keys()
         if ended:
             now = time.monotonic()
             self._ended |= dict.fromkeys(ended, now)
@@ -74,7 +77,12 @@ class DisconnectMonitor:
 
     def close(self) -> None:
         """Close the descriptor."""
+        self._engine.on_connected = None
         self._poll.close()
+
+    def _watch(self, rank: int, fd: int) -> None:
+        self._ranks[fd] = rank
+        self._poll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def _find(self) -> list[LostRank]:
         lost_peers = dict(self._engine.lost_peers)

@@ -9,12 +9,13 @@ A frame whose buffer has not been posted stays in the connection: the transport'
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
@@ -27,12 +28,17 @@ from rankmesh_agent.progress.poller import POLL_INTERVAL
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
+from rankmesh_agent.transports.unconnected import Unconnected
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
+from rankmesh_agent.wire.schemas import LostRank
 
 _DRAIN_SECONDS = 0.001
+_UNCONNECTED = Unconnected()
+_MAX_PASSED_ON = 64
+"""Lost ranks of which a rank tells others. The first ones matter: they end the calls of all."""
 SILENT_SECONDS = 8.0
 """Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
 
@@ -54,23 +60,48 @@ class Disconnect(NamedTuple):
     failure: DistError | None = None
     silent: bool = False
 
+    def goodbye(self) -> Goodbye:
+        """Return this end as a goodbye that the peer might have sent."""
+        return Goodbye(self.cause, died=not self.left, raised=self.left and not self.clean, failure=self.failure)
+
+
+class _Peers(dict[int, FramedConnection]):
+    """The peers by rank; one that is not connected yet comes into being when it is looked up.
+
+    Args:
+        connect: makes it, and asks for a connection to it.
+    """
+
+    def __init__(self, connect: Callable[[int], FramedConnection]) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def __missing__(self, rank: int) -> FramedConnection:
+        peer = self[rank] = self._connect(rank)
+        return peer
+
 
 class ProgressEngine(Driver):
-    """This process's connections to all peers of an epoch.
+    """This process's connections to the peers of an epoch.
 
     Args:
         rank: this process's global rank.
         epoch: the job's epoch; frames of another epoch are dropped.
-        connections: one to every other rank.
+        connections: those made at the join, by rank.
         eager_limit: largest EAGER payload in bytes.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
+        dial: asks for a connection to another rank, which ``add_connection`` or ``lose`` answers; called with the lock
+            held. None if all ranks are connected.
+        world_size: number of ranks, which matters if they connect on demand.
 
     Attributes:
         lost_peers: the peers whose connections have ended.
+        on_demand: whether ranks connect on demand, so that some may not be connected.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
         on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
+        on_connected: called, with the lock held, with the rank and the descriptor of each later connection.
     """
 
     def __init__(
@@ -81,6 +112,8 @@ class ProgressEngine(Driver):
         *,
         eager_limit: int,
         oversubscribed: bool = True,
+        dial: Callable[[int], None] | None = None,
+        world_size: int = 0,
     ) -> None:
         self.rank = rank
         self.epoch = epoch
@@ -88,9 +121,16 @@ class ProgressEngine(Driver):
         self.lost_peers: dict[int, Disconnect] = {}
         self.on_peer_failure: Callable[[], None] | None = None
         self.on_peer_lost: Callable[[int], None] | None = None
-        self._peers = {peer: FramedConnection(peer, conn, eager_limit) for peer, conn in connections.items()}
-        for connection in connections.values():
+        self.on_connected: Callable[[int, int], None] | None = None
+        self.on_demand = dial is not None
+        self._dial = dial
+        self._world_size = world_size
+        self._oversubscribed = oversubscribed
+        self._peers = _Peers(self._unconnected)
+        self._passed_on: set[int] = set()
+        for peer, connection in connections.items():
             connection.parallel_reads = not oversubscribed
+            self._peers[peer] = FramedConnection(peer, connection, eager_limit)
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
         self._sink_for = self._sinks.sink_for
@@ -100,20 +140,69 @@ class ProgressEngine(Driver):
             epoch,
             lambda: [wait for waits in self.own_waits for wait in waits()],
             self.send,
-            lambda peer: 0.0 if peer in self.lost_peers else self._peers[peer].connection.silent_seconds(),
+            lambda peer: self._peers[peer].connection.silent_seconds() if self.is_connected(peer) else 0.0,
             exhausted_since,
+            self.is_connected,
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
-        self._said_goodbye = False
+        self._goodbye: list[bytes] = []
 
     def transports(self) -> dict[int, str]:
-        """Return the medium of the connection to each peer."""
-        return {rank: peer.connection.medium for rank, peer in self._peers.items()}
+        """Return the medium of the connection to each peer that is, or was, connected."""
+        peers = self._peers.copy()
+        return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not _UNCONNECTED}
 
     def descriptors(self) -> dict[int, int]:
         """Return the file descriptors of the connections, each with the rank of its peer."""
         with self.lock:
             return {fd: peer.rank for fd, peer in self._poller.peers.items()}
+
+    def add_connection(self, rank: int, connection: Connection) -> None:
+        """Use a connection that has been made on demand."""
+        with self.lock:
+            if self.closed or rank in self.lost_peers:
+                connection.close()
+                return
+            connection.parallel_reads = not self._oversubscribed
+            peer = self._peers.get(rank)
+            if peer is None:
+                peer = self._peers[rank] = FramedConnection(rank, connection, self.eager_limit)
+            peer.connection = connection
+            self._poller.add(peer)
+            if self.on_connected is not None:
+                self.on_connected(rank, connection.fileno())
+            self._flush(peer)
+            if self._goodbye:
+                self.send(rank, self._goodbye)
+            self._poller.wake_sleeper()
+
+    def lose(self, rank: int, end: Disconnect) -> None:
+        """Record the end of a rank that is not connected; does nothing if it is, or is lost already."""
+        with self.lock:
+            if not self.is_connected(rank):
+                peer = self._peers.get(rank)
+                self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
+                self._poller.wake_sleeper()
+
+    def pass_on(self, lost: Iterable[LostRank]) -> None:
+        """Tell the connected ranks which ranks are lost, once for each; most of them are not connected to those.
+
+        Args:
+            lost: ranks whose connections have ended, also those whose last bytes have not been read yet.
+        """
+        if not self.on_demand:
+            return
+        with self.lock:
+            ends = {each.rank: Disconnect(each.cause, clean=False) for each in lost} | self.lost_peers
+            for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
+                self._passed_on.add(rank)
+                if len(self._passed_on) <= _MAX_PASSED_ON:
+                    part, payload = ends[rank].goodbye().encode()
+                    header = frames.encode(
+                        Opcode.GOODBYE, epoch=self.epoch, part=part, tag=rank + 1, length=len(payload)
+                    )
+                    for peer in self.connected():
+                        self.send(peer, [header, payload])
 
     def register_sink(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames from now on, including those that arrived early."""
@@ -138,11 +227,26 @@ class ProgressEngine(Driver):
 
     # With the lock held
 
+    def is_connected(self, rank: int) -> bool:
+        """Return whether a rank is connected."""
+        return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not _UNCONNECTED
+
+    def connected(self) -> list[int]:
+        """Return the ranks that are connected."""
+        return [rank for rank in self._peers if self.is_connected(rank)]
+
+    def connect(self, ranks: Iterable[int]) -> None:
+        """Connect to ranks that are waited for: their end is then noticed at once."""
+        if not self.closed:
+            for rank in ranks:
+                if rank not in self.lost_peers and rank != self.rank:
+                    self._peers[rank]
+
     def send(self, rank: int, buffers: Sequence[Buffer], transfer: Transfer | None = None) -> None:
         """Send a frame to a peer, or queue it. Frames to a lost peer are dropped: its failure ends the waits for it."""
-        peer = self._peers[rank]
         if rank in self.lost_peers or self.closed:
             return
+        peer = self._peers[rank]
         queued = bool(peer.outgoing)
         try:
             peer.send(buffers, transfer)
@@ -179,7 +283,8 @@ class ProgressEngine(Driver):
 
     def revoke(self, rank: int) -> None:
         """End a peer's access to exposed memory; see Connection.revoke."""
-        self._peers[rank].connection.revoke()
+        if rank in self._peers:
+            self._peers[rank].connection.revoke()
 
     def start_remote_read(self, rank: int, read: RemoteRead) -> None:
         """Begin to read memory that a peer has exposed; a read from a lost peer never completes."""
@@ -191,7 +296,9 @@ class ProgressEngine(Driver):
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
         """End the read of a message that its sender has withdrawn."""
-        peer = self._peers[rank]
+        peer = self._peers.get(rank)
+        if peer is None:
+            return
         peer.remote_reads = deque(read for read in peer.remote_reads if (read.group, read.seq) != (group, seq))
 
     def progress_in_background(self, group: int, transfer: Transfer) -> None:
@@ -207,7 +314,7 @@ class ProgressEngine(Driver):
     def report_limit(self) -> None:
         """Report to the peers that this process has no free descriptor, if that is so; called every second."""
         with self.lock:
-            self.waits.report_limit(self._peers)
+            self.waits.report_limit(self.connected())
 
     def fail_silent_hosts(self) -> None:
         """Declare peers failed whose hosts have answered nothing for SILENT_SECONDS; called every second.
@@ -324,10 +431,19 @@ class ProgressEngine(Driver):
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
         self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
 
-    def _on_goodbye(self, rank: int, goodbye: Goodbye) -> None:
+    def _unconnected(self, rank: int) -> FramedConnection:
+        assert self._dial is not None, rank
+        self._dial(rank)
+        return FramedConnection(rank, _UNCONNECTED, self.eager_limit)
+
+    def _on_goodbye(self, rank: int, about: int, goodbye: Goodbye) -> None:
+        """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
         reason, died, raised, failure, _ = goodbye
         end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
-        self._drop_peer(self._peers[rank], end)
+        if about == rank:
+            self._drop_peer(self._peers[rank], end)
+        elif about != self.rank:
+            self.lose(about, end)
 
     def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
         if peer.rank in self.lost_peers or self.closed:
@@ -343,6 +459,9 @@ class ProgressEngine(Driver):
             self.on_peer_failure()
         if self.on_peer_lost is not None:
             self.on_peer_lost(peer.rank)
+        if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
+            others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
+            self.connect(itertools.islice(others, 1))
 
     # The end
 
@@ -354,13 +473,12 @@ class ProgressEngine(Driver):
             timeout: maximum seconds to wait for peers that do not receive their queued frames.
         """
         with self.lock:
-            if self.closed or self._said_goodbye:
+            if self.closed or self._goodbye:
                 return
-            self._said_goodbye = True
             part, payload = goodbye.encode()
-            header = frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload))
-            for rank in self._peers:
-                self.send(rank, [header, payload])
+            self._goodbye = [frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload)), payload]
+            for rank in self.connected():
+                self.send(rank, self._goodbye)
         self.wait(self._all_flushed, Deadline(timeout))
 
     def close(self, reason: str = "", timeout: float = 2.0, *, failed: bool = False) -> None:

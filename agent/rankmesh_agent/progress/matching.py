@@ -142,6 +142,8 @@ class MessageMatcher:
         wanted = _Receive(source, tag, dtype, view, Transfer())
         if not self.unexpected or not self._match(wanted):
             self.receives.append(wanted)
+            if self.engine.on_demand and source != ANY:
+                self.engine.connect((source,))
         return wanted.transfer
 
     def cancel(self, transfer: Transfer) -> bool:

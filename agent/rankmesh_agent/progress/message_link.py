@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.collectives.link import FEW_RANKS, Link
+from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import distances
 from rankmesh_agent.progress import descriptions
 from rankmesh_agent.progress.arrivals import Arrivals
@@ -46,6 +46,10 @@ _MISMATCH = 0
 """The fingerprint in an announcement of a mismatch; no call has it."""
 _DIRECT_RANKS = 3
 """Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
+_CONNECT_SECONDS = 0.1
+"""Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
+_MAX_CONNECTED = 8
+"""Number of ranks to which a wait connects."""
 _STAR_RANKS = 8
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
@@ -84,7 +88,7 @@ class VerifiedLink(ABC):
         """Exchange descriptions after a mismatch, at any point of the call; return one for each rank."""
 
 
-class MessageLink(VerifiedLink, Link):
+class MessageLink(VerifiedLink, DirectLink):
     """The messages of a group during its calls.
 
     Args:
@@ -116,6 +120,9 @@ class MessageLink(VerifiedLink, Link):
         self._mismatched = -2
         """The latest call in which other ranks found a mismatch."""
         self._round = 0
+        self._complete = False
+        """Whether all ranks are known to have arrived at the call."""
+        self._announce_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
         self._scratch = np.empty(0, np.uint8)
@@ -134,6 +141,8 @@ class MessageLink(VerifiedLink, Link):
             self._seq = seq
             self._round = 0
             self._sources.clear()
+            self._complete = False
+            self._announce_at = monotonic() + self._arrivals.seconds
             if self._arrivals.begin(seq) - {fingerprint}:
                 self._mismatched = seq
 
@@ -152,6 +161,7 @@ class MessageLink(VerifiedLink, Link):
         rank, size = self.rank, self.size
         for distance in distances(size):
             self.step((rank + distance) % size, b"", (rank - distance) % size)
+        self._complete = True
 
     def all_exchange(self, payload: Payload = b"", each: Sequence[Payload] | None = None) -> list[Payload]:
         """Arrive; see Link.all_exchange.
@@ -162,6 +172,7 @@ class MessageLink(VerifiedLink, Link):
         arrived = self._exchange_with_all(self._round, payload, each)
         self._round += 1
         self._compare(arrived)
+        self._complete = True
         return [arrived[member][1] for member in range(self.size)]
 
     def step(self, to: int | None, payload: Payload, source: int | None) -> Payload:
@@ -207,16 +218,10 @@ class MessageLink(VerifiedLink, Link):
             waited = [member for member, sent in pending if not sent.done]
             if source is not None and source not in received:
                 waited = [source]
-            gone = {*self._engine.lost_peers, *self.departed}
-            lost = [member for member in waited if self._ranks[member] in gone]
-            if lost or describing:
-                return lost or waited
-            # Another rank that has left may have made the call: the ranks that wait for a message from it know.
-            arrivals.add(self._sources)
-            return [member for member in arrivals.missing() if self._ranks[member] not in gone] or waited
+            return waited if describing else self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._wait(ready, missing)
+            self._wait_for(ready, missing, lambda: [source] if source is not None and source not in received else [])
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -235,7 +240,9 @@ class MessageLink(VerifiedLink, Link):
         """
         if self.rank != root:
             self.step(root, payload, None)
-            return self.step(None, b"", root)
+            response = self.step(None, b"", root)
+            self._complete = True
+            return response
         seq, part = self._seq, self._round
         self._round += 2
         with self._engine.lock:
@@ -251,9 +258,10 @@ class MessageLink(VerifiedLink, Link):
                 self._announce()
             return False
 
-        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
+        self._wait_for(ready, lambda: [member for member in self._others if member not in arrivals])
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
+        self._complete = True
         responses = decide([arrived[member][1] for member in range(self.size)])
         with self._engine.lock:
             if not isinstance(responses, list):
@@ -265,6 +273,63 @@ class MessageLink(VerifiedLink, Link):
                     pending_sends += self._send_arrival((member,), part + 1, responses[member])
         self.finish(pending_sends)
         return responses[root]
+
+    def not_arrived(self, waited: list[int]) -> list[int]:
+        """Return the ranks that have not arrived at the call, as far as this rank has heard.
+
+        Args:
+            waited: the ranks without which this rank does not go on; returned if they are lost, or all have arrived.
+        """
+        gone = {*self._engine.lost_peers, *self.departed}
+        lost = [member for member in waited if self._ranks[member] in gone]
+        if lost or self._complete:
+            return lost or waited
+        # Another rank that has left may have made the call: the ranks that wait for a message from it know.
+        self._arrivals.add(self._sources)
+        return [member for member in self._arrivals.missing() if self._ranks[member] not in gone] or waited
+
+    def check(self) -> None:
+        """Announce this rank, in a wait for other means than messages.
+
+        Raises:
+            CallMismatchError: the ranks have made different calls.
+        """
+        with self._engine.lock:
+            if self._mismatched == self._seq:
+                raise CallMismatchError
+            if not self._complete and monotonic() > self._announce_at:
+                self._announce_at = monotonic() + self._arrivals.seconds
+                self._announce()
+
+    def _wait_for(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        sources: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Wait, see Wait; connect to the ranks whose messages are missing if that takes long.
+
+        Args:
+            ready: see Wait.
+            missing: see Wait; it may return ranks that other ranks wait for.
+            sources: returns the group ranks whose messages are missing here; None: ``missing`` does.
+        """
+        engine = self._engine
+        if not engine.on_demand:
+            self._wait(ready, missing)
+            return
+        connect_at = monotonic() + _CONNECT_SECONDS
+
+        def ready_or_connected() -> bool:
+            nonlocal connect_at
+            if ready():
+                return True
+            if monotonic() > connect_at:
+                connect_at = math.inf
+                engine.connect(self._ranks[member] for member in (sources or missing)()[:_MAX_CONNECTED])
+            return False
+
+        self._wait(ready_or_connected, missing)
 
     def _announce(self) -> None:
         """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
@@ -303,7 +368,7 @@ class MessageLink(VerifiedLink, Link):
                 pending_sends = []
                 for member in self._others:
                     pending_sends += self._send_arrival((member,), part, each[member])
-        self._wait(
+        self._wait_for(
             lambda: (
                 (
                     len(arrivals) == expected
@@ -370,7 +435,7 @@ class MessageLink(VerifiedLink, Link):
         pending = [(member, transfer) for member, transfer in exchange if not transfer.done]
         if not pending:
             return
-        self._wait(
+        self._wait_for(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
         )

@@ -38,7 +38,7 @@ class Poller:
 
     def __init__(self, lock: threading.RLock, connections: Collection[FramedConnection], oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
-        self.shared = [peer for peer in connections if peer.connection.medium != "tcp"]
+        self.shared: list[FramedConnection] = []
         self.marked: set[FramedConnection] = set()
         self._epoll = select.epoll()
         try:
@@ -49,15 +49,24 @@ class Poller:
         self.asleep = False
         self._lock = lock
         self._oversubscribed = oversubscribed
-        self._any_sockets = len(self.shared) < len(connections)
-        self._spins = _SPINS_WITH_POLL if self._any_sockets or oversubscribed else _SPINS
+        self._any_sockets = False
+        self._spins = _SPINS_WITH_POLL if oversubscribed else _SPINS
         self._masks: dict[int, int] = {}
         self._epoll.register(self.wakeup_fd, select.EPOLLIN)
         for peer in connections:
-            fd = peer.connection.fileno()
-            self.peers[fd] = peer
-            self._masks[fd] = peer.connection.events(False)
-            self._epoll.register(fd, self._masks[fd])
+            self.add(peer)
+
+    def add(self, peer: FramedConnection) -> None:
+        """Poll a connection from now on."""
+        connection = peer.connection
+        if connection.medium == "tcp":
+            self._any_sockets, self._spins = True, _SPINS_WITH_POLL
+        else:
+            self.shared.append(peer)
+        fd = connection.fileno()
+        self.peers[fd] = peer
+        self._masks[fd] = connection.events(False)
+        self._epoll.register(fd, self._masks[fd])
 
     def stop_polling(self, peer: FramedConnection) -> None:
         """Stop polling a connection that has ended; its last bytes may still wait for their buffer."""

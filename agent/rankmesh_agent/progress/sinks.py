@@ -21,13 +21,13 @@ class SinkTable(FrameSink):
 
     Args:
         epoch: the job's epoch; frames of another epoch are dropped.
-        on_goodbye: called for a GOODBYE with the peer's rank.
+        on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about.
 
     Attributes:
         sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
-    def __init__(self, epoch: int, on_goodbye: Callable[[int, Goodbye], None]) -> None:
+    def __init__(self, epoch: int, on_goodbye: Callable[[int, int, Goodbye], None]) -> None:
         self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
@@ -64,7 +64,8 @@ class SinkTable(FrameSink):
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """Receive a GOODBYE, or keep a frame until its group exists."""
         if header.opcode is Opcode.GOODBYE:
-            self._on_goodbye(rank, goodbye.decode(header.part, bytes(payload)))
+            about = header.tag - 1 if header.tag else rank
+            self._on_goodbye(rank, about, goodbye.decode(header.part, bytes(payload)))
             return
         if len(self._early) >= _MAX_EARLY_FRAMES:
             raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")

@@ -87,6 +87,7 @@ class WaitGraph(FrameSink):
         send: sends a frame to a rank.
         silent_seconds: returns how long a rank's host has not acknowledged what was sent to it.
         limit: returns what in this process has had to wait for a free descriptor since a time, empty if nothing has.
+        is_connected: returns whether a rank is connected: waits are reported to no other rank.
 
     Attributes:
         numbers: the numbers by which errors name ranks, as other ranks have reported them.
@@ -100,6 +101,7 @@ class WaitGraph(FrameSink):
         send: Callable[[int, list[Buffer]], None],
         silent_seconds: Callable[[int], float],
         limit: Callable[[float], str] = lambda since: "",
+        is_connected: Callable[[int], bool] = lambda rank: True,
     ) -> None:
         self.numbers: dict[int, int] = {}
         self._rank = rank
@@ -108,6 +110,7 @@ class WaitGraph(FrameSink):
         self._send = send
         self._silent_seconds = silent_seconds
         self._limit = limit
+        self._is_connected = is_connected
         self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
         self._answers: dict[int, tuple[float, list[Wait]]] = {}
@@ -220,7 +223,8 @@ class WaitGraph(FrameSink):
             self._reported = now
             payload = self._encode()
             for rank in members - {self._rank}:
-                self._frame(rank, _ANSWER, payload)
+                if self._is_connected(rank):
+                    self._frame(rank, _ANSWER, payload)
 
     def _encode(self) -> bytes:
         waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]

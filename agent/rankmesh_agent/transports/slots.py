@@ -50,6 +50,8 @@ _SPIN_ROUNDS, _SPINS = 64, 16
 other threads of the host, those of the ranks included, may occupy the core of the awaited rank. Fewer yields are no
 faster, and a yield after every check costs a system call as long as the wait."""
 _fence = reset_after_fork(threading.Lock())
+_STEP_BITS = 20
+"""More steps than 2**20 in each of a group's calls so far would make ``restart`` count backwards."""
 SLICE_SECONDS = 0.05
 """Maximum duration of one sleep: between two sleeps, Ctrl-C, aborts, failed peers and the deadline are detected."""
 
@@ -225,6 +227,11 @@ class Slots:
             futex_wait(address, count, self._slice)
             if words[line] == count:
                 self._check(self.missing)
+
+    def restart(self, seq: int) -> None:
+        """Begin anew after call number ``seq``, which the ranks have left in different steps; all have left it."""
+        self._steps = (seq + 1) << _STEP_BITS
+        self._turn = 0
 
     def mark_left(self) -> None:
         """Record that this rank has left a call before its end: the group has failed."""

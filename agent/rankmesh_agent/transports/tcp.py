@@ -46,6 +46,8 @@ MAX_HANDSHAKES = 128
 """Maximum number of concurrent handshakes; more clients wait in the backlog."""
 SOCKET_BUFFER = 4 << 20
 _EXHAUSTED_RETRY_SECONDS = 0.05
+_TCP_CLOSE = b"\7"
+"""First byte of struct tcp_info: the state of a connection that is over."""
 _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
@@ -130,6 +132,8 @@ class TcpConnection(Connection):
                 for _ in range(SOCKET_BUFFER // len(scratch)):
                     if not self.socket.recv_into(scratch):
                         break
+            if self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE:
+                return True  # reset, which an earlier call has reported; sent bytes still count as unacknowledged
             return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
         except OSError:
             return True  # the connection is reset: no acknowledgement will come
@@ -212,6 +216,10 @@ class PendingTcpConnection:
         self._handshake.close()
         self._connection.close()
 
+    def close_in_child(self) -> None:
+        """Close the parent's descriptor in a forked child."""
+        self._connection.close_in_child()
+
     def _connect_next(self) -> None:
         family, socket_address = self._socket_addresses.pop(0)
         try:
@@ -257,6 +265,10 @@ class TcpListener:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
         return [*self._handshakes] if self._is_full() else [self._fileno, *self._handshakes]
 
+    def busy(self) -> bool:
+        """Return whether handshakes are under way, so that ``accept`` has to be called from time to time."""
+        return bool(self._handshakes)
+
     def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
         """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
 
@@ -290,6 +302,12 @@ class TcpListener:
         """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
+        self._socket.close()
+
+    def close_in_child(self) -> None:
+        """Close the parent's descriptors in a forked child."""
+        for connection, _, _ in self._handshakes.values():
+            connection.close_in_child()
         self._socket.close()
 
     def _is_full(self) -> bool:

@@ -12,7 +12,7 @@
     20      4     part         round of an ENTER; generation of an RTS whose receiver may read the data itself; how the
                                sender of a GOODBYE leaves, or the sender of an ABORT its group (wire.goodbye)
     24      8     seq          the operation's sequence number in its group; id of a point-to-point message
-    32      8     tag          point-to-point tag (signed)
+    32      8     tag          point-to-point tag (signed); of a GOODBYE about another rank, that rank + 1
     40      8     length       bytes of payload that follow
     48      8     fingerprint  of the call (wire.ops.Call); of an RTS, the address of the data in the sender, or 0
     56      8     total        bytes of the whole message an RTS announces or a CREDIT returns
@@ -60,7 +60,7 @@ class Opcode(enum.IntEnum):
     ABORT = 9
     """The sender aborts the group, the payload is the error as JSON; or it leaves the group (wire.goodbye)."""
     GOODBYE = 10
-    """The sender leaves and will close the connection."""
+    """The sender leaves and will close the connection; with a tag: rank ``tag - 1`` has left, or failed."""
     WITHDRAW = 11
     """The sender no longer waits for the CTS of message ``seq``, which it announced."""
     DONE = 12

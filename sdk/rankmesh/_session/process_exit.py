@@ -1,4 +1,4 @@
-"""How this process ends: the uncaught exception, or the exit status, for the errors of ranks that still wait for it.
+"""End of this process, by an uncaught exception or with an exit status, for the errors of ranks that still wait for it.
 
 Python keeps an uncaught exception for its exit handlers, but not a SystemExit and its status. So the calls of
 ``sys.exit`` are watched while this process is a rank; a status is reported only where the main thread's outermost frame

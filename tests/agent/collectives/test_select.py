@@ -43,9 +43,8 @@ def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium
 @pytest.mark.parametrize("nbytes", [0, 1, SMALL, 1 << 20, 1 << 40])
 def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
     found = algorithm(kind, "hosts", nbytes, 4)
-    assert found.__module__.rpartition(".")[2] == kind.name.lower()
+    assert kind.name.lower() in (found.__module__.rpartition(".")[2], found.__name__)
     assert (found in HIERARCHICAL) == (".hierarchical." in found.__module__)
-    assert found not in HIERARCHICAL or nbytes > 1000
     assert next(iter(inspect.signature(found).parameters)) == ("topology" if found in HIERARCHICAL else "link")
 
 

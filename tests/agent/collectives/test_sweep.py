@@ -51,8 +51,8 @@ def taken() -> Iterator[Taken]:
     found: Taken = set()
     turns: WeakKeyDictionary[Backend, Counter[tuple[OpType, Algorithm]]] = WeakKeyDictionary()
 
-    def any_of(backend: Backend, call: Call, medium: Medium, slot_bytes: int | None = None) -> Algorithm:
-        able = [each for most, each in candidates(call.kind, medium, slot_bytes) if call.nbytes <= most]
+    def any_of(backend: Backend, call: Call, medium: Medium, slot_bytes: int | None = None, size: int = 1) -> Algorithm:
+        able = [each for most, each in candidates(call.kind, medium, slot_bytes, size) if call.nbytes <= most]
         turns_of = turns.setdefault(backend, Counter())  # all ranks make the same calls
         of_any = call.nbytes or call.kind is OpType.ALL_TO_ALL  # of nothing, chunks take no step
         chosen = min(able, key=lambda each: turns_of[call.kind, each]) if of_any else able[0]
@@ -73,7 +73,10 @@ def taken() -> Iterator[Taken]:
         return any_of(self, call, medium, segment.slot_bytes)
 
     def choose_of_hosts(self: HierarchicalCpuBackend, call: Call) -> Algorithm:
-        return of_hosts(self, call) if call.kind in (OpType.EMPTY, OpType.NEW_GROUP) else any_of(self, call, "hosts")
+        if call.kind in (OpType.EMPTY, OpType.NEW_GROUP):
+            return of_hosts(self, call)
+        assert self._topology is not None
+        return any_of(self, call, "hosts", self._topology.local.slot_bytes, self._link.size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuBackend, "algorithm", choose)

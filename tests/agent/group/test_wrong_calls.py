@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 from support.sweep.media import NPY, OverCommunicator, over_http
 from support.threads import in_threads, world
-from support.wrong import (
-    MISMATCHED,
-    SIZE,
-    UNDEFINED,
-    WRONG,
-    Attempts,
-    check_invalid,
-    check_mismatched,
-    expressible,
-    try_invalid,
-    try_mismatched,
-)
+from support.wrong import MISMATCHED, SIZE, UNDEFINED, WRONG, expressible
+from support.wrong_attempts import Attempts, check_invalid, check_mismatched, try_invalid, try_mismatched
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import pytest
 from support import threads
-from support.connecting import meet, recv_exactly, send_all
+from support.connecting import connect_all, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import connect as connect_module
-from rankmesh_agent.progress.connect import connect_all
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError

@@ -156,6 +156,18 @@ def test_servers_of_another_kind(answer, error, reason):
     assert type(caught.value) is error
 
 
+def test_an_end_that_was_reset_has_nothing_to_drain():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = tcp.TcpConnection(socket.create_connection(server.getsockname()), "peer")
+        server.accept()[0].close()
+    with contextlib.closing(connection):
+        assert connection.send([b"to a socket that is closed"])
+        with pytest.raises(DistNetworkError):
+            recv_exactly(connection, 1, Deadline(10))
+        for _ in range(2):
+            assert connection.drain()
+
+
 def test_closing_an_end_nobody_reads_does_not_take_for_ever(listener):
     connecting, accepting = connect(TcpTransport("secret"), listener)
     with contextlib.closing(connecting):

@@ -50,6 +50,14 @@ def test_the_loss_of_a_rank_is_final_and_names_its_reporter(pair, ask, clock):
     ]
 
 
+def test_an_old_report_of_a_loss_does_not_end_the_next_process_of_the_rank(pair, ask):
+    pair.heartbeat(report(ask, 1))
+    pair.heartbeat(ask.heartbeat(1, life=2))
+    assert pair.heartbeat(report(ask, 1)).failed == []
+    pair.heartbeat(report(ask))
+    assert pair.heartbeat(report(ask, 1)).failed == [1], "a new one does"
+
+
 def test_silence_for_too_long_is_final(pair, ask, clock):
     clock.advance(FAILED_SECONDS)
     pair.heartbeat(ask.heartbeat(0))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from rankmesh_agent.collectives.link import Link
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.collectives.link import Exchange, Link
+from rankmesh_agent.collectives.rounds import distances
 from rankmesh_agent.transports.segment import Segment
 
 Layout = tuple[tuple[int, ...], ...]
@@ -21,6 +25,48 @@ def layout_of(hosts: Sequence[Hashable]) -> Layout:
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
     return tuple(map(tuple, members.values()))
+
+
+class LeaderLink(Link):
+    """The Link among the first ranks of the hosts, numbered by host.
+
+    Args:
+        link: messages among all members.
+        leaders: the first rank of each host.
+        host: number of this rank's host; only its first rank may use this link.
+    """
+
+    def __init__(self, link: Link, leaders: Sequence[int], host: int) -> None:
+        self.rank = host
+        self.size = len(leaders)
+        self._link = link
+        self._leaders = leaders
+
+    def arrive(self) -> None:
+        """See Link."""
+        for distance in distances(self.size):
+            self.step((self.rank + distance) % self.size, b"", (self.rank - distance) % self.size)
+
+    def step(self, to: int | None, payload: memoryview | bytes, source: int | None) -> memoryview | bytes:
+        """See Link."""
+        return self._link.step(
+            None if to is None else self._leaders[to], payload, None if source is None else self._leaders[source]
+        )
+
+    def start(self, sends: Sequence[tuple[int, memoryview]], receives: Sequence[tuple[int, memoryview]]) -> Exchange:
+        """See Link."""
+        return self._link.start(
+            [(self._leaders[host], view) for host, view in sends],
+            [(self._leaders[host], view) for host, view in receives],
+        )
+
+    def finish(self, exchange: Exchange) -> None:
+        """See Link."""
+        self._link.finish(exchange)
+
+    def scratch(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """See Link."""
+        return self._link.scratch(nbytes)
 
 
 class HierarchicalLink:
@@ -45,6 +91,7 @@ class HierarchicalLink:
         local_ranks: group ranks on this host.
         local_rank: position of this rank in ``local_ranks``, and its rank in ``local``.
         leaders: number of leaders on each host.
+        leader_link: messages among the first ranks of the hosts.
         rail: ranks of this rank's rail, by host; empty if this rank is not a leader.
         other_hosts: numbers of the other hosts.
         proxied: for each member on this host, the ranks that it is the proxy of: itself, then ranks of other hosts.
@@ -61,6 +108,7 @@ class HierarchicalLink:
         self.host, self.local_rank = self._positions[self.rank]
         self.local_ranks = layout[self.host]
         self.leaders = min(map(len, layout))
+        self.leader_link = LeaderLink(link, [ranks[0] for ranks in layout], self.host)
         self.rail = [ranks[self.local_rank] for ranks in layout] if self.local_rank < self.leaders else []
         self.other_hosts = [host for host in range(len(layout)) if host != self.host]
         proxied = [self._proxied_on(host) for host in range(len(layout))]

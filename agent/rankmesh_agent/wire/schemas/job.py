@@ -51,6 +51,7 @@ class Member:
         http: base URL of the agent.
         eager_bytes: its RANKMESH_EAGER_BYTES, which must be equal on all ranks; -1 if unknown.
         transport: its RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``; empty if unknown.
+        full_mesh: its RANKMESH_FULL_MESH, which must be equal on all ranks; -1 if unknown.
     """
 
     rank: Rank
@@ -62,6 +63,7 @@ class Member:
     http: Text
     eager_bytes: Integer = -1
     transport: Text = ""
+    full_mesh: Integer = -1
 
     def described(self) -> str:
         """The member as text, for error messages."""
@@ -333,7 +335,8 @@ class AgentInfo:
         world_size: ranks in the job.
         member: its process, as its peers know it.
         gateway: the gateway's URL.
-        transports: transport of point-to-point messages to each peer (global rank, as text): ``segment`` or ``tcp``.
+        transports: transport of point-to-point messages to each connected peer (global rank, as text): ``segment`` or
+            ``tcp``.
         uptime: seconds since it joined.
         version: RankMesh's version.
     """

@@ -1,0 +1,137 @@
+"""Thread that connects a rank to others on demand, when it or they have bytes to send, whatever its other threads do.
+
+Only worlds that do not connect all pairs at the join have it. It sleeps while there is nothing to connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+
+_log = logging.getLogger("rankmesh")
+
+_DIAL_SECONDS = 60.0
+"""Time limit of the attempts to connect to a rank."""
+_ASK_SECONDS = 1.0
+"""Interval at which the gateway is asked which ranks have ended, while one cannot be reached."""
+_PAUSE_SECONDS = 0.1
+"""Pause after an error of this process, such as the lack of a free descriptor."""
+_SLEEP_SECONDS = 3600.0
+_CLOSE_SECONDS = 0.2
+"""Time limit of the handshakes that are under way when this rank leaves."""
+
+
+class ConnectorThread(threading.Thread):
+    """Connects the engine to ranks on demand.
+
+    Args:
+        connector: the connections of this process, which has joined; this object closes it.
+        ended: maps ranks that cannot be reached to the ranks that have ended by the gateway's word, and how.
+    """
+
+    def __init__(self, connector: Connector, ended: Callable[[Collection[int]], Mapping[int, Disconnect]]) -> None:
+        super().__init__(name="rankmesh-connect", daemon=True)
+        self._connector = connector
+        self._ended = ended
+        self._engine: ProgressEngine | None = None
+        self._wanted: deque[int] = deque()
+        self._asked = 0.0
+        self._closing = False
+        self._closed = False
+        self._lock = threading.Lock()  # the eventfd is not written to after its number has become another file's
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def serve(self, engine: ProgressEngine) -> None:
+        """Make connections for an engine from now on."""
+        self._engine = engine
+        self.start()
+
+    def dial(self, rank: int) -> None:
+        """Connect to a rank soon; from any thread, without waiting."""
+        self._wanted.append(rank)
+        self._wake()
+
+    def run(self) -> None:
+        """Make connections until ``close``."""
+        engine = self._engine
+        assert engine is not None
+        while not self._closing:
+            try:
+                self._advance(engine)
+            except Exception as error:  # the ranks that wait for a connection have deadlines of their own
+                if is_exhausted(error):
+                    warn_exhausted("a connection to another rank could not be made", error)
+                else:
+                    _log.exception("a connection to another rank could not be made")
+                time.sleep(_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """End the thread. Does nothing the second time.
+
+        Connections under way have a moment to become ready: the engine, which is still open, says goodbye on them.
+        """
+        self._closing = True
+        self._wake()
+        if self.is_alive():
+            self.join()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._wakeup)
+        connector, deadline = self._connector, Deadline(_CLOSE_SECONDS)
+        while self._engine is not None and connector.dialing() and not deadline.expired():
+            connector.advance(deadline.remaining())
+        self._hand_over()
+        connector.close()
+
+    def close_in_child(self) -> None:
+        """Close the descriptors in a forked child, which has no such thread."""
+        self._lock = threading.Lock()
+        if not self._closed:
+            self._closed = True
+            os.close(self._wakeup)
+            self._connector.close_in_child()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._wakeup, 1)
+
+    def _hand_over(self) -> None:
+        if self._engine is not None:
+            for rank, connection in self._connector.take().items():
+                self._engine.add_connection(rank, connection)
+
+    def _advance(self, engine: ProgressEngine) -> None:
+        connector = self._connector
+        while self._wanted:
+            connector.dial(self._wanted.popleft(), Deadline(_DIAL_SECONDS))
+        connector.advance(_SLEEP_SECONDS, self._wakeup)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+        self._hand_over()
+        while connector.failures:
+            rank, error = connector.failures.popitem()
+            engine.lose(rank, Disconnect(error.message, clean=False))
+        unreached = connector.unreached()
+        if unreached and time.monotonic() - self._asked > _ASK_SECONDS:
+            for rank, end in self._ended([each.peer.rank for each in unreached]).items():
+                engine.lose(rank, end)
+            self._asked = time.monotonic()
+        for outgoing in unreached:
+            rank = outgoing.peer.rank
+            if outgoing.deadline.expired():
+                engine.lose(rank, Disconnect(outgoing.error().message, clean=False))
+            if rank in engine.lost_peers:
+                connector.cancel(rank)

@@ -1,0 +1,27 @@
+"""Overlay of the ranks of a world or a group: which pairs are connected from the start, the others only on demand.
+
+Each rank has neighbours at distances 1, 4, 16 … in both directions: some log2 N of them. What concerns all ranks
+reaches each in about log2 N hops, and a rank that dies is noticed by its neighbours, whoever talks to it.
+"""
+
+from __future__ import annotations
+
+_FACTOR = 4
+"""Ratio of consecutive distances."""
+
+
+def neighbours(rank: int, size: int, full_mesh: int) -> list[int]:
+    """Return the neighbours of a rank, in order; the relation is symmetric.
+
+    Args:
+        rank: the rank.
+        size: number of ranks.
+        full_mesh: number of ranks up to which all are neighbours.
+    """
+    if size <= full_mesh:
+        return [other for other in range(size) if other != rank]
+    found, distance = set[int](), 1
+    while distance < size:
+        found |= {(rank + distance) % size, (rank - distance) % size}
+        distance *= _FACTOR
+    return sorted(found - {rank})

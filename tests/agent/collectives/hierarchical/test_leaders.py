@@ -1,0 +1,135 @@
+"""Short calls over several hosts, for which one rank of each host speaks: messages, and errors. Ranks as threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.threads import NOW, World, world
+
+from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.options import Options
+from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
+from rankmesh_agent.wire.ops import ReduceOp
+
+LAYOUT = "aabbacb"
+"""Hosts whose ranks are not in a row, one of a single rank."""
+SIZE = len(LAYOUT)
+LEADERS = {0, 2, 5}
+every_odd = pytest.mark.parametrize("odd", [0, 1, 3, 5, 6])
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[World]:
+    with world(SIZE, "tcp", hosts=LAYOUT) as made:
+        yield made
+
+
+def all_reduce(members: LocalCommunicator, options: Options = NOW) -> None:
+    members.all_reduce(np.ones(3), ReduceOp.SUM, options)
+
+
+def all_reduce_of_another_length(members: LocalCommunicator, options: Options = NOW) -> None:
+    members.all_reduce(np.ones(4), ReduceOp.SUM, options)
+
+
+def long(members: LocalCommunicator, options: Options = NOW) -> None:
+    members.all_reduce(np.ones(50_000), ReduceOp.SUM, options)
+
+
+def broadcast(members: LocalCommunicator, options: Options = NOW) -> None:
+    members.broadcast(np.ones(3), 6, options)
+
+
+def gather(members: LocalCommunicator, options: Options = NOW) -> None:
+    outputs = [np.empty(3) for _ in range(SIZE)] if members.rank == 2 else []
+    members.gather(outputs, np.ones(3), 2, options)
+
+
+def check_it_goes_on(members: LocalCommunicator) -> None:
+    for count in (3, 50_000):
+        array = np.full(count, float(members.rank))
+        members.all_reduce(array, ReduceOp.SUM, NOW)
+        assert (array == SIZE * (SIZE - 1) / 2).all()
+        members.barrier(NOW)
+
+
+@pytest.mark.parametrize("call", [LocalCommunicator.barrier, all_reduce, broadcast], ids=lambda call: call.__name__)
+def test_only_leaders_send(ranks: World, call: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[int] = Counter()
+    send = MessageLink._send_arrival
+
+    def counted(link: MessageLink, members: Any, part: int, *rest: Any) -> Any:
+        if part < 1000:  # not an announcement
+            sent[link.rank] += len(members)
+        return send(link, members, part, *rest)
+
+    monkeypatch.setattr(MessageLink, "_send_arrival", counted)
+    ranks.run(lambda members: call(members, NOW))
+    assert set(sent) <= LEADERS
+    assert max(sent.values()) <= 3
+
+
+@every_odd
+@pytest.mark.parametrize("stray", [all_reduce_of_another_length, long, gather, LocalCommunicator.barrier])
+def test_a_mismatch_is_reported_at_all_ranks(ranks: World, odd: int, stray: Callable[..., None]) -> None:
+    def run(members: LocalCommunicator) -> None:
+        check_it_goes_on(members)
+        for others_stray in (False, True):
+            with pytest.raises(CollectiveMismatchError) as caught:
+                (stray if (members.rank == odd) != others_stray else all_reduce)(members, NOW)
+            assert "all_reduce(float64[3], SUM)" in caught.value.message
+            check_it_goes_on(members)
+
+    ranks.run(run)
+
+
+@pytest.mark.slow
+@every_odd
+@pytest.mark.parametrize("call", [LocalCommunicator.barrier, all_reduce], ids=lambda call: call.__name__)
+def test_a_missing_rank_is_named(odd: int, call: Callable[..., None]) -> None:
+    def run(members: LocalCommunicator) -> DistBackendError | None:
+        check_it_goes_on(members)
+        if members.rank == odd:
+            return None
+        with pytest.raises(DistBackendError) as caught:
+            call(members, Options(2.0))
+        return caught.value
+
+    with world(SIZE, "tcp", hosts=LAYOUT) as made:
+        for error in made.run(run):
+            if error is not None:
+                assert error.ranks == (odd,), error.message
+
+
+@every_odd
+def test_a_rank_that_leaves_without_coming_is_named(odd: int) -> None:
+    def run(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        if members.rank == odd:
+            members.close()
+            members.engine.close("bored", timeout=0.5)
+            return
+        with pytest.raises(DistBackendError, match=rf"rank {odd} .*left \(bored\)") as caught:
+            members.barrier(NOW)
+        assert caught.value.ranks == (odd,)
+
+    with world(SIZE, "tcp", hosts=LAYOUT) as made:
+        made.run(run)
+
+
+@every_odd
+def test_a_rank_that_leaves_after_its_last_call_disturbs_no_other(odd: int) -> None:
+    def run(members: LocalCommunicator) -> None:
+        members.barrier(NOW)
+        members.barrier(NOW)
+        if members.rank == odd:
+            members.close()
+            members.engine.close(timeout=0.5)
+
+    with world(SIZE, "tcp", hosts=LAYOUT) as made:
+        made.run(run)

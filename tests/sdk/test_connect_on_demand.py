@@ -1,0 +1,145 @@
+"""Worlds whose ranks connect on demand: RANKMESH_FULL_MESH says up to how many ranks connect at the join."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from support.processes import Me, Ranks, on_ranks
+
+import rankmesh as dist
+from rankmesh._session.session import require_session
+
+pytestmark = pytest.mark.processes
+
+SIZE = 8
+ON_DEMAND = {"RANKMESH_FULL_MESH": "0", "RANKMESH_TRANSPORT": "{transport}"}
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm"])
+FAR = 3
+"""Distance of two ranks that are not neighbours among eight; their other neighbours are at distances 1 and 4."""
+
+
+@TRANSPORTS
+@on_ranks(SIZE, env=ON_DEMAND)
+def test_both_ranks_of_every_pair_may_send_first(me: Me) -> None:
+    me.init()
+    others = [rank for rank in range(SIZE) if rank != me.rank]
+    received = {rank: np.empty(1000) for rank in others}
+    works = [dist.isend(np.full(1000, float(me.rank)), rank) for rank in others]
+    works += [dist.irecv(received[rank], rank) for rank in others]
+    for work in works:
+        work.wait()
+    assert all((array == rank).all() for rank, array in received.items())
+    assert sorted(require_session().agent.engine.transports()) == others  # type: ignore[union-attr]
+
+
+@TRANSPORTS
+@on_ranks(SIZE, env=ON_DEMAND)
+def test_a_first_message_leaves_while_its_receiver_makes_no_call(me: Me) -> None:
+    me.init()
+    if me.rank == 0:
+        dist.send(np.arange(3.0), FAR)
+        me.mark("sent")
+    if me.rank == FAR:
+        me.wait_for("sent")
+        got = np.empty(3)
+        dist.recv(got, 0)
+        assert got.tolist() == [0, 1, 2]
+    dist.barrier()
+
+
+@TRANSPORTS
+@on_ranks(SIZE, env=ON_DEMAND)
+def test_a_long_first_message_arrives_whole(me: Me) -> None:
+    me.init()
+    sent, got = np.full(1 << 20, me.rank), np.empty(1 << 20, np.int64)
+    works = [dist.isend(sent, (me.rank + FAR) % SIZE), dist.irecv(got, (me.rank - FAR) % SIZE)]
+    for work in works:
+        work.wait()
+    assert (got == (me.rank - FAR) % SIZE).all()
+
+
+@TRANSPORTS
+@on_ranks(SIZE, env=ON_DEMAND)
+def test_who_waits_for_a_rank_that_has_left_is_told(me: Me) -> None:
+    me.init()
+    if me.rank == FAR:
+        dist.destroy_process_group()
+        me.mark("left")
+    if me.rank == 0:
+        me.wait_for("left")
+        with pytest.raises(dist.DistBackendError, match=f"rank {FAR} .*left"):
+            dist.recv(np.empty(3), FAR)
+        with pytest.raises(dist.DistBackendError, match=f"rank {FAR} .*left"):
+            dist.send(np.empty(1 << 20), FAR)
+        me.mark("told")
+    me.wait_for("told")
+
+
+def wait_until_killed(me: Me) -> None:
+    """Rank 0 waits for rank 2, which makes no call, and has never talked to rank 3, which is killed."""
+    me.init()
+    me.meet("joined")
+    if me.rank == 0:
+        me.report(**me.attempt(dist.recv, np.empty(3), 2))
+        me.mark("named")
+    me.wait_for("named")
+    os._exit(0)
+
+
+@TRANSPORTS
+def test_a_death_is_named_at_ranks_that_never_talked_to_the_dead_one(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(wait_until_killed, SIZE, env={"RANKMESH_FULL_MESH": "0", "RANKMESH_TRANSPORT": transport})
+    ranks.wait_for(*(f"joined-{rank}" for rank in range(SIZE)))
+    started[FAR].kill()
+    ranks.wait(started)
+    reported = started[0].reported
+    assert reported["error"] == "RankFailedError", reported["text"]
+    assert f"rank {FAR} (" in reported["text"]
+    assert f"pid {started[FAR].pid}" in reported["text"]
+
+
+def tcp_sockets() -> list[int]:
+    """Return the descriptors of TCP sockets."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if socket.socket(fileno=os.dup(fd)).family == socket.AF_INET:
+                found.append(fd)
+    return found
+
+
+def child_of_fork(me: Me) -> None:
+    me.init()
+    pid = os.fork()
+    if not pid:
+        os._exit(1 if tcp_sockets() and me.rank else 0)  # rank 0 hosts the gateway
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_forked_child_has_none_of_the_sockets(ranks: Ranks) -> None:
+    ranks.run(child_of_fork, 6, env={"RANKMESH_FULL_MESH": "0"})
+
+
+def with_sizes(me: Me, sizes: list[str]) -> None:
+    os.environ["RANKMESH_FULL_MESH"] = sizes[me.rank]
+    me.report(**me.attempt(me.init, timeout=timedelta(seconds=30)))
+
+
+def test_a_setting_that_differs_is_named(ranks: Ranks) -> None:
+    for started in ranks.run(with_sizes, 2, sizes=["0", "16"]):
+        assert "RANKMESH_FULL_MESH differs between ranks: 0 on rank 0 " in started.reported["text"]
+
+
+@on_ranks(SIZE, env={"RANKMESH_FULL_MESH": "0"})
+def test_a_wait_for_a_key_ends_when_all_other_ranks_have_left(me: Me) -> None:
+    me.init()
+    store = dist.get_default_store()  # at rank 0
+    me.meet("joined")
+    if me.rank == 0:
+        with pytest.raises(dist.DistStoreError, match="no other rank is left"):
+            store.wait(["never"])
