@@ -105,6 +105,19 @@ def bruck_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
         output[:] = np.frombuffer(blocks, np.uint8, output.nbytes, begin).view(output.dtype)
 
 
+def ring_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Each array travels the ring, directly from output to output: each rank sends to its successor only.
+
+    Steps: size - 1, and the arrival. Each rank sends and receives all others' bytes once.
+    """
+    rank, size = link.rank, link.size
+    link.arrive()
+    outputs[rank][:] = array
+    for step in range(1, size):
+        sent, received = outputs[(rank - step + 1) % size], outputs[(rank - step) % size]
+        link.exchange([((rank + 1) % size, as_bytes(sent))], [((rank - 1) % size, as_bytes(received))])
+
+
 def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends its array to every other rank, directly into the outputs.
 
