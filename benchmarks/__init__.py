@@ -8,4 +8,5 @@
     ddp, join, gpu                   training steps; start-up and idle ranks; arrays on GPUs
     results, targets, page, machine  figures, what they are to reach, the page, the machine
     session, tune                    a whole run; thresholds between algorithms
+    scale                            large jobs at a gateway, for docs/scale.md
 """

@@ -22,7 +22,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
@@ -30,28 +31,72 @@ from rankmesh_agent.membership.gateway_client import JOINS_A_SECOND, gateway_id
 from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
+from rankmesh_gateway.state.pace import HeartbeatPace
 
 CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
-_HOST_RANKS, _PROBE_SECONDS, _DEADLINE = 8, 0.05, 300.0
+_HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
+_KEPT_BYTES = 8 << 10
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
 class Cost(NamedTuple):
-    """What something took at the gateway; ``pause`` is the longest time that the probe waited for an answer."""
+    """What something took at the gateway.
+
+    Attributes:
+        pause: the longest time that the probe waited for an answer.
+        addition_ns: processor time of an addition in Python meanwhile: several times as long on a busy machine.
+    """
 
     seconds: float
     processor_seconds: float
     megabytes: float
     pause: float
     resident_mb: float
+    addition_ns: float
+
+
+class Client(asyncio.BufferedProtocol):
+    """A member's connection, which throws away what is long: ten thousand tables of members in one process are slow."""
+
+    _buffer = memoryview(bytearray(1 << 20))
+    _kept, _missing = b"", 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: Any = transport
+        self.reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def post(self, request: bytes) -> bytes:
+        """Send a request; return the head of the response, and its body up to some length."""
+        self._kept, self.reply = b"", asyncio.get_running_loop().create_future()
+        if self.transport.is_closing():
+            raise ConnectionError
+        self.transport.write(request)
+        return await self.reply
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        Rank.traffic += nbytes
+        if not self._kept:  # the head comes in one piece
+            head = bytes(self._buffer[:nbytes])
+            self._missing = head.index(b"\r\n\r\n") + 4 + int(_LENGTH.search(head)[1])  # type: ignore[index]
+        self._missing -= nbytes
+        self._kept += self._buffer[: min(nbytes, max(0, _KEPT_BYTES - len(self._kept)))]
+        if not self._missing:
+            self.reply.set_result(self._kept)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error or ConnectionError())
 
 
 class Rank:
     """A simulated member."""
 
     traffic = 0
-    intervals: ClassVar[dict[str, float]] = {}
+    interval = 1.0
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
@@ -63,17 +108,15 @@ class Rank:
         self.groups = {"world": list(range(world_size)), f"node-{node}": list(near)}
         self.changes = HeartbeatChanges()
 
-    async def join(self) -> None:
-        await asyncio.sleep(random.random() * self.world_size / JOINS_A_SECOND)
+    async def join(self, start: float) -> None:
+        await asyncio.sleep(start + random.random() * self.world_size / JOINS_A_SECOND)
         await self.connect()
         reply = b""
-        while not _decoded(reply, 32).startswith(b'{"complete": true'):
+        while not _start(reply).startswith(b'{"complete": true'):
             reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
-        if self.member.rank == 0:  # it has the table of all members for the job's other ranks, too
-            Rank.intervals[self.job] = json.loads(_decoded(reply))["interval"]
 
     async def heartbeats(self, end: float) -> None:
-        interval, seq = Rank.intervals[self.job], 0
+        interval, seq = Rank.interval, 0
         wait = interval * random.random()
         while time.monotonic() + wait < end:
             await asyncio.sleep(wait)
@@ -87,7 +130,8 @@ class Rank:
             wait, interval = reply.interval * (1.0 if reply.interval == interval else random.random()), reply.interval
 
     async def connect(self) -> None:
-        self.reader, self.writer = await asyncio.open_connection(self.url.hostname, self.url.port)
+        loop = asyncio.get_running_loop()
+        _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()
@@ -95,24 +139,21 @@ class Rank:
             f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: gzip\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         ).encode()
+        Rank.traffic += len(head) + len(body)
         while True:
             try:
-                self.writer.write(head + body)
-                answer = await self.reader.readuntil(b"\r\n\r\n")
+                answer = await self.client.post(head + body)
                 break
-            except (OSError, EOFError):  # an idle connection has been closed
+            except OSError:  # an idle connection has been closed
                 await self.connect()
-        content = await self.reader.readexactly(int(_LENGTH.search(answer)[1]))  # type: ignore[index]
-        Rank.traffic += len(head) + len(body) + len(answer) + len(content)
         if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"the gateway answered {answer!r}: {content!r}")
-        return content
+            raise RuntimeError(f"the gateway answered {answer!r}")
+        return answer.partition(b"\r\n\r\n")[2]
 
 
-def _decoded(reply: bytes, most: int = 0) -> bytes:
-    """Return a reply's text, or its start."""
-    compressed = reply.startswith(b"\x1f\x8b")
-    return zlib.decompressobj(wbits=31).decompress(reply, most) if compressed else reply
+def _start(reply: bytes) -> bytes:
+    """Return the start of a reply's text, which may be compressed."""
+    return zlib.decompressobj(wbits=31).decompress(reply, 32) if reply.startswith(b"\x1f\x8b") else reply
 
 
 def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
@@ -139,11 +180,15 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
             took, used = time.monotonic() - began, processor_seconds(gateway.pid) - used
             ours.send(None)
             resident = int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) / 1e3  # type: ignore[index]
-            found[name] = Cost(took, used, Rank.traffic / 1e6, ours.recv(), resident)
+            pause, addition_ns = ours.recv()
+            found[name] = Cost(took, used, Rank.traffic / 1e6, pause, resident, addition_ns)
 
         async def run() -> None:
-            await take("join", (member.join() for member in members))
-            end = time.monotonic() + max(Rank.intervals.values())
+            # The jobs start one after the other, and the ranks of each as their agents spread them.
+            starts = (index // ranks * ranks / JOINS_A_SECOND for index in range(len(members)))
+            await take("join", [member.join(start) for member, start in zip(members, starts, strict=True)])
+            Rank.interval = HeartbeatPace().add_ranks(jobs * ranks)
+            end = time.monotonic() + Rank.interval
             await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
             end = time.monotonic() + seconds
             await take("heartbeats", (member.heartbeats(end) for member in members))
@@ -154,15 +199,18 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
 
 def _probe(url: str, parent: Connection) -> None:
     """Ask the gateway again and again; at each message, send the longest time since the last one."""
-    longest = 0.0
+    longest, additions = 0.0, [0.0]
     while True:
         if parent.poll(_PROBE_SECONDS):
             parent.recv()
-            parent.send(longest)
-            longest = 0.0
+            parent.send((longest, median(additions) / _ADDITIONS * 1e9))
+            longest, additions = 0.0, []
         began = time.monotonic()
         gateway_id(url, _DEADLINE)
         longest = max(longest, time.monotonic() - began)
+        used = time.process_time()
+        sum(number + number for number in range(_ADDITIONS))
+        additions.append(time.process_time() - used)
 
 
 def main() -> None:
@@ -172,13 +220,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of heartbeats")
     options = parser.parse_args()
     raise_limit()
-    print(f"{'jobs x ranks':24}{'seconds':>9}{'CPU s':>8}{'core':>6}{'MB':>8}{'MB/s':>7}{'pause s':>9}{'RSS MB':>8}")
+    columns = {"seconds": 9, "CPU s": 8, "core": 6, "MB": 8, "MB/s": 7, "pause s": 9, "RSS MB": 8, "+ ns": 6}
+    print("jobs x ranks".ljust(24) + "".join(name.rjust(width) for name, width in columns.items()))
     for case in options.cases:
         for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
-            took, used, sent, pause, resident = cost
+            took, used, sent, pause, resident, addition = cost
             print(
                 f"{case} {name:{23 - len(case)}}{took:9.2f}{used:8.2f}{used / took:6.2f}{sent:8.1f}{sent / took:7.2f}"
-                f"{pause:9.3f}{resident:8.0f}",
+                f"{pause:9.3f}{resident:8.0f}{addition:6.0f}",
                 flush=True,
             )
 

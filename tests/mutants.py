@@ -271,7 +271,7 @@ FAULTS = [
     Fault(CALLS + "codec.py", "bit_length() // 8 + 1", "bit_length() // 8 + (obj.bit_length() % 8 > 0)", CODEC, "integers of full bytes change their sign"),
     # The launcher
     Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
-    Fault(LAUNCHER + "supervisor.py", "return self.signal is None and rank.ended_by_itself", "return rank.ended_by_itself", LAUNCH, "Ctrl-C is reported as a rank's failure"),
+    Fault(LAUNCHER + "rank.py", "            self.sent = number\n", "            pass\n", LAUNCH, "Ctrl-C is reported as a rank's failure"),
     Fault(LAUNCHER + "supervisor.py", "elif number == signal.SIGINT:", "elif False:", LAUNCH, "a second Ctrl-C does nothing"),
     Fault(LAUNCHER + "supervisor.py", "        if self._terminate_at is None:\n", "        if False:\n", LAUNCH, "the others run on after a failure"),
     Fault(LAUNCHER + "supervisor.py", "return 128 + self.signal if self.signal else 0", "return 0", LAUNCH, "a job that a signal ended succeeds"),

@@ -9,6 +9,18 @@ from benchmarks.workers import MeasurementError
 
 pytestmark = pytest.mark.processes
 
+RANKS = 40
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("name", "shared"), [("rankmesh-shm", 160 * MIB), ("rankmesh-tcp", 0)])
+def test_a_rank_of_many_takes_few_descriptors_and_little_shared_memory(name: str, shared: int) -> None:
+    """It is connected to the ranks that it needs, not to all."""
+    found = many.measure(name, RANKS, descriptors=128, deadline=60)
+    assert found.descriptors <= 40
+    assert found.shared <= shared
+    assert many.row(name, found)[0] == name
+
 
 def test_a_world_without_descriptors_says_so() -> None:
     with pytest.raises(MeasurementError, match=r"(?s)2 of 2 ranks failed.*RLIMIT_NOFILE is 12 \(hard limit 12\)"):

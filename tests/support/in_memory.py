@@ -32,6 +32,7 @@ class MemoryEngine:
     """
 
     epoch = 1
+    on_demand = False
 
     def __init__(self, rank: int, engines: list[MemoryEngine]) -> None:
         self.rank = rank

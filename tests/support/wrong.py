@@ -122,12 +122,14 @@ GROUPS: dict[str, Callable[..., Any]] = {
     "get_group_rank": lambda api, a, **how: api.get_group_rank(global_rank=0, **how),
     "get_global_rank": lambda api, a, **how: api.get_global_rank(group_rank=0, **how),
     "destroy_process_group": lambda api, a, **how: api.destroy_process_group(**how),
+}
+NEW_GROUPS: dict[str, Callable[..., Any]] = {
     "new_group": lambda api, a, **how: api.new_group(**{"ranks": [a.rank], **how}),
     "new_subgroups": lambda api, a, **how: api.new_subgroups(**{"group_size": 1, **how}),
     "split_group": lambda api, a, **how: api.split_group(None, [[0], [1, 2]], **how),
 }
-EVERY = COLLECTIVES | MESSAGES | GROUPS
-"""Functions of all ranks, of two, and of groups; right calls, but for further arguments ``how``."""
+EVERY = COLLECTIVES | MESSAGES | GROUPS | NEW_GROUPS
+"""Functions of all ranks, of two, about groups and that make some; right calls, but for further arguments ``how``."""
 ROOTS = {
     "reduce": "dst", "broadcast": "src", "gather": "dst", "scatter": "src",
     "broadcast_object_list": "src", "gather_object": "dst", "scatter_object_list": "src",
@@ -367,7 +369,7 @@ WRONG: dict[str, Wrong] = {
     **_wrong(
         ValueError, "timeout", request=r"query\.timeout",
         **_with("with_a_negative_timeout", [*COLLECTIVES, "send", "recv"], timeout=-1),
-        **_with("with_a_negative_timeout", ["new_group", "new_subgroups", "split_group"], timeout=-1),
+        **_with("with_a_negative_timeout", NEW_GROUPS, timeout=-1),
         barrier_with_a_timeout_that_is_no_number=lambda api, a: api.barrier(timeout=float("nan")),
         batch_with_a_negative_timeout=lambda api, a: _batch(api, timeout=-1),
     ),
@@ -378,7 +380,7 @@ WRONG: dict[str, Wrong] = {
     ),
     **_wrong(
         TypeError, "group must be a ProcessGroup from new_group",
-        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES, *GROUPS][:-3], group="world"),
+        **_with("in_a_named_group", [*COLLECTIVES, *MESSAGES, *GROUPS], group="world"),
         broadcast_in_group_1=lambda api, a: api.broadcast(a(), 0, group=1),
         barrier_in_a_list_of_ranks=lambda api, a: api.barrier(group=[0, 1, 2]),
         batch_in_a_named_group=lambda api, a: _batch(api, group="world"),
@@ -531,7 +533,7 @@ WRONG: dict[str, Wrong] = {
     ),
     **_wrong(
         ValueError, "'smoke-signals' is not known: use 'mesh'",
-        **_with("with_an_unknown_backend", ["new_group", "new_subgroups", "split_group"], backend="smoke-signals"),
+        **_with("with_an_unknown_backend", NEW_GROUPS, backend="smoke-signals"),
     ),
     **_wrong(
         ValueError, "does not divide the group's 3 ranks",

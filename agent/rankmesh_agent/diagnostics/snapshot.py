@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
@@ -36,6 +37,8 @@ _MAX_CLIENTS = 8
 """Connections that are served at once; the server closes any more."""
 _MAX_KEYS = 10
 _MAX_ERROR_CHARACTERS = 500
+_BEGIN: Final = 3
+"""Index of the begin in a Record."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -80,31 +83,39 @@ def add_calls(
         max_ended: maximum number of ended calls of a group.
     """
     groups, active, records = recorder.snapshot()
-    failed_since = [record for record in records if record[5] and (record[4] or at) >= at]
+    found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
+    failed_since = [record for record in records if _has_failed_since(record, at)]
     in_flight: dict[object, Record] = {}
     for record in [*failed_since, *active]:
-        key = (record[0].id, record[2]) if record[2] else id(record)
+        group, _, seq, begin, *_ = record
+        key = (group.id, seq) if seq else id(record)
         # A call of an attached process may have begun before its last request to this agent.
-        if record[3] <= min(at, in_flight.get(key, record)[3]):
+        if begin <= min(at, in_flight.get(key, record)[_BEGIN]):
             in_flight[key] = record
+    for record in list(in_flight.values())[:MAX_CALLS]:
+        begin = record[_BEGIN]
+        call = _call(record, at - begin)
+        call.awaited = call.peer is None or begin in awaited
+        found.calls.append(call)
     since = set(map(id, failed_since))
     latest: dict[str, deque[Record]] = defaultdict(lambda: deque(maxlen=max_ended))
     for record in records:
         if id(record) not in since:
             latest[record[0].id].append(record)
-    found.groups += [SnapshotGroup(group.id, group.name, list(group.ranks), group.seq) for group in groups]
-    for record in list(in_flight.values())[:MAX_CALLS]:
-        call = _call(record, at - record[3])
-        call.awaited = call.peer is None or record[3] in awaited
-        found.calls.append(call)
     for record in (record for records in latest.values() for record in records):
-        call = _call(record, at - (record[4] or at))
-        call.error = record[5][:_MAX_ERROR_CHARACTERS]
+        _, _, _, _, end, error, _ = record
+        call = _call(record, at - (end or at))
+        call.error = error[:_MAX_ERROR_CHARACTERS]
         found.ended.append(call)
     found.store_waits += [
         SnapshotStoreWait(wait.op, list(wait.keys[:_MAX_KEYS]), max(0.0, at - wait.since), wait.seconds)
         for wait in list(store_waits)[:MAX_CALLS]
     ]
+
+
+def _has_failed_since(record: Record, at: float) -> bool:
+    _, _, _, _, end, error, _ = record
+    return bool(error) and (end or at) >= at
 
 
 def _call(record: Record, age: float) -> SnapshotCall:

@@ -30,10 +30,6 @@ from rankmesh_agent.wire.schemas import Member
 _BECAUSE = "; because of it "
 """Precedes, in the error of a failure elsewhere, the rank that left because of it."""
 _ABORT_FLUSH_SECONDS = 0.5
-_CONNECT_SECONDS = 0.1
-"""Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
-_MAX_CONNECTED = 8
-"""Number of ranks to which a wait connects."""
 """Time limit of an abort that waits for full connections."""
 
 
@@ -126,9 +122,6 @@ class LocalGroupState(GroupState):
         self._waiting = self.seq, missing
         end, deadline = self._early, self.deadline
         end.at = deadline.at - (ASK_SECONDS if deadline.seconds >= MIN_SECONDS else 0.0)
-        if engine.on_demand and not engine.wait(settled, Deadline(min(_CONNECT_SECONDS, end.remaining()))):
-            with engine.lock:
-                engine.connect(self.ranks[member] for member in missing()[:_MAX_CONNECTED])
         while True:
             engine.wait(settled, end)
             with engine.lock:

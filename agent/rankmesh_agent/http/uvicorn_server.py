@@ -26,7 +26,7 @@ ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
-_ACCEPTED_AT_ONCE = 64
+_ACCEPTED_AT_ONCE = 256
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work: it sets the Date header of responses."""
 

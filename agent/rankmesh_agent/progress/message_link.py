@@ -46,6 +46,10 @@ _MISMATCH = 0
 """The fingerprint in an announcement of a mismatch; no call has it."""
 _DIRECT_RANKS = 3
 """Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
+_CONNECT_SECONDS = 0.1
+"""Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
+_MAX_CONNECTED = 8
+"""Number of ranks to which a wait connects."""
 _STAR_RANKS = 8
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
@@ -217,7 +221,7 @@ class MessageLink(VerifiedLink, DirectLink):
             return waited if describing else self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._wait(ready, missing)
+            self._wait_for(ready, missing, lambda: [source] if source is not None and source not in received else [])
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -254,7 +258,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce()
             return False
 
-        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
+        self._wait_for(ready, lambda: [member for member in self._others if member not in arrivals])
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
@@ -297,6 +301,36 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce_at = monotonic() + self._arrivals.seconds
                 self._announce()
 
+    def _wait_for(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        sources: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """Wait, see Wait; connect to the ranks whose messages are missing if that takes long.
+
+        Args:
+            ready: see Wait.
+            missing: see Wait; it may return ranks that other ranks wait for.
+            sources: returns the group ranks whose messages are missing here; None: ``missing`` does.
+        """
+        engine = self._engine
+        if not engine.on_demand:
+            self._wait(ready, missing)
+            return
+        connect_at = monotonic() + _CONNECT_SECONDS
+
+        def ready_or_connected() -> bool:
+            nonlocal connect_at
+            if ready():
+                return True
+            if monotonic() > connect_at:
+                connect_at = math.inf
+                engine.connect(self._ranks[member] for member in (sources or missing)()[:_MAX_CONNECTED])
+            return False
+
+        self._wait(ready_or_connected, missing)
+
     def _announce(self) -> None:
         """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
         self._arrivals.add(self._sources)
@@ -334,7 +368,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 pending_sends = []
                 for member in self._others:
                     pending_sends += self._send_arrival((member,), part, each[member])
-        self._wait(
+        self._wait_for(
             lambda: (
                 (
                     len(arrivals) == expected
@@ -401,7 +435,7 @@ class MessageLink(VerifiedLink, DirectLink):
         pending = [(member, transfer) for member, transfer in exchange if not transfer.done]
         if not pending:
             return
-        self._wait(
+        self._wait_for(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
         )

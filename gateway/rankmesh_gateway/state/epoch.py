@@ -224,15 +224,21 @@ class Epoch:
         """Note that a sign of life of a rank has been recorded."""
         self._due = min(self._due, record.last_seen + suspect_seconds(record.interval))
 
-    def report_lost(self, reporter: RankRecord, lost: list[LostRank]) -> list[RankRecord]:
+    def report_lost(self, reporter: RankRecord, lost: list[LostRank], *, more: bool) -> list[RankRecord]:
         """Record which ranks another one reports lost; a repeated report changes nothing.
+
+        Args:
+            reporter: the rank that reports them.
+            lost: the lost ranks.
+            more: whether it has reported others before, which are lost, too.
 
         Returns:
             The ranks that have failed by this report.
         """
-        if not lost and not reporter.lost_peers:
+        if not lost and (more or not reporter.lost_peers):
             return []
-        before, reporter.lost_peers = reporter.lost_peers, frozenset(each.rank for each in lost)
+        before, named = reporter.lost_peers, frozenset(each.rank for each in lost)
+        reporter.lost_peers = before | named if more else named
         found = []
         for each in lost:
             record = self.records.get(each.rank)

@@ -194,7 +194,7 @@ class Job:
         epoch.heard(record)
         changes = epoch.groups.report(record, beat, now)
         record.report_groups(changes.reported, changes.ended, now)
-        lost = epoch.report_lost(record, beat.lost)
+        lost = epoch.report_lost(record, beat.lost, more=beat.changes_since > 0)
         self._writer.state_changes(epoch, [record, *lost], now)
         self._writer.group_changes(epoch, changes.reported, changes.ended)
         return HeartbeatOutcome(epoch, lost, changes)

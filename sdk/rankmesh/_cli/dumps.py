@@ -71,7 +71,7 @@ def read_dumps(directory: Path, job: str = "") -> list[RankReport]:
             "give a directory with those of one job"
         )
     if kind == "RankMesh":
-        return _our_reports(files, job, directory)
+        return _rankmesh_reports(files, job, directory)
     dumps = {rank: (file.document, file.written) for rank, file in _by_rank(files, _rank_in_name, directory).items()}
     try:
         return (torch_reports if kind == "torch" else record_reports)(dumps, job or directory.name)
@@ -117,7 +117,7 @@ def _recorded_call(record: FlightRecord, saved: float) -> RecordedCall:
     return RecordedCall(record.group, 0, record.op, record.call, age, ended, peer, int(message[3]), record.error)
 
 
-def _our_reports(files: Sequence[DumpFile], job: str, directory: Path) -> list[RankReport]:
+def _rankmesh_reports(files: Sequence[DumpFile], job: str, directory: Path) -> list[RankReport]:
     dumps: dict[Path, RankDump] = {}
     for file in files:
         try:

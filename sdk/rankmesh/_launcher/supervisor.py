@@ -180,7 +180,7 @@ class Supervisor:
     def _is_failure(self, rank: Rank) -> bool:
         """Return whether a rank's end is a failure: no end by a signal, or because another node joins."""
         joined = self._rendezvous is not None and self._rendezvous.nodes_changed
-        return self.signal is None and rank.ended_by_itself and not joined
+        return rank.ended_by_itself and not joined
 
     def _try_replace(self, rank: Rank) -> bool:
         """Start a process in place of a rank that has failed by itself; return whether the job goes on with it.

@@ -162,6 +162,20 @@ def test_failed_ranks_are_news_once(registry, ask):
     )
 
 
+def test_a_lost_rank_is_reported_once_and_stays_lost(registry, ask, clock):
+    ranks = [Rank(registry, ask, number, 3) for number in range(2)]
+    for each in ranks:
+        each.beat()
+    registry.heartbeat(ask.heartbeat(2, 3))
+    (first,) = ranks[0].beat(lost=[LostRank(2, "closed")])
+    (second,) = ranks[0].beat(lost=[LostRank(2, "closed")])
+    assert ([lost.rank for lost in first.lost], second.lost) == ([2], [])
+    record = registry._jobs["job"].epochs[1].records[0]
+    assert record.lost_peers == {2}
+    registry.heartbeat(ask.heartbeat(0, 3))
+    assert record.lost_peers == frozenset(), "a complete heartbeat names all"
+
+
 def test_rates_of_a_group_that_rests(rank, registry, clock):
     rank.beat(world(0))
     clock.advance(1)

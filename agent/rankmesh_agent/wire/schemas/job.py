@@ -174,11 +174,11 @@ class Heartbeat:
         member: the rank's process.
         groups: the rank's groups, or those that have changed. A group's ``ranks`` are empty where the gateway knows
             them, or gets them from another member, see LISTED_RANKS.
-        lost: ranks whose connections broke without a goodbye; a new one causes an immediate heartbeat.
-        watches_peers: whether ``lost`` has every rank that this one is no longer connected to.
+        lost: ranks whose connections broke without a goodbye, or those that are new; one causes an early heartbeat.
+        watches_peers: whether ``lost`` has had every rank that this one is no longer connected to.
         number: counts the process's heartbeats, from 1; 0 if they are not counted.
-        changes_since: the number of the heartbeat that ``groups`` and ``ended_groups`` are the changes since; 0 if this
-            one is complete.
+        changes_since: the number of the heartbeat that ``groups``, ``ended_groups`` and ``lost`` are the changes since;
+            0 if this one is complete.
         ended_groups: the ids of the groups of that heartbeat that the rank no longer has.
         failed_version: the version of the failed ranks that the rank knows; 0 if it knows none, -1 to be told all.
     """
