@@ -73,6 +73,15 @@ def star_link(link: DirectLink, outputs: Sequence[Array], array: Array) -> None:
         begin += output.nbytes
 
 
+def gather_payloads(link: Link, payload: bytes) -> list[bytes]:
+    """Arrive at the call; return the payloads of all ranks, by rank, which may differ in length."""
+    lengths = [np.empty(1, np.int64) for _ in range(link.size)]
+    bruck_link(link, lengths, np.array([len(payload)]))
+    outputs = [np.empty(int(length[0]), np.uint8) for length in lengths]
+    bruck_link(link, outputs, np.frombuffer(payload, np.uint8))
+    return [output.tobytes() for output in outputs]
+
+
 def bruck_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends the arrays that it has to ranks at doubling distances: Bruck et al., Efficient algorithms for
     all-to-all communications in multiport message-passing systems, 1997.
