@@ -193,6 +193,10 @@ class PendingTcpConnection:
         """Return the poll events that the next ``advance`` waits for."""
         return self._handshake.events()
 
+    def connected(self) -> bool:
+        """Return whether the host has accepted a connection, whatever the process there does."""
+        return self._handshake.started
+
     def advance(self) -> Connection | None:
         """Continue as far as possible; return the connection once both sides have it. No call may follow that.
 
@@ -260,6 +264,8 @@ class TcpListener:
         self._script = script
         self._fileno = listening.fileno()
         self._handshakes: dict[int, tuple[TcpConnection, Handshake[_Admitted], Deadline]] = {}
+        self._arrived: list[_Admitted] = []
+        """Ready connections that ``accept`` has yet to return."""
 
     def descriptors(self) -> list[int]:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
@@ -280,34 +286,39 @@ class TcpListener:
 
         Raises:
             DistNetworkError: the listener is closed.
-            DescriptorLimitError: there is no free descriptor for a client.
+            DescriptorLimitError: there is no free descriptor for a client. The next call returns what is ready.
         """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
-        arrived: list[_Admitted] = []
         limit = step_seconds(len(self._handshakes), MAX_HANDSHAKES, HANDSHAKE_SECONDS)
         for fd, (_, incoming, step) in list(self._handshakes.items()):
             if fd in ready:
                 steps = incoming.steps
-                self._advance(fd, incoming, arrived)
+                self._advance(fd, incoming)
                 if incoming.steps > steps:
                     step.restart(HANDSHAKE_SECONDS)
             if fd in self._handshakes and step.elapsed() >= limit:
                 self._close_handshake(fd)
         if self._fileno in ready:
             self._accept_clients(admits)
+        arrived, self._arrived = self._arrived, []
         return arrived
 
     def close(self) -> None:
         """Stop listening. A second call does nothing."""
         for fd in list(self._handshakes):
             self._close_handshake(fd)
+        for _, connection in self._arrived:
+            connection.close()
+        self._arrived.clear()
         self._socket.close()
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
         for connection, _, _ in self._handshakes.values():
             connection.close_in_child()
+        for _, ready in self._arrived:
+            ready.close_in_child()
         self._socket.close()
 
     def _is_full(self) -> bool:
@@ -336,9 +347,9 @@ class TcpListener:
             return
         incoming = Handshake(sock, self._script(connection, admits))
         self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
-        self._advance(connection.fileno(), incoming, [])  # its first message has usually arrived
+        self._advance(connection.fileno(), incoming)  # its first message has usually arrived
 
-    def _advance(self, fd: int, incoming: Handshake[_Admitted], arrived: list[_Admitted]) -> None:
+    def _advance(self, fd: int, incoming: Handshake[_Admitted]) -> None:
         try:
             admitted = incoming.advance()
         except (DistError, OSError) as error:
@@ -348,7 +359,7 @@ class TcpListener:
         else:
             if admitted is not None:
                 del self._handshakes[fd]
-                arrived.append(admitted)
+                self._arrived.append(admitted)
 
     def _close_handshake(self, fd: int) -> None:
         connection, incoming, _ = self._handshakes.pop(fd)

@@ -11,6 +11,7 @@ import pytest
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
@@ -154,6 +155,24 @@ def test_servers_of_another_kind(answer, error, reason):
     with server(answer) as address, pytest.raises(error, match=reason) as caught:
         dial(TcpTransport("secret"), address, seconds=0.2 if error is TimeoutError else 10)
     assert type(caught.value) is error
+
+
+def test_a_client_that_is_ready_stays_although_the_next_one_finds_no_descriptor(listener, monkeypatch):
+    def exhausted(admits):
+        raise DescriptorLimitError("no free descriptor")
+
+    with contextlib.closing(TcpTransport("secret").dial(listener.address)) as connecting:
+        while not listener.busy():
+            connecting.advance()
+            assert look(listener) == []
+        with socket.create_connection(split_address(listener.address)), monkeypatch.context() as limited:
+            limited.setattr(listener, "_accept_clients", exhausted)
+            while listener.busy():
+                connecting.advance()
+                with contextlib.suppress(DescriptorLimitError):
+                    assert look(listener) == [], "the next client did not wait"
+        ((_, accepting),) = look(listener)
+        accepting.close()
 
 
 def test_an_end_that_was_reset_has_nothing_to_drain():
