@@ -62,7 +62,8 @@ class Disconnect(NamedTuple):
 
     def goodbye(self) -> Goodbye:
         """Return this end as a goodbye that the peer might have sent."""
-        return Goodbye(self.cause, died=not self.left, raised=self.left and not self.clean, failure=self.failure)
+        raised = self.left and not self.clean
+        return Goodbye(self.cause, died=not self.left, raised=raised, failure=self.failure, silent=self.silent)
 
 
 class _Peers(dict[int, FramedConnection]):
@@ -323,7 +324,7 @@ class ProgressEngine(Driver):
         """
         now = time.monotonic()
         with self.lock:
-            for rank, peer in self._peers.items():
+            for rank, peer in list(self._peers.items()):  # the loss of the last one connects to another rank
                 if self.closed or rank in self.lost_peers:
                     continue
                 unanswered = peer.connection.silent_seconds()
@@ -438,8 +439,8 @@ class ProgressEngine(Driver):
 
     def _on_goodbye(self, rank: int, about: int, goodbye: Goodbye) -> None:
         """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
-        reason, died, raised, failure, _ = goodbye
-        end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure)
+        reason, died, raised, failure, _, silent = goodbye
+        end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure, silent=silent)
         if about == rank:
             self._drop_peer(self._peers[rank], end)
         elif about != self.rank:

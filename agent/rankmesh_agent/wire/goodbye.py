@@ -15,6 +15,7 @@ _DIED, _RAISED, _JSON = 1, 2, 4
 """Bits of the part of the frame."""
 GROUP = 8
 """The same: the rank leaves the group only. An ABORT without it ends the group."""
+_SILENT = 16
 _MAX_CHARACTERS = 4000
 """Of each text; all of them fit into a frame without a posted buffer."""
 
@@ -28,6 +29,7 @@ class Goodbye(NamedTuple):
         raised: whether an exception ended the process.
         failure: the failure that made it leave and that names other ranks, None if there is none.
         ranks: without a failure: the ranks that errors name; the one that leaves if empty.
+        silent: whether another rank reports that its host has only fallen silent: its process may be alive.
     """
 
     reason: str = ""
@@ -35,10 +37,11 @@ class Goodbye(NamedTuple):
     raised: bool = False
     failure: DistError | None = None
     ranks: tuple[int, ...] = ()
+    silent: bool = False
 
     def encode(self) -> tuple[int, bytes]:
         """Return the part and the payload of the frame."""
-        part = _DIED * self.died | _RAISED * self.raised
+        part = _DIED * self.died | _RAISED * self.raised | _SILENT * self.silent
         reason = self.reason[:_MAX_CHARACTERS]
         failure = self.failure
         if failure is None and not self.ranks:
@@ -63,4 +66,4 @@ def decode(part: int, payload: bytes) -> Goodbye:
                 failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
         except (ValueError, KeyError, TypeError, AttributeError):
             reason = "its reason cannot be read"
-    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure, ranks)
+    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure, ranks, bool(part & _SILENT))

@@ -23,6 +23,11 @@ LATE_JSON = (
         (Goodbye("it was done"), 0, b"it was done"),
         (Goodbye("its process ended without a goodbye", died=True), 1, b"its process ended without a goodbye"),
         (Goodbye("it ended with ValueError: no", raised=True), 2, b"it ended with ValueError: no"),
+        (
+            Goodbye("its host has answered nothing for 8 s", died=True, silent=True),
+            17,
+            b"its host has answered nothing for 8 s",
+        ),
         (Goodbye("", ranks=(2, 3)), 4, b'{"reason": "", "ranks": [2, 3]}'),
         (
             Goodbye("why", raised=True, failure=LATE),
