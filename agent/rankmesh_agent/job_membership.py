@@ -271,10 +271,11 @@ class JobMembership:
 
     def close(self) -> None:
         """Close the connections, after ``leave``."""
-        if self._connector is not None:
-            self._connector.close()
-        self.engine.close()
-        self.gateway.close()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            steps.callback(self.gateway.close)
+            steps.callback(self.engine.close)
+            if self._connector is not None:
+                steps.callback(self._connector.close)
 
     def leave_after_error(self, step: str, error: BaseException) -> Goodbye:
         """Leave the job because of an error before the world group is made; return the goodbye.

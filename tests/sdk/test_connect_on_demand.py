@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.processes import Me, Ranks, on_ranks
+from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
 from rankmesh._session.session import require_session
+from rankmesh_agent.progress import connector_thread
 
 pytestmark = pytest.mark.processes
 
@@ -101,6 +104,37 @@ def test_a_death_is_named_at_ranks_that_never_talked_to_the_dead_one(ranks: Rank
     assert reported["error"] == "RankFailedError", reported["text"]
     assert f"rank {FAR} (" in reported["text"]
     assert f"pid {started[FAR].pid}" in reported["text"]
+
+
+def receive_from_stopped(me: Me) -> None:
+    """Rank 0 dials rank 3, which is stopped, until an attempt has no time left."""
+    connector_thread._DIAL_SECONDS = 0.2
+    me.init()
+    me.meet("joined")
+    if me.rank == 0:
+        me.wait_for("stopped")
+        got = np.zeros(3)
+        work = dist.irecv(got, FAR)
+        connector = require_session().agent._job._connector._connector  # type: ignore[union-attr]
+        wait_until(lambda: any(each.rounds > 1 for each in connector.unreached()), "an attempt")
+        me.mark("tried")
+        work.wait()
+        assert got.tolist() == [1, 1, 1]
+    if me.rank == FAR:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        dist.send(np.ones(3), 0)
+    me.meet("done")
+
+
+def test_a_stopped_rank_is_waited_for(ranks: Ranks) -> None:
+    started = ranks.start(receive_from_stopped, SIZE, env={"RANKMESH_FULL_MESH": "0"})
+    ranks.wait_for(*(f"joined-{rank}" for rank in range(SIZE)))
+    state = Path(f"/proc/{started[FAR].pid}/stat")
+    wait_until(lambda: state.read_text().rpartition(") ")[2].startswith("T"), "the stop")
+    ranks.mark("stopped")
+    ranks.wait_for("tried")
+    started[FAR].kill(signal.SIGCONT)
+    ranks.succeed(started)
 
 
 def tcp_sockets() -> list[int]:

@@ -228,8 +228,11 @@ class Connector:
             poll.register(fd, select.POLLIN)
         under_way: dict[int, _OutgoingConnection] = {}
         for each in list(self._outgoing.values()):
-            if each.pending is None and each.retry_at <= now and not self._is_admitted(each.peer.rank):
-                self._continue(each, each.begin)
+            if each.pending is None and each.retry_at <= now:
+                if self._is_admitted(each.peer.rank):
+                    each.retry_at = now + _RETRY_SECONDS
+                else:
+                    self._continue(each, each.begin)
             if each.pending is not None:
                 fd = each.pending.fileno()
                 under_way[fd] = each
@@ -278,6 +281,8 @@ class Connector:
         for outgoing in self._outgoing.values():
             if outgoing.pending is not None:
                 outgoing.pending.close_in_child()
+        for connection in self.connections.values():
+            connection.close_in_child()
         self._listener.close_in_child()
 
     def _abandon(self) -> None:
@@ -353,6 +358,8 @@ class _OutgoingConnection:
         self._identity = _IDENTITY.pack(me.rank, epoch, me.instance.encode(), peer.instance.encode())
         self._address_index = 0
         self._failures: dict[str, str] = {}
+        self._silent: set[str] = set()
+        """Addresses whose latest attempt has connected, but got no answer."""
 
     def begin(self) -> Connection | None:
         """Try the next address."""
@@ -387,7 +394,15 @@ class _OutgoingConnection:
 
     def abandon(self) -> None:
         """End an attempt that has timed out."""
-        self._failed(self._failures[self.peer.addresses[self._address_index]])
+        address = self.peer.addresses[self._address_index]
+        connected = self.pending is not None and self.pending.connected()
+        self._failed(self._failures[address])
+        if connected:
+            self._silent.add(address)
+
+    def silent(self) -> bool:
+        """Return whether the peer's host accepts connections, but no process answers there: it may be stopped."""
+        return bool(self._silent)
 
     def error(self) -> DistNetworkError:
         """Return the error of a rank that cannot be reached."""
@@ -408,7 +423,9 @@ class _OutgoingConnection:
     def _failed(self, why: str) -> None:
         """Select the next address: at once, or after a delay once all have failed."""
         self.close()
-        self._failures[self.peer.addresses[self._address_index]] = why
+        address = self.peer.addresses[self._address_index]
+        self._failures[address] = why
+        self._silent.discard(address)
         self._address_index = (self._address_index + 1) % len(self.peer.addresses)
         self.rounds += not self._address_index
         self.retry_at = time.monotonic() + (0.0 if self._address_index else _RETRY_SECONDS)

@@ -125,13 +125,17 @@ class ConnectorThread(threading.Thread):
             rank, error = connector.failures.popitem()
             engine.lose(rank, Disconnect(error.message, clean=False))
         unreached = connector.unreached()
-        if unreached and time.monotonic() - self._asked > _ASK_SECONDS:
-            for rank, end in self._ended([each.peer.rank for each in unreached]).items():
-                engine.lose(rank, end)
+        asked = [each.peer.rank for each in unreached if not each.silent()]
+        if asked and time.monotonic() - self._asked > _ASK_SECONDS:
+            for rank, end in self._ended(asked).items():
+                if end.clean or rank in asked:  # others have failed at the gateway also if they are only stopped
+                    engine.lose(rank, end)
             self._asked = time.monotonic()
         for outgoing in unreached:
             rank = outgoing.peer.rank
-            if outgoing.deadline.expired():
+            if outgoing.silent():  # a stopped process is waited for, as where all ranks are connected
+                outgoing.deadline.restart(_DIAL_SECONDS)
+            elif outgoing.deadline.expired():
                 engine.lose(rank, Disconnect(outgoing.error().message, clean=False))
             if rank in engine.lost_peers:
                 connector.cancel(rank)

@@ -77,8 +77,9 @@ class DisconnectMonitor:
 
     def close(self) -> None:
         """Close the descriptor."""
-        self._engine.on_connected = None
-        self._poll.close()
+        with self._engine.lock:  # no connection is being added
+            self._engine.on_connected = None
+            self._poll.close()
 
     def _watch(self, rank: int, fd: int) -> None:
         self._ranks[fd] = rank
