@@ -42,7 +42,7 @@ _CONNECT_SECONDS = 0.1
 """Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
 _MAX_CONNECTED = 8
 """Number of ranks to which a wait connects."""
-_STAR_RANKS = 8
+_STAR_RANKS = 12
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
 
