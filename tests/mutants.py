@@ -148,7 +148,7 @@ FAULTS = [
     Fault(H + "reduce.py", "by=root_host if len(all_hosts) == 2 else all_hosts", "by=root_host", HOSTS, "the root's host receives every host's array"),
     Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
     # Selection
-    Fault(C + "select.py", "slot if capable is _SLOT else capable", "capable", SELECT, "the limit of a slot is never"),
+    Fault(C + "select.py", "most = {_SLOT: slot, _LANE: slot / size}", "most = {_LANE: slot / size}", SELECT, "the limit of a slot is never"),
     Fault(C + "select.py", "if measured <= size", "if measured >= size", SELECT, "limits of a larger group are taken"),
     Fault(C + "select.py", "rows[:-1] if nbytes <= limit", "rows[:-1] if nbytes < limit", SELECT, "an array of just the limit takes the next"),
     # Shared memory of a group

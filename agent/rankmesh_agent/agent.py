@@ -141,6 +141,7 @@ class Agent:
                 self._lost_ranks,
                 lambda: self._leaving,
                 self._limits,
+                self._connect,
             )
             undo.callback(self._job_store.close)
             self.store_server = self._job_store.server
@@ -494,6 +495,12 @@ class Agent:
         self.engine.progress()  # the heartbeat thread may wait for a gateway that is at its limit
         with self.engine.lock:
             return self.engine.waits.limits(since)
+
+    def _connect(self, rank: int) -> None:
+        """Connect to a rank that does not answer elsewhere, and so learn whether it has ended."""
+        if self.engine.on_demand:
+            with self.engine.lock:
+                self.engine.connect((rank,))
 
     def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
         """Return the ranks that have failed or left, as far as this one knows.

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
+from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
+from rankmesh_agent.wire.ranges import ranges
 
 _MAX_DETAILS = 4096
 """Characters of a rank's details that the other ranks receive."""
+_UNKNOWN = b'["a call that does not fit into the report", ""]'
+"""Stands for the description of a rank in a large group with many different calls."""
 
 
 def verify(link: VerifiedLink, context: CallContext) -> None:
@@ -37,7 +41,8 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
     """
     mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
     link.begin(context.seq, 0, context.wait)
-    raise mismatch_error(context, [json.loads(bytes(payload)) for payload in link.exchange_descriptions(mine)])
+    calls = [json.loads(bytes(payload) or _UNKNOWN) for payload in link.exchange_descriptions(mine)]
+    raise mismatch_error(context, calls)
 
 
 def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:
@@ -65,5 +70,12 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
 
 
 def call_table(calls: Mapping[int, str]) -> str:
-    """Return the ranks' calls, by global rank, as text for an error."""
-    return "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())
+    """Return the ranks' calls, by global rank, as text for an error; of many ranks, equal calls once."""
+    if len(calls) <= FEW_RANKS:
+        return "; ".join(f"rank {rank}: {call}" for rank, call in calls.items())
+    found: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        found.setdefault(call, []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranges(ranks))}: {call}" for call, ranks in found.items()
+    )

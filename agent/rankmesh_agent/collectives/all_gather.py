@@ -73,6 +73,15 @@ def star_link(link: DirectLink, outputs: Sequence[Array], array: Array) -> None:
         begin += output.nbytes
 
 
+def gather_payloads(link: Link, payload: bytes) -> list[bytes]:
+    """Arrive at the call; return the payloads of all ranks, by rank, which may differ in length."""
+    lengths = [np.empty(1, np.int64) for _ in range(link.size)]
+    bruck_link(link, lengths, np.array([len(payload)]))
+    outputs = [np.empty(int(length[0]), np.uint8) for length in lengths]
+    bruck_link(link, outputs, np.frombuffer(payload, np.uint8))
+    return [output.tobytes() for output in outputs]
+
+
 def bruck_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
     """Each rank sends the arrays that it has to ranks at doubling distances: Bruck et al., Efficient algorithms for
     all-to-all communications in multiport message-passing systems, 1997.
@@ -94,6 +103,19 @@ def bruck_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
         blocks[received] = payload
     for begin, output in zip(ends, ordered, strict=False):
         output[:] = np.frombuffer(blocks, np.uint8, output.nbytes, begin).view(output.dtype)
+
+
+def ring_link(link: Link, outputs: Sequence[Array], array: Array) -> None:
+    """Each array travels the ring, directly from output to output: each rank sends to its successor only.
+
+    Steps: size - 1, and the arrival. Each rank sends and receives all others' bytes once.
+    """
+    rank, size = link.rank, link.size
+    link.arrive()
+    outputs[rank][:] = array
+    for step in range(1, size):
+        sent, received = outputs[(rank - step + 1) % size], outputs[(rank - step) % size]
+        link.exchange([((rank + 1) % size, as_bytes(sent))], [((rank - 1) % size, as_bytes(received))])
 
 
 def direct_link(link: Link, outputs: Sequence[Array], array: Array) -> None:

@@ -14,6 +14,9 @@ from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.collectives.thresholds import SECONDS_A_BYTE, START_UP_SECONDS
 from rankmesh_agent.wire.frames import SMALL
 
+_COPY = 0.5
+"""Time to copy a byte in memory, as a part of the time to send it."""
+
 
 class Cost(NamedTuple):
     """Messages that follow one another at the busiest rank, and their bytes."""
@@ -38,8 +41,8 @@ def _tree(nbytes: int, size: int) -> Cost:
 
 
 def _tree_of_all(nbytes: int, size: int) -> Cost:
-    """The arrays of all ranks over a tree."""
-    return Cost(_steps(size) + _arrival(nbytes * size, size), (size - 1) * nbytes)
+    """The arrays of all ranks over a tree, which copies them at each rank."""
+    return Cost(_steps(size) + _arrival(nbytes * size, size), (1 + _COPY) * (size - 1) * nbytes)
 
 
 def _doubling(nbytes: int, size: int) -> Cost:
@@ -82,6 +85,11 @@ def _direct_of_all(nbytes: int, size: int) -> Cost:
     return Cost(_to_all(0, size).messages + _steps(size), (size - 1) * nbytes)
 
 
+def _direct_rooted(nbytes: int, size: int) -> Cost:
+    """A message between the root and every other rank, however many, for arrays too long for copies."""
+    return Cost(size - 1 + _steps(size), (size - 1) * nbytes)
+
+
 def _lengths_first(nbytes: int, size: int) -> Cost:
     return Cost(3 * _steps(size), (size - 1) * nbytes)
 
@@ -108,6 +116,7 @@ def _arrival(nbytes: int, size: int) -> int:
 COSTS: dict[str, Callable[[int, int], Cost]] = {
     "all_gather.bruck_link": _tree_of_all,
     "all_gather.direct_link": _direct_of_all,
+    "all_gather.ring_link": _ring_of_all,
     "all_gather.small_link": _to_all,
     "all_gather.star_link": _star,
     "all_reduce.direct_link": _direct_shards,
@@ -123,7 +132,7 @@ COSTS: dict[str, Callable[[int, int], Cost]] = {
     "broadcast.small_link": _to_all,
     "broadcast.star_link": _star,
     "broadcast.tree_link": _tree,
-    "gather.direct_link": _direct_of_all,
+    "gather.direct_link": _direct_rooted,
     "gather.small_link": _to_all,
     "gather.star_link": _star,
     "gather.tree_link": _tree_of_all,
@@ -136,7 +145,7 @@ COSTS: dict[str, Callable[[int, int], Cost]] = {
     "reduce_scatter.doubling_link": _doubling_of_all,
     "reduce_scatter.ring_link": _ring_of_all,
     "reduce_scatter.small_link": _to_all,
-    "scatter.direct_link": _direct_of_all,
+    "scatter.direct_link": _direct_rooted,
     "scatter.small_link": _to_all,
     "scatter.star_link": _star,
     "scatter.tree_link": _tree_of_all,

@@ -89,6 +89,7 @@ _TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
         (SMALL / MEASURED_RANKS, all_gather.star_link),
         (SMALL, all_gather.small_link),
         (_ANY, all_gather.bruck_link),
+        (_ANY, all_gather.ring_link),
         (_ANY, all_gather.direct_link),
     ),
     (OpType.GATHER, "segment"): ((_ANY, gather.over_segment),),
@@ -156,7 +157,7 @@ def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: 
     row = table_row(kind, medium)
     if row == "link" and (size > MEASURED_RANKS or nbytes > MEASURED_BYTES):
         able = [found for limit, found in candidates(kind, medium) if nbytes <= limit]
-        return min(able, key=lambda found: seconds(found, row, nbytes, size))
+        return min(able, key=lambda found: seconds(found, medium, nbytes, size))
     rows = _rows(kind, medium, size, slot_bytes)
     return next((found for limit, found in rows[:-1] if nbytes <= limit), rows[-1][1])
 

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.collectives.link import DirectLink
+from rankmesh_agent.collectives.all_gather import gather_payloads
+from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.backend import MpiBackend
 from rankmesh_agent.mpi.library import mpi
@@ -35,7 +36,7 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
     group.use_backend(MpiBackend(group, *made[0]))
 
 
-def _create_communicator(link: DirectLink, group: int, compare_calls: bool) -> tuple[Any, bool]:
+def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[Any, bool]:
     """Create mpi4py's communicator of the members; a collective call.
 
     Args:
@@ -55,7 +56,7 @@ def _create_communicator(link: DirectLink, group: int, compare_calls: bool) -> t
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls}).encode()
-    members = [json.loads(bytes(payload)) for payload in link.all_exchange(mine)]
+    members = [json.loads(bytes(payload)) for payload in gather_payloads(link, mine)]
     for group_rank, member in enumerate(members):
         if member["why"]:
             raise DistBackendError(f"{member['why']} (group rank {group_rank})")

@@ -74,6 +74,7 @@ class CallWatchdog:
         peers_at = max((report.seq for report in link.progress.values() if report.seq <= seq), default=0)
         if self._reported < (seq if late or (active and now - (started_at or now) > _REPORT_SECONDS) else peers_at):
             self.report_progress()
+        link.pass_on_progress()
         if active:
             error = self._error(call, seq)
             if error is None and late and now > max(deadline, self._reported_at) + _REPLY_SECONDS:

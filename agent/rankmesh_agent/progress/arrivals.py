@@ -1,8 +1,8 @@
 """Arrivals of the ranks at a group's calls, as far as a rank has heard: for the names in the errors of a wait.
 
-In a small group a rank that waits for long announces itself to all ranks, in a large one to its neighbours: the ranks
-at distances that are powers of two, both ways. An announcement has all arrivals that its sender has heard of, and is
-repeated when there are more, so that after log2 size announcements every rank that waits knows which ranks are missing.
+In a small group a rank that waits for long announces itself to all ranks, in a large one to its neighbours in the
+overlay. An announcement has all arrivals that its sender has heard of, and is repeated when there are more, so that
+after about log2 size announcements every rank that waits knows which ranks are missing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from rankmesh_agent.collectives.link import FEW_RANKS
-from rankmesh_agent.collectives.rounds import distances
+from rankmesh_agent.progress.overlay import neighbours
 
 _SECONDS = 0.05
 """Seconds after which a rank that waits announces itself."""
@@ -19,13 +19,6 @@ _SECONDS_EACH = 0.02
 _SECONDS_LARGE = 0.3
 """Seconds between announcements in a large group."""
 _NONE: frozenset[int] = frozenset()
-
-
-def neighbours(rank: int, size: int) -> list[int]:
-    """Return the group ranks that a rank may address at any time: all others in a small group."""
-    if size <= FEW_RANKS:
-        return [other for other in range(size) if other != rank]
-    return sorted({(rank + step) % size for distance in distances(size) for step in (distance, -distance)})
 
 
 class Arrivals:
@@ -42,7 +35,7 @@ class Arrivals:
 
     def __init__(self, rank: int, size: int) -> None:
         self.seconds = max(_SECONDS, _SECONDS_EACH * size) if size <= FEW_RANKS else _SECONDS_LARGE
-        self.neighbours = neighbours(rank, size)
+        self.neighbours = neighbours(rank, size, FEW_RANKS)
         self._size = size
         self._own = 1 << rank
         self._known = self._announced = 0

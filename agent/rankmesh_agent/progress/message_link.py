@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import distances
-from rankmesh_agent.progress import descriptions
+from rankmesh_agent.progress import call_reports, descriptions
 from rankmesh_agent.progress.arrivals import Arrivals
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.transports.slots import CallMismatchError
@@ -26,14 +26,6 @@ Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
 """Waits until the first returns true, or raises once it cannot; the second returns the missing group ranks."""
 
 Payload = memoryview | bytes
-
-
-class CallProgress(NamedTuple):
-    """The latest call that another rank has reported: its number, its fingerprint, and a description."""
-
-    seq: int
-    fingerprint: int
-    description: str
 
 
 _DESCRIPTIONS = 0xFFFFFFFF
@@ -127,6 +119,8 @@ class MessageLink(VerifiedLink, DirectLink):
         self._wait: Wait = _outside_call
         self._scratch = np.empty(0, np.uint8)
         self.progress: dict[int, CallProgress] = {}
+        self._own_progress: dict[int, CallProgress] = {}
+        self._unshared_progress = False
         self.departed: Collection[int] = ()
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
@@ -447,14 +441,29 @@ class MessageLink(VerifiedLink, DirectLink):
         return self._scratch[:nbytes]
 
     def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
-        """Report this rank's latest call to the other ranks, without waiting; see CallProgress."""
-        payload = description.encode()[: frames.SMALL]
-        header = frames.encode(
-            Opcode.ENTER, 0, self._group, self._engine.epoch, _PROGRESS, seq, 0, len(payload), fingerprint
-        )
+        """Report this rank's latest call to the other ranks, without waiting; see call_reports."""
+        if self.size > FEW_RANKS:
+            with self._engine.lock:
+                self._own_progress = {self.rank: CallProgress(seq, fingerprint, description)}
+                self._unshared_progress = True
+            self.pass_on_progress()
+            return
         with self._engine.lock:
-            for member in self._others:
-                self._engine.send(self._ranks[member], [header, payload])
+            self._send_report(self._others, seq, fingerprint, description.encode()[: frames.SMALL])
+
+    def pass_on_progress(self) -> None:
+        """Send the reports that this rank has to its neighbours, if there are new ones; called now and then."""
+        with self._engine.lock:
+            if self._unshared_progress:
+                self._unshared_progress = False
+                payload = call_reports.encode(self.progress | self._own_progress, self.size)
+                self._send_report(self._arrivals.neighbours, 0, 0, payload)
+
+    def _send_report(self, members: Sequence[int], seq: int, fingerprint: int, payload: bytes) -> None:
+        epoch = self._engine.epoch
+        header = frames.encode(Opcode.ENTER, 0, self._group, epoch, _PROGRESS, seq, 0, len(payload), fingerprint)
+        for member in members:
+            self._engine.send(self._ranks[member], [header, payload])
 
     def lagging(self, seq: int) -> list[int]:
         """Return the other ranks that have not reported call number ``seq`` or a later one."""
@@ -474,6 +483,13 @@ class MessageLink(VerifiedLink, DirectLink):
         """Receive an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
             if header.part == _PROGRESS:
+                if self.size > FEW_RANKS:
+                    reports = self.progress | self._own_progress
+                    if call_reports.merge(reports, bytes(payload), self.size):
+                        self._unshared_progress = True
+                        reports.pop(self.rank, None)
+                        self.progress = reports
+                    return
                 description = bytes(payload).decode(errors="replace")
                 self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, description)
                 return

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
+from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.transports.base import Buffer
 from rankmesh_agent.wire import frames
@@ -117,7 +118,13 @@ class WaitGraph(FrameSink):
         self._limits: dict[int, tuple[float, str]] = {}
 
     def inquire(self, ranks: Iterable[int]) -> None:
-        """Ask ranks for their waits, and those that they wait for; report the waits of this process."""
+        """Ask ranks for their waits, and those that they wait for; report the waits of this process.
+
+        Of more ranks than a few, none is asked: all of them are to blame.
+        """
+        ranks = list(ranks)
+        if len(ranks) > FEW_RANKS:
+            return
         self._inquired = now = time.monotonic()
         self._ask(ranks)
         for at, waits in self._answers.values():  # reported before this rank has asked
@@ -184,7 +191,8 @@ class WaitGraph(FrameSink):
         """Answer a question, or record an answer and ask the ranks that it names."""
         now = time.monotonic()
         if header.part == _QUESTION:
-            self._frame(rank, _ANSWER, self._encode())
+            if self._own() or self._own_limit():  # its engine may move bytes although it makes no call
+                self._frame(rank, _ANSWER, self._encode())
         else:
             waits = []
             for wait in _decode(bytes(payload)):

@@ -57,6 +57,7 @@ class OwnerCache:
         current: the latest known owner.
         world: the ranks in the world now, by number.
         limits: returns the ranks that have had no free descriptor since a time, with their reports.
+        on_unreachable: called with a rank whose store does not answer.
     """
 
     def __init__(self, ownership: Ownership, members: Mapping[int, Member], has_left: Callable[[], bool]) -> None:
@@ -66,6 +67,7 @@ class OwnerCache:
         self.current = min(members)
         self.world: Sequence[int] = sorted(members)
         self.limits: Callable[[float], Mapping[int, str]] = lambda since: {}
+        self.on_unreachable: Callable[[int], None] = lambda rank: None
 
     def renumber(self, world: Sequence[int]) -> None:
         """Name the ranks by their places in the world, which has shrunk, from now on."""
@@ -121,7 +123,9 @@ class Failover:
         owners, rank = self._owners, None
         if owners.has_left():
             raise error
-        if isinstance(error, StoreMovedError):
+        if not isinstance(error, StoreMovedError):
+            owners.on_unreachable(self.rank)
+        else:
             rank = error.owner
             if rank is None:
                 self._excluded.add(self.rank)

@@ -31,6 +31,7 @@ class JobStore:
         lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
         has_left: returns whether this rank has left the job.
         limits: returns the ranks that have had no free descriptor since a time: see OwnerCache.
+        on_unreachable: called with a rank whose store does not answer; ``lost`` tells later whether it has ended.
 
     Attributes:
         store: the store, for callers with an event loop.
@@ -46,6 +47,7 @@ class JobStore:
         lost: LostRanks,
         has_left: Callable[[], bool],
         limits: Callable[[float], Mapping[int, str]] = lambda since: {},
+        on_unreachable: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self._token = token
         self._lock = threading.RLock()
@@ -57,7 +59,7 @@ class JobStore:
             self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
             self._owners = OwnerCache(self._ownership, members, has_left)
-            self._owners.limits = limits
+            self._owners.limits, self._owners.on_unreachable = limits, on_unreachable
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
         else:
             self.store = self._memory = MemoryStore()

@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 
-from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
-from rankmesh_agent.collectives.link import chunks, shards
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, model, reduce, reduce_scatter, scatter
+from rankmesh_agent.collectives.link import FEW_RANKS, chunks, shards
 from rankmesh_agent.collectives.select import HIERARCHICAL, _rows, algorithm, algorithms, candidates, table_row
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
@@ -93,6 +93,37 @@ def test_every_algorithm_says_its_steps_and_its_bytes():
         steps = (found.__doc__ or "").partition("Steps:")[2]
         assert steps, found
         assert "byte" in steps or kind is OpType.BARRIER, found
+
+
+BEYOND = [(size, nbytes) for size in (9, 17, 100, 10_000) for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30)]
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+def test_the_model_selects_for_more_ranks_than_were_measured(kind):
+    for size, nbytes in BEYOND:
+        able = [found for most, found in candidates(kind, "link") if nbytes <= most]
+        found = algorithm(kind, "link", nbytes, size)
+        times = {each: model.seconds(each, "link", nbytes, size) for each in able}
+        assert times[found] == min(times.values())
+        if size > FEW_RANKS and kind not in (OpType.GATHER, OpType.SCATTER):
+            assert not found.__name__.startswith(("small", "star", "direct"))
+
+
+def test_the_model_takes_trees_for_short_arrays_and_rings_or_halves_for_long_ones():
+    for size in (17, 64, 1000):
+        assert algorithm(OpType.ALL_REDUCE, "link", 4, size) is all_reduce.doubling_link
+        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 30, size) in (all_reduce.ring_link, all_reduce.halving_link)
+        assert algorithm(OpType.BROADCAST, "link", 4, size) is broadcast.tree_link
+        assert algorithm(OpType.BROADCAST, "link", 1 << 24, size) is broadcast.scatter_link
+        assert algorithm(OpType.GATHER, "link", 4, size) is gather.tree_link
+        assert algorithm(OpType.GATHER, "link", 1 << 24, size) is gather.direct_link
+        assert algorithm(OpType.ALL_GATHER, "link", 1 << 24, size) is all_gather.ring_link
+        assert algorithm(OpType.REDUCE_SCATTER, "link", 1 << 24, size) is reduce_scatter.ring_link
+
+
+def test_the_model_selects_for_more_bytes_than_were_measured():
+    beyond = algorithm(OpType.ALL_REDUCE, "link", MEASURED_BYTES + 1, 8)
+    assert beyond is algorithm(OpType.ALL_REDUCE, "link", MEASURED_BYTES, 8) is all_reduce.halving_link
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 10, 1000])

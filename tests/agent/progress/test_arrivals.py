@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.in_memory import MemoryWorld
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress import descriptions
-from rankmesh_agent.progress.arrivals import Arrivals, neighbours
+from rankmesh_agent.progress.arrivals import Arrivals
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
@@ -76,6 +77,8 @@ def test_a_mismatch_names_the_ranks_and_their_calls(many: World, call: Callable[
         named = set(range(many.size)) - set(ODD) if rank in ODD else set(ODD)
         assert set(error.ranks) == named
         assert error.message.count("all_gather(float64[2])") >= 1
+        if many.size > FEW_RANKS:
+            assert "; ranks 3, 7: all_gather(float64[2])" in error.message
         assert call.__name__.replace("long", "all_reduce") in error.message
 
 
@@ -100,7 +103,7 @@ def test_a_timeout_names_the_missing_ranks(size: int, call: Callable[..., None])
 def test_announcements_reach_all_in_a_few_rounds() -> None:
     size, missing = 100, {3, 50, 51}
     ranks = {rank: Arrivals(rank, size) for rank in range(size) if rank not in missing}
-    for _ in range((size - 1).bit_length()):
+    for _ in range(2 * (size - 1).bit_length()):
         sent = [(each.neighbours, each.announcement()) for each in ranks.values()]
         for receivers, mask in sent:
             for to in receivers:
@@ -120,9 +123,19 @@ def test_announcements_of_the_next_call_are_kept() -> None:
     assert arrivals.begin(6) == set()
 
 
-def test_few_ranks_are_all_neighbours() -> None:
-    assert neighbours(1, 3) == [0, 2]
-    assert len(neighbours(0, FEW_RANKS)) == FEW_RANKS - 1
+def test_reports_of_calls_reach_all_ranks_by_way_of_neighbours() -> None:
+    ranks = MemoryWorld(40)
+    late = {7, 21}
+    for link in ranks.links:
+        link.report_progress(2 if link.rank in late else 3, 5, "a call")
+    for _ in range(12):
+        for engine in ranks.engines:
+            engine._deliver()
+            engine.link.pass_on_progress()
+    for link in ranks.links:
+        assert set(link.lagging(3)) == late - {link.rank}
+    assert ranks.links[0].progress[7].description == "a call"
+    assert all(len(engine.sent) <= 10 for engine in ranks.engines)
 
 
 def test_descriptions_of_many_ranks_travel_once_each() -> None:

@@ -18,6 +18,7 @@ from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import connect as connect_module
+from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -268,3 +269,46 @@ def test_settings_that_have_to_be_the_same_are_compared(settings: list[tuple[int
         with pytest.raises(DistNetworkError, match=error) as caught:
             connect_module.check_settings(members)
         assert len(members) == 3 or caught.value.ranks == (9,)
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_ranks_that_dial_each_other_at_once_agree_on_one_connection(name: str) -> None:
+    size, transport = 6, transport_named(name)
+    with listening(size, transport) as ranks:
+        begun = threading.Barrier(size)
+
+        def dial_all(rank: int) -> dict[int, Connection]:
+            connector = Connector(
+                ranks.members[rank], ranks.members, EPOCH, ranks.listeners[rank], lambda peer: transport
+            )
+            deadline, made = Deadline(20), dict[int, Connection]()
+            begun.wait()
+            for peer in range(size):
+                if peer != rank:
+                    connector.dial(peer, deadline)
+            while len(made) < size - 1 and not deadline.expired():
+                connector.advance(0.01)
+                taken = connector.take()
+                assert not taken.keys() & made.keys(), "a second connection to the same rank"
+                made |= taken
+            return made
+
+        check_each_reaches_each(in_threads(size, dial_all))
+
+
+def test_a_rank_that_cannot_be_reached_is_dialled_again() -> None:
+    with listening(2, TcpTransport("secret")) as ranks:
+        ranks.listeners[1].close()
+        connector = Connector(ranks.members[0], ranks.members, EPOCH, ranks.listeners[0], lambda peer: ranks.transport)
+        connector.dial(1, Deadline(10))
+        while not connector.unreached():
+            connector.advance(0.01)
+        assert [each.peer.rank for each in connector.unreached()] == [1]
+        host, port = ranks.members[1].addresses[0].split(":")
+        with socket.create_server((host, int(port))) as server:
+            while connector.busy() and not connector.dialing():
+                connector.advance(0.01)
+            server.settimeout(10)
+            server.accept()[0].close()
+        connector.cancel(1)
+        assert not connector.busy()

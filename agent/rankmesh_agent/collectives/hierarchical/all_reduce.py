@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rankmesh_agent.collectives.all_reduce import halving_link
 from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
-from rankmesh_agent.collectives.link import Array, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import FEW_RANKS, Array, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -17,8 +18,9 @@ def over_hosts(topology: HierarchicalLink, array: Array, op: ReduceOp) -> None:
     association of floating-point sums depends on the hosts, so the last bits may differ from another transport's; they
     are the same on all ranks. Types narrower than float32 stay wide between the hosts and are rounded once, at the end.
 
-    Steps: 2 and 2 exchanges a chunk. Each host sends and receives 2 (hosts - 1) / hosts of the array's bytes, its
-    leaders equal parts of them; a dtype with a wider accumulator counts in that one the first time.
+    Steps: 2 and 2 exchanges a chunk; along many hosts, 2 and those of all_reduce.halving_link. Each host sends and
+    receives 2 (hosts - 1) / hosts of the array's bytes, its leaders equal parts of them; a dtype with a wider
+    accumulator counts in that one the first time, along many hosts both times.
     """
     everywhere = range(len(topology.layout))
     topology.link.arrive()
@@ -65,6 +67,13 @@ def _reduce_rail(
     """Reduce this host's ``parts``, exchange partial results along the rail, reduce them and exchange the results."""
     rail, own, others = topology.rail, topology.host, topology.other_hosts
     dtype = partial_dtype(op, result.dtype, topology.size)
+    if len(rail) > FEW_RANKS:
+        assert topology.rail_link is not None
+        whole = topology.local.scratch(dtype, result.size)
+        combine_to_partial(op, parts, whole)
+        halving_link(topology.rail_link, whole, ReduceOp.SUM if op is ReduceOp.AVG else op)
+        combine_partials(op, [whole], topology.size, result)
+        return
     max_part = -(-result.size // len(by))
     scratch = topology.local.scratch(dtype, result.size + len(others) * max_part)
     total = scratch[: result.size]

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+from rankmesh_agent.collectives.broadcast import scatter_link
 from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
-from rankmesh_agent.collectives.link import Array, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import FEW_RANKS, Array, as_bytes, chunks, shards
 
 
 def over_hosts(topology: HierarchicalLink, array: Array, root: int) -> None:
     """The root writes to shared memory; its host's leaders scatter to the other hosts, which all-gather and share.
 
     Steps: 1 and 1 exchange a chunk, and 1 more for three hosts and more. The root's host sends the array's bytes once,
-    for any number of hosts; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on.
+    for any number of hosts; each other host receives them once, and sends (hosts - 2) / (hosts - 1) of them on. Among
+    many hosts, 4 log2 hosts exchanges a chunk, in which each host sends its bytes at most twice.
     """
     topology.link.arrive()
     parts = chunks(array.size, topology.local.slot_bytes // array.itemsize)
-    if topology.host_of(root) == topology.host:
+    if len(topology.layout) > FEW_RANKS:
+        _along_rails(topology, array, root, parts)
+    elif topology.host_of(root) == topology.host:
         _send_from_root_host(topology, array, root, parts)
     else:
         _receive_on_other_host(topology, array, topology.host_of(root), parts)
+
+
+def _along_rails(topology: HierarchicalLink, array: Array, root: int, parts: list[slice]) -> None:
+    """Run the part of any rank among many hosts: each rail scatters and gathers its share of a chunk."""
+    local, root_host = topology.local, topology.host_of(root)
+    here = topology.host == root_host
+    for chunk in parts:
+        part = array[chunk]
+        split = shards(part.size, topology.leaders)
+        slots = local.slots(array.dtype, part.size)
+        if here:
+            slots = [slots[topology.local_ranks.index(root)]] * len(slots)
+            if topology.rank == root:
+                slots[0][:] = part
+            local.step()
+        if topology.rail_link is not None:
+            mine = slots[topology.local_rank][split[topology.local_rank]]
+            scatter_link(topology.rail_link, mine, root_host)
+        if not here:
+            local.step()
+        if topology.rank != root:
+            for owner, share in enumerate(split):
+                part[share] = slots[owner][share]
 
 
 def _send_from_root_host(topology: HierarchicalLink, array: Array, root: int, parts: list[slice]) -> None:

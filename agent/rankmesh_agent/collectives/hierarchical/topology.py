@@ -28,12 +28,12 @@ def layout_of(hosts: Sequence[Hashable]) -> Layout:
 
 
 class LeaderLink(Link):
-    """The Link among the first ranks of the hosts, numbered by host.
+    """The Link among one rank of each host, numbered by host.
 
     Args:
         link: messages among all members.
-        leaders: the first rank of each host.
-        host: number of this rank's host; only its first rank may use this link.
+        leaders: the rank of each host; the other ranks may not use this link.
+        host: number of this rank's host.
     """
 
     def __init__(self, link: Link, leaders: Sequence[int], host: int) -> None:
@@ -93,6 +93,7 @@ class HierarchicalLink:
         leaders: number of leaders on each host.
         leader_link: messages among the first ranks of the hosts.
         rail: ranks of this rank's rail, by host; empty if this rank is not a leader.
+        rail_link: messages along this rank's rail; None if this rank is not a leader.
         other_hosts: numbers of the other hosts.
         proxied: for each member on this host, the ranks that it is the proxy of: itself, then ranks of other hosts.
         max_proxied: the largest number of ranks that one rank is the proxy of, on any host.
@@ -110,6 +111,7 @@ class HierarchicalLink:
         self.leaders = min(map(len, layout))
         self.leader_link = LeaderLink(link, [ranks[0] for ranks in layout], self.host)
         self.rail = [ranks[self.local_rank] for ranks in layout] if self.local_rank < self.leaders else []
+        self.rail_link = LeaderLink(link, self.rail, self.host) if self.rail else None
         self.other_hosts = [host for host in range(len(layout)) if host != self.host]
         proxied = [self._proxied_on(host) for host in range(len(layout))]
         self.proxied = proxied[self.host]

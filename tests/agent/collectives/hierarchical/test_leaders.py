@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from support.threads import NOW, World, world
 
+from rankmesh_agent.collectives import all_reduce as flat_all_reduce
+from rankmesh_agent.collectives import broadcast as flat_broadcast
+from rankmesh_agent.collectives.hierarchical import all_reduce as hosts_all_reduce
+from rankmesh_agent.collectives.hierarchical import broadcast as hosts_broadcast
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.message_link import MessageLink
@@ -133,3 +137,31 @@ def test_a_rank_that_leaves_after_its_last_call_disturbs_no_other(odd: int) -> N
 
     with world(SIZE, "tcp", hosts=LAYOUT) as made:
         made.run(run)
+
+
+# Long arrays among many hosts
+
+
+@pytest.mark.parametrize("layout", ["aabbcc", "abbcaca", "abcda"])
+def test_among_many_hosts_each_leader_sends_to_few_others(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hosts_all_reduce, hosts_broadcast, flat_all_reduce, flat_broadcast):
+        monkeypatch.setattr(module, "FEW_RANKS", 2)
+    size = len(layout)
+
+    def call(members: LocalCommunicator) -> None:
+        for count in (40_000, 200_001):
+            array = np.full(count, float(members.rank))
+            members.all_reduce(array, ReduceOp.SUM, NOW)
+            assert (array == size * (size - 1) / 2).all()
+            narrow = np.full(count, members.rank + 1, np.float16)
+            members.all_reduce(narrow, ReduceOp.AVG, NOW)
+            assert (narrow == np.float16((size + 1) / 2)).all()
+            numbers = np.full(count, members.rank, np.int32)
+            members.reduce(numbers, ReduceOp.MAX, 1, NOW)
+            assert (numbers == (size - 1 if members.rank == 1 else members.rank)).all()
+            drawn = np.random.default_rng([members.rank, count]).normal(size=count)
+            members.broadcast(drawn, size - 2, NOW)
+            np.testing.assert_array_equal(drawn, np.random.default_rng([size - 2, count]).normal(size=count))
+
+    with world(size, "tcp", hosts=layout, slot_bytes=1 << 17) as made:
+        made.run(call)
