@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import monotonic
 
 import numpy as np
@@ -117,6 +118,8 @@ class MessageLink(VerifiedLink, DirectLink):
         self._announce_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
+        self._awaited: list[int] | None = None
+        """The ranks whose messages the next wait is for; None: all that are missing."""
         self._scratch = np.empty(0, np.uint8)
         self.progress: dict[int, CallProgress] = {}
         self._own_progress: dict[int, CallProgress] = {}
@@ -127,7 +130,7 @@ class MessageLink(VerifiedLink, DirectLink):
         """See VerifiedLink."""
         with self._engine.lock:
             self._fingerprint = fingerprint
-            self._wait = wait
+            self._wait = partial(self._wait_and_connect, wait) if self._engine.on_demand else wait
             if seq == self._seq:
                 return
             for part in range(self._round):
@@ -215,7 +218,8 @@ class MessageLink(VerifiedLink, DirectLink):
             return waited if describing else self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._wait_for(ready, missing, lambda: [source] if source is not None and source not in received else [])
+            self._awaited = [] if source is None else [source]
+            self._wait(ready, missing)
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -252,7 +256,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce()
             return False
 
-        self._wait_for(ready, lambda: [member for member in self._others if member not in arrivals])
+        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
@@ -295,24 +299,14 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce_at = monotonic() + self._arrivals.seconds
                 self._announce()
 
-    def _wait_for(
-        self,
-        ready: Callable[[], bool],
-        missing: Callable[[], list[int]],
-        sources: Callable[[], list[int]] | None = None,
-    ) -> None:
-        """Wait, see Wait; connect to the ranks whose messages are missing if that takes long.
+    def _wait_and_connect(self, wait: Wait, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """Wait; connect to the ranks whose messages are missing if that takes long. They may be fewer than ``missing``.
 
         Args:
-            ready: see Wait.
-            missing: see Wait; it may return ranks that other ranks wait for.
-            sources: returns the group ranks whose messages are missing here; None: ``missing`` does.
+            wait, ready, missing: see Wait.
         """
-        engine = self._engine
-        if not engine.on_demand:
-            self._wait(ready, missing)
-            return
-        connect_at = monotonic() + _CONNECT_SECONDS
+        engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
+        awaited, self._awaited = self._awaited, None
 
         def ready_or_connected() -> bool:
             nonlocal connect_at
@@ -320,10 +314,11 @@ class MessageLink(VerifiedLink, DirectLink):
                 return True
             if monotonic() > connect_at:
                 connect_at = math.inf
-                engine.connect(self._ranks[member] for member in (sources or missing)()[:_MAX_CONNECTED])
+                members = missing() if awaited is None else awaited
+                engine.connect(self._ranks[member] for member in members[:_MAX_CONNECTED])
             return False
 
-        self._wait(ready_or_connected, missing)
+        wait(ready_or_connected, missing)
 
     def _announce(self) -> None:
         """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
@@ -362,7 +357,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 pending_sends = []
                 for member in self._others:
                     pending_sends += self._send_arrival((member,), part, each[member])
-        self._wait_for(
+        self._wait(
             lambda: (
                 (
                     len(arrivals) == expected
@@ -429,7 +424,7 @@ class MessageLink(VerifiedLink, DirectLink):
         pending = [(member, transfer) for member, transfer in exchange if not transfer.done]
         if not pending:
             return
-        self._wait_for(
+        self._wait(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
         )
