@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
-from rankmesh_agent.collectives.rounds import distances
+from rankmesh_agent.collectives.rounds import distances, fold_by_tree
 from rankmesh_agent.progress import call_reports, descriptions
 from rankmesh_agent.progress.arrivals import Arrivals
 from rankmesh_agent.progress.call_reports import CallProgress
@@ -156,6 +156,10 @@ class MessageLink(VerifiedLink, DirectLink):
             self.via_root(0, b"", lambda _: b"")
             return
         rank, size = self.rank, self.size
+        if self.shares_cores:
+            fold_by_tree(self, b"", lambda lower, upper: lower)
+            self._complete = True
+            return
         for distance in distances(size):
             self.step((rank + distance) % size, b"", (rank - distance) % size)
         self._complete = True
