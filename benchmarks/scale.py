@@ -96,7 +96,6 @@ class Rank:
     """A simulated member."""
 
     traffic = 0
-    interval = 1.0
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
@@ -114,11 +113,12 @@ class Rank:
         reply = b""
         while not _start(reply).startswith(b'{"complete": true'):
             reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
+        self.beating = asyncio.create_task(self.heartbeats())
 
-    async def heartbeats(self, end: float) -> None:
-        interval, seq = Rank.interval, 0
+    async def heartbeats(self) -> None:
+        interval, seq = HeartbeatPace().add_ranks(self.world_size), 0
         wait = interval * random.random()
-        while time.monotonic() + wait < end:
+        while True:
             await asyncio.sleep(wait)
             seq += 10
             last = "all_reduce(float32[1024], SUM)"
@@ -187,11 +187,8 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
             # The jobs start one after the other, and the ranks of each as their agents spread them.
             starts = (index // ranks * ranks / JOINS_A_SECOND for index in range(len(members)))
             await take("join", [member.join(start) for member, start in zip(members, starts, strict=True)])
-            Rank.interval = HeartbeatPace().add_ranks(jobs * ranks)
-            end = time.monotonic() + Rank.interval
-            await asyncio.gather(*(member.heartbeats(end) for member in members))  # the first ones are complete
-            end = time.monotonic() + seconds
-            await take("heartbeats", (member.heartbeats(end) for member in members))
+            await asyncio.sleep(2 * HeartbeatPace().add_ranks(len(members)))  # until all know the interval
+            await take("heartbeats", [asyncio.sleep(seconds)])
 
         asyncio.run(run())
         return found

@@ -98,18 +98,23 @@ class MemoryEngine:
 class MemoryWorld:
     """Ranks 0 … size - 1 with a link each.
 
+    Args:
+        size: how many.
+        shares_cores: see Link.
+
     Attributes:
         links: the ranks' links.
         engines: the ranks' engines.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, shares_cores: bool = False) -> None:
         self.size = size
         self.engines: list[MemoryEngine] = []
         self.engines.extend(MemoryEngine(rank, self.engines) for rank in range(size))
         self.links = [MessageLink(engine, GROUP, range(size), rank) for rank, engine in enumerate(self.engines)]  # type: ignore[arg-type]
         for engine, link in zip(self.engines, self.links, strict=True):
             engine.link = link
+            link.shares_cores = shares_cores
             link._arrivals.seconds = 1e6  # threads of one process wait for long; announcements are for errors only
         self._seq = 0
 

@@ -48,10 +48,10 @@ class SegmentOptions(NamedTuple):
 def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -> Segment | None:
     """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
-    All members agree on the length of the slots. Then the first member of each host creates the host's file, and its
-    handle follows a tree to the others there; all map it, and agree whether they could. If one cannot reach the file,
-    the first members link theirs until the end of a second attempt. Members must not choose different algorithms, so
-    one refusal counts for all. An attempt takes about 2 log2 size messages a member.
+    All members agree on the length of the slots, and on whether members share cores. Then the first member of each host
+    creates the host's file, and its handle follows a tree to the others there; all map it, and agree whether they
+    could. If one cannot reach the file, the first members link theirs until the end of a second attempt. Members must
+    not choose different algorithms, so one refusal counts for all. An attempt takes about 2 log2 size messages each.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -67,8 +67,10 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
         CallMismatchError: the ranks did not make the same call.
     """
     # Chunks are as long as slots allow, so all members, on all hosts, need the same ones.
-    shortest = fold(link, b"%d" % options.slot_bytes, lambda *slots: min(slots, key=lambda each: int(bytes(each))))
-    slot_bytes = max(int(bytes(shortest)), Segment.min_slot_bytes(link.size))
+    agreed = fold(link, b"%d %d" % (options.slot_bytes, options.oversubscribed), _agree)
+    shortest, shares_cores = map(int, bytes(agreed).split())
+    link.shares_cores = bool(shares_cores)
+    slot_bytes = max(shortest, Segment.min_slot_bytes(link.size))
     here = next(ranks for ranks in layout if link.rank in ranks)
     first = here[0]
     size = Segment.bytes_for(len(here), slot_bytes)
@@ -146,6 +148,12 @@ def _attempt(
         return None, UNREACHABLE
     except DistNetworkError as error:
         return None, error.message
+
+
+def _agree(lower: memoryview | bytes, upper: memoryview | bytes) -> bytes:
+    """Return the shorter slots of two groups of members, and whether a member of either shares its core."""
+    slots, shares_cores = zip(*(map(int, bytes(each).split()) for each in (lower, upper)), strict=True)
+    return b"%d %d" % (min(slots), max(shares_cores))
 
 
 def _pass_on(link: MessageLink, here: tuple[int, ...], offer: bytearray) -> None:

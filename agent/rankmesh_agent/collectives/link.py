@@ -28,16 +28,20 @@ class Link(ABC):
     Attributes:
         rank: this rank in the group.
         size: ranks in the group.
+        shares_cores: whether a host has more ranks than cores: then the number of all messages counts, not that of the
+            steps. Equal at all ranks.
     """
 
     rank: int
     size: int
+    shares_cores: bool = False
 
     @abstractmethod
     def arrive(self) -> None:
         """Arrive at the call, and wait for every rank.
 
-        By dissemination, in log2 size steps of a message each: Hensgen, Finkel and Manber, Two algorithms for barrier
+        On shared cores by way of a binomial tree, in 2 (size - 1) messages and 2 log2 size steps; otherwise by
+        dissemination, in log2 size steps of a message each: Hensgen, Finkel and Manber, Two algorithms for barrier
         synchronization, 1988. Few ranks of a DirectLink arrive in fewer steps.
 
         Raises:

@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
-from rankmesh_agent.collectives.rounds import distances
+from rankmesh_agent.collectives.rounds import distances, fold_by_tree
 from rankmesh_agent.progress import call_reports, descriptions
 from rankmesh_agent.progress.arrivals import Arrivals
 from rankmesh_agent.progress.call_reports import CallProgress
@@ -42,7 +43,7 @@ _CONNECT_SECONDS = 0.1
 """Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
 _MAX_CONNECTED = 8
 """Number of ranks to which a wait connects."""
-_STAR_RANKS = 8
+_STAR_RANKS = 12
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
 
@@ -117,6 +118,8 @@ class MessageLink(VerifiedLink, DirectLink):
         self._announce_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
+        self._awaited: list[int] | None = None
+        """The ranks whose messages the next wait is for; None: all that are missing."""
         self._scratch = np.empty(0, np.uint8)
         self.progress: dict[int, CallProgress] = {}
         self._own_progress: dict[int, CallProgress] = {}
@@ -127,7 +130,7 @@ class MessageLink(VerifiedLink, DirectLink):
         """See VerifiedLink."""
         with self._engine.lock:
             self._fingerprint = fingerprint
-            self._wait = wait
+            self._wait = partial(self._wait_and_connect, wait) if self._engine.on_demand else wait
             if seq == self._seq:
                 return
             for part in range(self._round):
@@ -153,6 +156,10 @@ class MessageLink(VerifiedLink, DirectLink):
             self.via_root(0, b"", lambda _: b"")
             return
         rank, size = self.rank, self.size
+        if self.shares_cores:
+            fold_by_tree(self, b"", lambda lower, upper: lower)
+            self._complete = True
+            return
         for distance in distances(size):
             self.step((rank + distance) % size, b"", (rank - distance) % size)
         self._complete = True
@@ -215,7 +222,8 @@ class MessageLink(VerifiedLink, DirectLink):
             return waited if describing else self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
-            self._wait_for(ready, missing, lambda: [source] if source is not None and source not in received else [])
+            self._awaited = [] if source is None else [source]
+            self._wait(ready, missing)
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -252,7 +260,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce()
             return False
 
-        self._wait_for(ready, lambda: [member for member in self._others if member not in arrivals])
+        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
@@ -295,24 +303,14 @@ class MessageLink(VerifiedLink, DirectLink):
                 self._announce_at = monotonic() + self._arrivals.seconds
                 self._announce()
 
-    def _wait_for(
-        self,
-        ready: Callable[[], bool],
-        missing: Callable[[], list[int]],
-        sources: Callable[[], list[int]] | None = None,
-    ) -> None:
-        """Wait, see Wait; connect to the ranks whose messages are missing if that takes long.
+    def _wait_and_connect(self, wait: Wait, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """Wait; connect to the ranks whose messages are missing if that takes long. They may be fewer than ``missing``.
 
         Args:
-            ready: see Wait.
-            missing: see Wait; it may return ranks that other ranks wait for.
-            sources: returns the group ranks whose messages are missing here; None: ``missing`` does.
+            wait, ready, missing: see Wait.
         """
-        engine = self._engine
-        if not engine.on_demand:
-            self._wait(ready, missing)
-            return
-        connect_at = monotonic() + _CONNECT_SECONDS
+        engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
+        awaited, self._awaited = self._awaited, None
 
         def ready_or_connected() -> bool:
             nonlocal connect_at
@@ -320,10 +318,11 @@ class MessageLink(VerifiedLink, DirectLink):
                 return True
             if monotonic() > connect_at:
                 connect_at = math.inf
-                engine.connect(self._ranks[member] for member in (sources or missing)()[:_MAX_CONNECTED])
+                members = missing() if awaited is None else awaited
+                engine.connect(self._ranks[member] for member in members[:_MAX_CONNECTED])
             return False
 
-        self._wait(ready_or_connected, missing)
+        wait(ready_or_connected, missing)
 
     def _announce(self) -> None:
         """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
@@ -362,7 +361,7 @@ class MessageLink(VerifiedLink, DirectLink):
                 pending_sends = []
                 for member in self._others:
                     pending_sends += self._send_arrival((member,), part, each[member])
-        self._wait_for(
+        self._wait(
             lambda: (
                 (
                     len(arrivals) == expected
@@ -429,7 +428,7 @@ class MessageLink(VerifiedLink, DirectLink):
         pending = [(member, transfer) for member, transfer in exchange if not transfer.done]
         if not pending:
             return
-        self._wait_for(
+        self._wait(
             lambda: all(transfer.done for _, transfer in pending),
             lambda: [member for member, transfer in pending if not transfer.done],
         )

@@ -70,12 +70,14 @@ def calls(size: int, count: int, dtype: np.dtype[Any] = FLOAT, op: ReduceOp = Re
     }
 
 
+cores = pytest.mark.parametrize("shares_cores", [False, True], ids=["own cores", "shared cores"])
 COUNTED = ("barrier", "all_reduce", "broadcast", "reduce", "gather", "all_gather")
 
 
 @pytest.mark.parametrize("size", [16, 64, pytest.param(256, marks=pytest.mark.slow)])
-def test_the_busiest_rank_sends_few_frames(size: int) -> None:
-    ranks = MemoryWorld(size)
+@cores
+def test_the_busiest_rank_sends_few_frames(size: int, shares_cores: bool) -> None:
+    ranks = MemoryWorld(size, shares_cores=shares_cores)
     sent = {}
     for name, (call, arguments, _) in calls(size, 1).items():
         if name in COUNTED:
@@ -105,8 +107,9 @@ SIZES = (3, 5, 6, 7, 12, 16, 33)
     "name",
     ["barrier", "all_reduce", "broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all"],
 )
-def test_results(name: str, size: int) -> None:
-    ranks = MemoryWorld(size)
+@cores
+def test_results(name: str, size: int, shares_cores: bool) -> None:
+    ranks = MemoryWorld(size, shares_cores=shares_cores)
     for count in (0, 1, 7, 500, 20_000):
         for dtype, op in (("f4", ReduceOp.SUM), ("f2", ReduceOp.AVG), ("i1", ReduceOp.AVG), ("i4", ReduceOp.MAX)):
             if count < 20_000 or dtype in ("f4", "f2"):

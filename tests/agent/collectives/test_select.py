@@ -95,7 +95,7 @@ def test_every_algorithm_says_its_steps_and_its_bytes():
         assert "byte" in steps or kind is OpType.BARRIER, found
 
 
-BEYOND = [(size, nbytes) for size in (9, 17, 100, 10_000) for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30)]
+BEYOND = [(size, nbytes) for size in (13, 17, 100, 10_000) for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30)]
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())

@@ -15,13 +15,13 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress import descriptions
 from rankmesh_agent.progress.arrivals import Arrivals
-from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
+from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
 
 Array = np.ndarray[Any, Any]
-SIZES = (12, 20)
-"""Ranks that announce themselves to all, and to their neighbours only."""
+SIZES = (12, 14, 20)
+"""Ranks that call by way of one rank; in rounds, where all announce themselves to all; and to their neighbours only."""
 ODD = (3, 7)
 """Ranks that do not make the others' call."""
 
@@ -80,6 +80,25 @@ def test_a_mismatch_names_the_ranks_and_their_calls(many: World, call: Callable[
         if many.size > FEW_RANKS:
             assert "; ranks 3, 7: all_gather(float64[2])" in error.message
         assert call.__name__.replace("long", "all_reduce") in error.message
+
+
+def test_no_rank_is_more_than_a_call_ahead(many: World) -> None:
+    """A root that sends again and again is held up by slow ranks: no rank keeps frames of more than the next call."""
+
+    def run(members: LocalCommunicator) -> int:
+        most = 0
+        for number in range(40):
+            if members.rank == 9 and number % 10 == 0:
+                with pytest.raises(CollectiveTimeoutError):
+                    members.receive(np.ones(1), 0, 0, Options(0.1))
+            array = np.full(3, float(number if members.rank == 5 else -1))
+            members.broadcast(array, 5, NOW)
+            assert (array == number).all()
+            ahead = {seq for seq, _ in members.link._arrived.copy()}
+            most = max(most, max(ahead, default=0) - members.state.seq)
+        return most
+
+    assert max(many.run(run)) <= 1
 
 
 @pytest.mark.slow

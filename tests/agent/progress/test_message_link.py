@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -22,7 +23,7 @@ SIZE = 5
 every_rank = pytest.mark.parametrize("odd", [0, 1, SIZE - 1])
 
 
-WAYS = {"star": all_reduce.star_link, "rounds": all_reduce.doubling_link}
+WAYS = {"star": all_reduce.star_link, "rounds": all_reduce.doubling_link, "tree": all_reduce.doubling_link}
 
 
 @pytest.fixture(autouse=True, params=WAYS)
@@ -40,8 +41,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def ranks() -> Iterator[World]:
+def ranks(way: str) -> Iterator[World]:
     with world(SIZE, "tcp") as made:
+        for members in made.communicators:
+            members.link.shares_cores = way == "tree"
         yield made
 
 
@@ -133,8 +136,11 @@ def test_who_leaves_after_its_last_call_disturbs_nobody(ranks: World, odd: int) 
 
 @every_rank
 def test_who_leaves_without_coming_is_named(ranks: World, odd: int) -> None:
+    all_made_the_call = threading.Barrier(SIZE)
+
     def run(members: LocalCommunicator) -> None:
         members.barrier(NOW)
+        all_made_the_call.wait(60)
         if members.rank == odd:
             members.close()
             members.engine.close("bored", timeout=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -112,8 +113,11 @@ def test_a_missing_rank_is_named(odd: int, call: Callable[..., None]) -> None:
 
 @every_odd
 def test_a_rank_that_leaves_without_coming_is_named(odd: int) -> None:
+    all_made_the_call = threading.Barrier(SIZE)
+
     def run(members: LocalCommunicator) -> None:
         members.barrier(NOW)
+        all_made_the_call.wait(60)
         if members.rank == odd:
             members.close()
             members.engine.close("bored", timeout=0.5)
