@@ -478,13 +478,16 @@ class Agent:
         self._store_waits.progress()
         self._job_store.check()
         lost = self._disconnects.failed_peers()
-        self.engine.pass_on(lost)
+        self.engine.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
         self._failure_notifier.notify(self.world, lost)
         restart = self._job.send_heartbeat(self.groups(), lost)
         if restart is not None:
             self.group_registry.abort_all(restart)
+        unread = {each.rank for each in lost} - self.engine.lost_peers.keys()
+        if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
+            self.engine.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
     def _job_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

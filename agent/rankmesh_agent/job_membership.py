@@ -218,8 +218,22 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
+    def ended(self) -> dict[int, Disconnect]:
+        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
+        client = self.gateway.sibling()  # heartbeats do not wait for this request
+        try:
+            return self._ended_ranks(client)
+        finally:
+            client.close()
+
+    def _ended_ranks(self, client: GatewayClient) -> dict[int, Disconnect]:
+        return {
+            info.member.rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
+            for info in client.ended_ranks(self.name, self.epoch) or ()
+        }
+
     def _ended(self, unreached: Collection[int]) -> dict[int, Disconnect]:
-        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
+        """Return the ranks that have ended, as ``ended`` does, and those that the gateway has forgotten.
 
         A gateway that was started meanwhile knows live ranks only.
 
@@ -228,7 +242,7 @@ class JobMembership:
         """
         client = self.gateway.sibling()  # heartbeats do not wait for this request
         try:
-            ended = {info.member.rank: info for info in client.ended_ranks(self.name, self.epoch) or ()}
+            ended = self._ended_ranks(client)
             unknown = set(unreached) - ended.keys()
             known = client.ranks(self.name, self.epoch) if unknown else None
         finally:
@@ -236,10 +250,7 @@ class JobMembership:
         if known:
             unknown -= {info.member.rank for info in known}
             self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown}
-        return {
-            rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
-            for rank, info in ended.items()
-        } | {
+        return ended | {
             rank: Disconnect("the gateway does not know it any more", clean=True, left=True)
             for rank, answers in self._unknown.items()
             if answers >= _MAX_UNKNOWN

@@ -15,6 +15,7 @@ from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
 from rankmesh._session.session import require_session
+from rankmesh_agent.agent import Agent
 from rankmesh_agent.progress import connector_thread
 
 pytestmark = pytest.mark.processes
@@ -81,6 +82,27 @@ def test_who_waits_for_a_rank_that_has_left_is_told(me: Me) -> None:
             dist.send(np.empty(1 << 20), FAR)
         me.mark("told")
     me.wait_for("told")
+
+
+@on_ranks(SIZE, env=ON_DEMAND | {"RANKMESH_TRANSPORT": "tcp"})
+def test_who_left_in_order_has_not_failed_although_its_goodbye_is_read_late(me: Me) -> None:
+    me.init()
+    agent = require_session().agent
+    assert isinstance(agent, Agent)
+    me.meet("joined")
+    if me.rank == FAR:
+        me.wait_for("held up")
+        dist.destroy_process_group()
+    elif me.rank == FAR + 1:
+        agent.engine.driven = True  # as if a thread moved other bytes
+        me.mark("held up")
+        wait_until(lambda: FAR in agent._disconnects._reported, "the end of the connection")
+        agent.engine.driven = False
+        dist.send(np.ones(3), FAR + 2)
+    elif me.rank == FAR + 2:  # no neighbour of rank 3
+        dist.recv(np.empty(3), FAR + 1)
+        assert agent.first_failure is None
+    me.meet("done")
 
 
 def wait_until_killed(me: Me) -> None:

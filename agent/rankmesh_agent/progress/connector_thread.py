@@ -125,7 +125,8 @@ class ConnectorThread(threading.Thread):
             rank, error = connector.failures.popitem()
             engine.lose(rank, Disconnect(error.message, clean=False))
         unreached = connector.unreached()
-        asked = [each.peer.rank for each in unreached if not each.silent()]
+        # A rank that dials this one at the same time rejects the first attempt.
+        asked = [each.peer.rank for each in unreached if each.rounds > 1 and not each.silent()]
         if asked and time.monotonic() - self._asked > _ASK_SECONDS:
             for rank, end in self._ended(asked).items():
                 if end.clean or rank in asked:  # others have failed at the gateway also if they are only stopped

@@ -15,7 +15,8 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
@@ -33,7 +34,6 @@ from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.schemas import LostRank
 
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
@@ -185,16 +185,16 @@ class ProgressEngine(Driver):
                 self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
 
-    def pass_on(self, lost: Iterable[LostRank]) -> None:
+    def pass_on(self, unread: Mapping[int, Disconnect] = MappingProxyType({})) -> None:
         """Tell the connected ranks which ranks are lost, once for each; most of them are not connected to those.
 
         Args:
-            lost: ranks whose connections have ended, also those whose last bytes have not been read yet.
+            unread: how other ranks have ended whose last bytes have not been read.
         """
         if not self.on_demand:
             return
         with self.lock:
-            ends = {each.rank: Disconnect(each.cause, clean=False) for each in lost} | self.lost_peers
+            ends = {**unread, **self.lost_peers}
             for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
                 self._passed_on.add(rank)
                 if len(self._passed_on) <= _MAX_PASSED_ON:
