@@ -13,7 +13,7 @@ RANKS = 40
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize(("name", "shared"), [("rankmesh-shm", 160 * MIB), ("rankmesh-tcp", 0)])
+@pytest.mark.parametrize(("name", "shared"), [("rankmesh-shm", 160 * MIB), ("rankmesh-tcp", MIB)])
 def test_a_rank_of_many_takes_few_descriptors_and_little_shared_memory(name: str, shared: int) -> None:
     """It is connected to the ranks that it needs, not to all."""
     found = many.measure(name, RANKS, descriptors=128, deadline=60)

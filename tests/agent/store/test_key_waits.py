@@ -37,6 +37,7 @@ def begin(threads, owned) -> Callable[..., Future]:
     def begun(store, command):
         waiting = threads.submit(store.execute, command)
         wait_until(lambda: owned.table._watches.get("k") or owned.table._pending_pops.get("k"), "the wait")
+        wait_until(store.waits_under_way, "its record at the caller's side")
         return waiting
 
     return begun
