@@ -369,10 +369,10 @@ class _OutgoingConnection:
         self._failures[address] = f"no answer within {min(seconds, self.deadline.remaining()):.1f} s"
         try:
             self.pending = self._transport.dial(address, self._identity)
-        except NoSharedMemoryError:
-            raise
         except DistNetworkError as error:
             raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
+            if isinstance(error, NoSharedMemoryError):
+                raise
             self._failed(str(error))
             return None
         return self.advance()
@@ -382,10 +382,11 @@ class _OutgoingConnection:
         assert self.pending is not None
         try:
             connection = self.pending.advance()
-        except (AuthenticationError, NoSharedMemoryError):
-            raise
         except DistNetworkError as error:
+            self.close()
             raise_if_exhausted(error, f"rank {self._me.rank} cannot connect to {self.peer.described()}")
+            if isinstance(error, AuthenticationError | NoSharedMemoryError):
+                raise
             self._failed(str(error))
             return None
         if connection is not None:

@@ -123,7 +123,8 @@ class ConnectorThread(threading.Thread):
         self._hand_over()
         while connector.failures:
             rank, error = connector.failures.popitem()
-            engine.lose(rank, Disconnect(error.message, clean=False))
+            why = f"rank {engine.rank} cannot connect to it: {error.message}"  # other ranks are told, too
+            engine.lose(rank, Disconnect(why, clean=False))
         unreached = connector.unreached()
         # A rank that dials this one at the same time rejects the first attempt.
         asked = [each.peer.rank for each in unreached if each.rounds > 1 and not each.silent()]

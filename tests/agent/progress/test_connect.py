@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -17,10 +18,12 @@ from support.connecting import connect_all, meet, recv_exactly, send_all
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.progress import connect as connect_module
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.transports.base import Connection
-from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
+from rankmesh_agent.transports.tcp import Proposal, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
@@ -312,3 +315,34 @@ def test_a_rank_that_cannot_be_reached_is_dialled_again() -> None:
             server.accept()[0].close()
         connector.cancel(1)
         assert not connector.busy()
+
+
+def test_a_rank_without_a_free_descriptor_connects_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank is not to blame."""
+    transport = TcpTransport("secret")
+    offer = transport._offer
+
+    def exhausted() -> Proposal:
+        monkeypatch.setattr(transport, "_offer", offer)
+        raise NoSharedMemoryError("cannot make shared memory") from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(transport, "_offer", exhausted)
+    with listening(2, transport) as ranks:
+        deadline = Deadline(10)
+        one, two = (
+            Connector(ranks.members[rank], ranks.members, EPOCH, ranks.listeners[rank], lambda peer: transport)
+            for rank in range(2)
+        )
+        one.dial(1, deadline)
+        limits = 0
+        while not (one.connections and two.connections):
+            assert not deadline.expired()
+            two.advance(0.01)
+            try:
+                one.advance(0.01)
+            except DescriptorLimitError:
+                limits += 1
+        assert limits == 1
+        assert one.failures == {}
+        for connector in (one, two):
+            connector.close()
