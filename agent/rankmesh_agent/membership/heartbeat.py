@@ -129,5 +129,5 @@ class HeartbeatThread(threading.Thread):
             closed, self._closed = self._closed, True
             if not closed:
                 os.close(self._wakeup)
-                if self._failures is not None:
-                    self._failures.close()
+        if not closed and self._failures is not None:  # not with the lock held: who reports a failure may hold others
+            self._failures.close()

@@ -156,3 +156,21 @@ def test_stop_closes_the_descriptors(start, started):
         os.eventfd_write(thread._wakeup, 1)
     thread.stop()
     thread.wake()
+
+
+def test_the_detector_may_wait_for_a_thread_that_reports_a_failure(sender):
+    """As the engine's lock makes it: who reports a lost peer holds it, and the detector needs it to close."""
+    failures = Failures()
+    thread = HeartbeatThread(sender, failures)
+    reported = threading.Thread(target=thread.wake, daemon=True)
+    close = failures.close
+
+    def close_after_report() -> None:
+        reported.start()
+        reported.join(DEADLINE)
+        close()
+
+    failures.close = close_after_report  # type: ignore[method-assign]
+    thread.stop()
+    assert failures.closed
+    assert not reported.is_alive()
