@@ -62,7 +62,8 @@ def test_a_stopped_rank_is_blamed_and_no_other(ranks: Ranks, over, medium: str, 
         assert "CollectiveTimeoutError" in rank.reported["is"] or "gave up: " in rank.reported["text"]
         assert "waited 5.0 s for rank 2 (" in rank.reported["text"]
         arrived = rank.reported["text"].partition("arrived: ")[2].partition(";")[0].split(", ")
-        assert len(arrived) > 1, "but one may still be in the call before"
+        # One rank may still be in the call before; of two hosts, both of the other one, whose leader waits for rank 2.
+        assert len(arrived) > (0 if medium == "aabb" else 1)
         assert {*arrived} <= {"0", "1", "3"}
 
 
