@@ -17,6 +17,8 @@ from rankmesh_agent.wire.schemas import LostRank
 _UNREAD_SECONDS = 0.3
 """Seconds that a GOODBYE of a peer whose connection has ended may stay unread, behind messages without a receiver yet.
 A peer that left in order has reported it to the gateway by then."""
+_READ_SECONDS = 0.02
+"""Interval of the attempts to read the end of a connection: a thread that drives the engine may stop just before it."""
 _NEVER = float("inf")
 
 
@@ -49,20 +51,18 @@ class DisconnectMonitor:
         """Return whether a peer has failed that ``failed_peers`` has not reported."""
         with self._engine.lock:  # a descriptor that is closed may become that of another rank
             ended = {self._ranks[fd] for fd, _ in self._poll.poll(0)} - self._ended.keys()
-        if ended:
-            now = time.monotonic()
-            self._ended |= dict.fromkeys(ended, now)
+        self._ended |= dict.fromkeys(ended, time.monotonic())
+        if self._ended.keys() - self._engine.lost_peers.keys() or self._waits_elsewhere():
             self._engine.progress()  # a GOODBYE may have arrived
-        elif self._waits_elsewhere():
-            self._engine.progress()
         return any(lost.rank not in self._reported for lost in self._find())
 
     def next_check(self) -> float:
-        """Return the seconds until an ended connection counts as failed."""
+        """Return the seconds until ``poll`` has to be called even if the descriptor is not readable."""
         known = self._reported | self._engine.lost_peers.keys()
         waiting = [since for rank, since in list(self._ended.items()) if rank not in known]
-        seconds = max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()) if waiting else _NEVER
-        return min(seconds, SLICE_SECONDS) if self._waits_elsewhere() else seconds
+        if waiting:
+            return min(max(0.0, min(waiting) + _UNREAD_SECONDS - time.monotonic()), _READ_SECONDS)
+        return SLICE_SECONDS if self._waits_elsewhere() else _NEVER
 
     def failed_peers(self) -> list[LostRank]:
         """Return the peers that are gone without a GOODBYE, by rank."""

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.processes import wait_until
-from support.threads import LATER, NOW, World, world
+from support.threads import LATER, NOW, WORLD, World, world
 
 from rankmesh_agent.progress import disconnects
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.frames import Opcode
 
 TIMEOUT = 20.0
 
@@ -97,14 +99,38 @@ def test_one_that_leaves_in_order_is_not_lost(trio, monitor):
     assert not told
 
 
+def test_one_whose_end_comes_just_after_the_last_read_of_another_thread(monkeypatch, trio, monitor):
+    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", TIMEOUT)
+    die(trio, 1)
+    assert readable(monitor)
+    trio.meshes[0].driven = True
+    assert not monitor.poll()
+    trio.meshes[0].driven = False
+    assert monitor.next_check() < 1
+    until_news(monitor)
+    assert 1 in trio.meshes[0].lost_peers
+
+
+def test_one_whose_end_comes_behind_other_bytes(monkeypatch, trio, monitor):
+    """One read of the engine's gets the bytes, the next one the end."""
+    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", TIMEOUT)
+    trio.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
+    trio.meshes[1].flush(0.2)
+    time.sleep(0.05)
+    die(trio, 1)
+    until_news(monitor)
+    assert 1 in trio.meshes[0].lost_peers
+
+
 def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     """Its message waits for a call that is not made: behind it there may be a goodbye, but hardly for so long."""
     monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
         monitor = DisconnectMonitor(made.meshes[0])
         try:
-            made.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
-            made.meshes[1].flush(0.2)
+            header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=8)
+            with made.meshes[1].lock:
+                made.meshes[1].send(0, [header, bytes(8)])
             time.sleep(0.05)
             die(made, 1)
             assert readable(monitor)
