@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from typing import TypeVar
 
+from benchmarks.busy import BusyProcesses
 from benchmarks.cases import Case, Cell, Effort
 from benchmarks.implementations import Implementation
 from benchmarks.operations import OPERATIONS
@@ -35,10 +36,14 @@ def measure(
         with ExitStack() as stack:
             groups = [stack.enter_context(WorkerGroup(one, ranks)) for one in implementations]
             results.versions.update({group.implementation.name: group.version for group in groups})
-            in_rounds(groups, {case: effort(case) for case in same_ranks}, results)
+            efforts = {case: effort(case) for case in same_ranks}
+            busy = stack.enter_context(BusyProcesses(max(case.busy for case in efforts)))
+            in_rounds(groups, efforts, results, busy)
 
 
-def in_rounds(groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], results: Results) -> None:
+def in_rounds(
+    groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], results: Results, busy: BusyProcesses | None = None
+) -> None:
     """Measure cases in common rounds, so that the turns of one case are minutes apart."""
     spent = dict.fromkeys(efforts, 0.0)
     most = max(effort.rounds for effort in efforts.values())
@@ -47,6 +52,8 @@ def in_rounds(groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], result
         for case, effort in efforts.items():
             if number < effort.least or (number < effort.rounds and spent[case] < effort.budget):
                 began = time.monotonic()
+                if busy is not None:
+                    busy.run(case.busy)
                 for group in rotated(groups, number):
                     _turn(group, case, effort, results)
                 spent[case] += time.monotonic() - began
