@@ -36,27 +36,23 @@ def measure(
         with ExitStack() as stack:
             groups = [stack.enter_context(WorkerGroup(one, ranks)) for one in implementations]
             results.versions.update({group.implementation.name: group.version for group in groups})
-            efforts = {case: effort(case) for case in same_ranks}
-            busy = stack.enter_context(BusyProcesses(max(case.busy for case in efforts)))
-            in_rounds(groups, efforts, results, busy)
+            in_rounds(groups, {case: effort(case) for case in same_ranks}, results)
 
 
-def in_rounds(
-    groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], results: Results, busy: BusyProcesses | None = None
-) -> None:
+def in_rounds(groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], results: Results) -> None:
     """Measure cases in common rounds, so that the turns of one case are minutes apart."""
     spent = dict.fromkeys(efforts, 0.0)
     most = max(effort.rounds for effort in efforts.values())
-    for number in range(most):
-        progress(f"{groups[0].ranks} ranks: round {number + 1} of {most} at most")
-        for case, effort in efforts.items():
-            if number < effort.least or (number < effort.rounds and spent[case] < effort.budget):
-                began = time.monotonic()
-                if busy is not None:
+    with BusyProcesses() as busy:
+        for number in range(most):
+            progress(f"{groups[0].ranks} ranks: round {number + 1} of {most} at most")
+            for case, effort in efforts.items():
+                if number < effort.least or (number < effort.rounds and spent[case] < effort.budget):
+                    began = time.monotonic()
                     busy.run(case.busy)
-                for group in rotated(groups, number):
-                    _turn(group, case, effort, results)
-                spent[case] += time.monotonic() - began
+                    for group in rotated(groups, number):
+                        _turn(group, case, effort, results)
+                    spent[case] += time.monotonic() - began
 
 
 def _turn(group: WorkerGroup, case: Case, effort: Effort, results: Results) -> None:
