@@ -130,7 +130,8 @@ class ProgressEngine(Driver):
         self._peers = _Peers(self._unconnected)
         self._passed_on: set[int] = set()
         for peer, connection in connections.items():
-            connection.parallel_reads = not oversubscribed
+            if not oversubscribed:
+                connection.use_own_cores()
             self._peers[peer] = FramedConnection(peer, connection, eager_limit)
         super().__init__(self._peers.values(), oversubscribed)
         self._sinks = SinkTable(epoch, self._on_goodbye)
@@ -164,7 +165,8 @@ class ProgressEngine(Driver):
             if self.closed or rank in self.lost_peers:
                 connection.close()
                 return
-            connection.parallel_reads = not self._oversubscribed
+            if not self._oversubscribed:
+                connection.use_own_cores()
             peer = self._peers.get(rank)
             if peer is None:
                 peer = self._peers[rank] = FramedConnection(rank, connection, self.eager_limit)

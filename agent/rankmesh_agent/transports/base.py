@@ -26,9 +26,6 @@ class Connection(ABC):
     peer: str
     """Description of the peer, for error messages."""
 
-    parallel_reads: bool = False
-    """True if the host has a core for each rank, so that a read may use the core of a waiting peer, too."""
-
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> int:
         """Send as many bytes of ``buffers``, in order, as fit now; return their number, 0 if none fits.
@@ -64,6 +61,10 @@ class Connection(ABC):
     @abstractmethod
     def on_wakeup(self) -> None:
         """Handle an event of this descriptor; called after poll has reported it, before the next receive."""
+
+    def use_own_cores(self) -> None:
+        """Adapt to a host that has a core for each rank; called once, before the first frame."""
+        return
 
     def expose(self, view: memoryview) -> tuple[int, int]:
         """Return the address at which the peer may read ``view``, and its generation; address 0 if the peer cannot.

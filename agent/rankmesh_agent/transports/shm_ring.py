@@ -155,6 +155,7 @@ class RingConnection(Connection):
         self._out, self._in = (first, second) if client else (second, first)
         self._doorbell = doorbell
         self._lost: DistNetworkError | None = None
+        self._parallel_reads = False
         self._pid = self._in.words[_PID]
         self._in.words[_CAN_READ] = process_vm.can_read(
             self._pid, self._in.words[_ADDRESS] + _DATA, mapping.bytes[_DATA : _DATA + _NONCE].tobytes()
@@ -201,6 +202,9 @@ class RingConnection(Connection):
         except DistNetworkError as error:
             self._lost = error
 
+    def use_own_cores(self) -> None:
+        self._parallel_reads = True  # a read may use the core of a waiting peer, too
+
     def expose(self, view: memoryview) -> tuple[int, int]:
         if not self._out.words[_CAN_READ]:
             return 0, 0
@@ -212,7 +216,7 @@ class RingConnection(Connection):
         self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
-        process_vm.read(self._pid, address, into, nbytes, parallel=self.parallel_reads)
+        process_vm.read(self._pid, address, into, nbytes, parallel=self._parallel_reads)
 
     def still_exposed(self, generation: int) -> bool:
         return self._in.words[_GENERATION] == generation
