@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=[*OPERATIONS, *PARTS], help="default: everything")
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
+    parser.add_argument("--busy", nargs="+", type=int, default=(0,), help="processes that compute beside the ranks")
     parser.add_argument("--peers", nargs="+", choices=IMPLEMENTATIONS, default=COMPARED)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each implementation, at most")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for a case, of 3 rounds at least")
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         least = min(3, options.rounds)
         effort = Effort(options.rounds, least, options.budget, seconds=options.seconds, processor=options.processor)
         session = Session(
-            cases([name for name in options.only if name in OPERATIONS], options.ranks, options.sizes),
+            cases([name for name in options.only if name in OPERATIONS], options.ranks, options.sizes, options.busy),
             lambda case: effort,
             **{part: options.rounds for part in PARTS if part in options.only},
             gpu_ranks=gpu.RANKS if options.ranks is RANKS else options.ranks,

@@ -12,15 +12,17 @@ KIB, MIB = 1 << 10, 1 << 20
 RANKS, SIZES = (2, 4, 8), (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 COLLECTIVES = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather", "scatter", "send_recv")
 HALF_TYPES = ("all_reduce_float16", "all_reduce_bfloat16")
+BUSY_SIZES, BUSY = (4 * KIB, MIB, 13 * 10**6), (0, 4, 8)
 STORES = ("store_set", "store_get", "store_add", "store_multi_get")
 
 
 class Case(NamedTuple):
-    """An operation among some ranks, on arrays of some bytes (0: the operation has no array)."""
+    """An operation among some ranks, on arrays of some bytes (0: the operation has no array), beside busy processes."""
 
     operation: str
     ranks: int
     nbytes: int = 0
+    busy: int = 0
 
 
 class Cell(NamedTuple):
@@ -50,15 +52,21 @@ class Effort:
         return max(1, min(self.most_calls, int(self.seconds / seconds_a_call)))
 
 
-def cases(operations: Iterable[str], ranks: Sequence[int], sizes: Sequence[int]) -> list[Case]:
+def cases(
+    operations: Iterable[str], ranks: Sequence[int], sizes: Sequence[int], busy: Sequence[int] = (0,)
+) -> list[Case]:
     """Return all valid combinations, grouped by the number of ranks."""
     return [
-        Case(name, count, nbytes)
+        Case(name, count, nbytes, others)
         for count in ranks
+        for others in busy
         for name in operations
         if OPERATIONS[name].ranks in (None, count)
         for nbytes in (sizes if OPERATIONS[name].sized else (0,))
     ]
+
+
+BUSY_CASES = cases(["all_reduce"], (2, 4), BUSY_SIZES, BUSY)
 
 
 def full() -> list[Case]:
@@ -70,12 +78,15 @@ def full() -> list[Case]:
         found += cases(COLLECTIVES, [ranks], [nbytes for nbytes in SIZES if nbytes <= most])
         found += cases(STORES, [ranks], SIZES)
         if ranks < 8:
+            found += [case for case in BUSY_CASES if case.ranks == ranks and case not in found]
             found += [*cases(HALF_TYPES, [ranks], [64 * MIB]), *cases(["all_reduce_in_flight"], [ranks], [64 * KIB])]
     return found
 
 
 def full_effort(case: Case) -> Effort:
     """Return the effort of a full run: most for the cases with targets of their own, little for slow ones."""
+    if case in BUSY_CASES:
+        return Effort(rounds=5, least=5, seconds=0.1)
     if case.nbytes > 64 * MIB:
         return Effort(rounds=3, least=2, budget=4.0, repetitions=1)
     if case.ranks > 4:

@@ -50,7 +50,8 @@ def ratio(value: float, wanted: float = 1.0) -> str:
 
 def case_name(case: Case) -> str:
     """Return a case as text."""
-    return f"{case.operation}, {case.ranks} ranks{f', {size(case.nbytes)}' if case.nbytes else ''}"
+    busy = f" beside {case.busy} busy processes" if case.busy else ""
+    return f"{case.operation}, {case.ranks} ranks{f', {size(case.nbytes)}' if case.nbytes else ''}{busy}"
 
 
 def timings(results: Results, title: str = "median µs") -> str:
@@ -96,7 +97,7 @@ def chart(results: Results, path: Path, ranks: Sequence[int] = (2, 4)) -> None:
     figure, panels = pyplot.subplots(1, len(ranks), figsize=(11, 4.5), sharey=True, layout="constrained")
     for panel, count in zip(panels, ranks, strict=True):
         for name in COMPARED:
-            cells = [Cell(case, name) for case in results.cases() if case[:2] == ("all_reduce", count)]
+            cells = [Cell(case, name) for case in results.cases() if case == ("all_reduce", count, case.nbytes, 0)]
             points = sorted((cell.case.nbytes, results.median(cell)) for cell in cells if cell in results.turns)
             if points:
                 style = "--" if name in ("gloo", "mpi") else "-"

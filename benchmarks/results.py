@@ -79,7 +79,7 @@ class Run:
         """Return the run that ``as_json`` was made of."""
         results = Results(versions=read["versions"])
         for one in read["cells"]:
-            cell = Cell(Case(one["operation"], one["ranks"], one["nbytes"]), one["peer"])
+            cell = Cell(Case(one["operation"], one["ranks"], one["nbytes"], one.get("busy", 0)), one["peer"])
             results.turns[cell], results.calls[cell] = one["turns"], one["calls"]
         began = datetime.fromisoformat(read["began"])
         return cls(results, read["machine"], began, read["minutes"], read["left_out"])

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from typing import TypeVar
 
+from benchmarks.busy import BusyProcesses
 from benchmarks.cases import Case, Cell, Effort
 from benchmarks.implementations import Implementation
 from benchmarks.operations import OPERATIONS
@@ -42,14 +43,16 @@ def in_rounds(groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], result
     """Measure cases in common rounds, so that the turns of one case are minutes apart."""
     spent = dict.fromkeys(efforts, 0.0)
     most = max(effort.rounds for effort in efforts.values())
-    for number in range(most):
-        progress(f"{groups[0].ranks} ranks: round {number + 1} of {most} at most")
-        for case, effort in efforts.items():
-            if number < effort.least or (number < effort.rounds and spent[case] < effort.budget):
-                began = time.monotonic()
-                for group in rotated(groups, number):
-                    _turn(group, case, effort, results)
-                spent[case] += time.monotonic() - began
+    with BusyProcesses() as busy:
+        for number in range(most):
+            progress(f"{groups[0].ranks} ranks: round {number + 1} of {most} at most")
+            for case, effort in efforts.items():
+                if number < effort.least or (number < effort.rounds and spent[case] < effort.budget):
+                    began = time.monotonic()
+                    busy.run(case.busy)
+                    for group in rotated(groups, number):
+                        _turn(group, case, effort, results)
+                    spent[case] += time.monotonic() - began
 
 
 def _turn(group: WorkerGroup, case: Case, effort: Effort, results: Results) -> None:

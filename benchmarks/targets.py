@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks import ddp
-from benchmarks.cases import COLLECTIVES, HALF_TYPES, KIB, MIB, SIZES, Case, Cell, cases
+from benchmarks.cases import BUSY_CASES, COLLECTIVES, HALF_TYPES, KIB, MIB, SIZES, Case, Cell, cases
 from benchmarks.results import Results
 
 SHM, TCP, GLOO, MPI, ATTACHED = "rankmesh-shm", "rankmesh-tcp", "gloo", "mpi", "rankmesh-attached"
@@ -92,6 +92,7 @@ TARGETS: tuple[Target | Limit, ...] = (
     _target("shm, other collectives to 1 MiB", GLOO, SHM, 3, _cases(COLLECTIVES, (2, 4), lambda n: n <= MIB)),
     _target("shm, other collectives above 1 MiB", GLOO, SHM, 2, _cases(COLLECTIVES, (2, 4), lambda n: n > MIB)),
     _target("shm, other collectives from 1 MiB", MPI, SHM, 1, _cases(COLLECTIVES, (2, 4), lambda n: n >= MIB)),
+    _target("shm, all_reduce beside 0, 4, 8 busy processes", GLOO, SHM, 1, BUSY_CASES),
     _target("TCP, 2 and 4 ranks, all_reduce to 64 KiB", GLOO, TCP, 4, _all_reduce((2, 4), 0, 64 * KIB)),
     _target("TCP, 2 and 4 ranks, all_reduce 1 MiB", GLOO, TCP, 2, _all_reduce((2, 4), MIB, MIB)),
     _target("TCP, 2 and 4 ranks, all_reduce 64 MiB", GLOO, TCP, 1.2, _all_reduce((2, 4), 64 * MIB, 64 * MIB)),

@@ -127,6 +127,7 @@ def test_sizes_cases_and_tables() -> None:
         "1500 B",
     ]
     assert case_name(Case("barrier", 4)) == "barrier, 4 ranks"
+    assert case_name(Case("all_reduce", 2, 4096, 8)) == "all_reduce, 2 ranks, 4 KiB beside 8 busy processes"
     assert table(["a", "b"], [["x", "100000"]], texts=1).splitlines() == [
         "| a   |      b |",
         "| --- | -----: |",

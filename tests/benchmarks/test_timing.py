@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from support.processes import wait_until
 
 from benchmarks import workers
 from benchmarks.adapters import Adapter
+from benchmarks.busy import BusyProcesses
 from benchmarks.cases import QUICK, Case, Cell, Effort, cases, full
 from benchmarks.implementations import IMPLEMENTATIONS, available
 from benchmarks.operations import OPERATIONS
@@ -92,6 +96,23 @@ def test_what_cannot_be_measured_is_left_out_with_a_line() -> None:
             "Unstartable is left out: the program no-such-program is not installed.",
         ],
     )
+
+
+def state(process: subprocess.Popen[bytes]) -> str:
+    """Return the letter by which the kernel reports what a process does."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_busy_processes_compute_on_order_and_end() -> None:
+    with BusyProcesses() as busy:
+        for count in (2, 0, 3, 1):
+            busy.run(count)
+            wait_until(lambda wanted=count: [state(one) for one in busy.processes].count("R") == wanted, "them")
+        busy.processes[2].kill()
+        busy.processes[2].wait()
+        with pytest.raises(MeasurementError, match="keep the machine busy"):
+            busy.run(1)
+    assert all(one.returncode is not None for one in busy.processes)
 
 
 @pytest.fixture

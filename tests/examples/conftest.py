@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -15,6 +16,13 @@ DEADLINE = 120.0
 FOREIGN = ("RANKMESH_", "MASTER_", "OMP_", "RANK", "WORLD_SIZE", "LOCAL_", "PYTHONUNBUFFERED")
 """Variables that a launcher sets, or that make the lines of several processes mix."""
 
+DIGITS = """\
+import numpy as np
+
+def load_digits(return_X_y):
+    with np.load({path!r}) as kept:
+        return kept["images"], kept["labels"]
+"""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -23,10 +31,11 @@ def python(tmp_path: Path) -> Run:
     """Run ``python ARGUMENTS`` in an empty folder and return how it ended."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, arguments)]
+        env = environment | variables
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False
         )
 
     return run
@@ -37,3 +46,17 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the examples' folder, from which modules can be imported during the test, as a program there could."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with scikit-learn's digits alone: its import takes each process seconds."""
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("digits")
+    images, labels = load_digits(return_X_y=True)
+    np.savez(folder / "digits.npz", images=images, labels=labels)
+    (folder / "sklearn").mkdir()
+    (folder / "sklearn" / "__init__.py").touch()
+    (folder / "sklearn" / "datasets.py").write_text(DIGITS.format(path=str(folder / "digits.npz")))
+    return folder

@@ -121,13 +121,13 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def train(python: Run, tmp_path: Path) -> Callable[..., Ended]:
+def train(python: Run, digits: Path, tmp_path: Path) -> Callable[..., Ended]:
     """Run the program; see recovery_rank.py for ``kills``."""
 
     def run(launcher: str, options: str, kills: str = "") -> Ended:
         marks = Path(tempfile.mkdtemp(prefix="marks-", dir=tmp_path))
         arguments = [*launcher.split(), RANK, marks, kills, 0, "train_digits", *options.split()]
-        done = python("-m", "rankmesh.run", *arguments)
+        done = python("-m", "rankmesh.run", *arguments, PYTHONPATH=str(digits))
         parameters = [mark.value for mark in read_marks(marks) if mark.what == "parameters"]
         return Ended(done.returncode, done.stdout, done.stderr, parameters)
 

@@ -18,7 +18,8 @@ import rankmesh as dist
 pytestmark = pytest.mark.processes
 
 each_engine = pytest.mark.parametrize("engine", ["nccl", "cuda-ipc", "staged"])
-ROUNDS = 12
+ROUNDS = 6
+TURNS = 8
 
 
 def on_the_current_stream(me: Me) -> list[Any]:
@@ -26,7 +27,7 @@ def on_the_current_stream(me: Me) -> list[Any]:
     import cupy
 
     found = []
-    for number in range(12):
+    for number in range(ROUNDS):
         with cupy.cuda.Stream(non_blocking=number % 2 == 0):
             array = cupy.zeros(10_000, np.float32)
             for _ in range(me.rank + 1):
@@ -46,7 +47,7 @@ def asynchronously(me: Me) -> list[Any]:
     import cupy
 
     found = []
-    for _ in range(12):
+    for _ in range(ROUNDS):
         with cupy.cuda.Stream(non_blocking=True):
             arrays = [cupy.full(5_000, float(me.rank + lane), np.float64) for lane in range(3)]
             works = [dist.all_reduce(array, async_op=True) for array in arrays]
@@ -138,7 +139,7 @@ def two_groups_and_two_threads(me: Me) -> dict[str, Any]:
     def run(number):
         try:
             with cupy.cuda.Stream(non_blocking=True):
-                for turn in range(15):
+                for turn in range(TURNS):
                     array = cupy.full(2_000, float(me.rank + turn * (number + 1)))
                     dist.all_reduce(array, group=groups[number])
                     found[number].append(sorted(set(array.get().tolist())))
@@ -174,7 +175,7 @@ SAID: dict[str, Any] = {
     "asynchronously": [[(0 + 1) + (1 + 2) + (2 + 3) + (0 + 1)]] * ROUNDS,
     "freed": [],
     "two_groups_and_two_threads": {
-        "found": [[[1.0 + 2 * turn * (number + 1)] for turn in range(15)] for number in range(2)],
+        "found": [[[1.0 + 2 * turn * (number + 1)] for turn in range(TURNS)] for number in range(2)],
         "errors": [],
     },
 }

@@ -27,7 +27,7 @@ LEFT_OUT = {
 }
 """Paths that are left out."""
 
-FEW = settings(max_examples=2, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=1, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 """Requests of an operation besides those at the edges of its schema; always the same ones."""
 
 CONFIG = {

@@ -44,8 +44,7 @@ def reduce_until_a_rank_is_stopped(me: Me, count: int) -> None:
     me.report(**me.attempt(reduce_for_ever, count))
 
 
-@pytest.mark.parametrize("count", [1, 1_000_000])
-@pytest.mark.parametrize("medium", ["shm", "tcp", "aabb"])
+@pytest.mark.parametrize(("medium", "count"), [("shm", 1), ("shm", 1_000_000), ("tcp", 1_000_000), ("aabb", 1)])
 def test_a_stopped_rank_is_blamed_and_no_other(ranks: Ranks, over, medium: str, count: int) -> None:
     started = ranks.start(reduce_until_a_rank_is_stopped, 4, env=over(medium), count=count)
     ranks.wait_for(*(f"going-{rank}" for rank in range(4)))

@@ -25,7 +25,7 @@ from rankmesh_agent.transports import shared_memory
 
 pytestmark = pytest.mark.processes
 
-_KILLS = int(os.environ.get("RANKMESH_TEST_KILLS", "120"))
+_KILLS = int(os.environ.get("RANKMESH_TEST_KILLS", "60"))
 
 
 @pytest.fixture

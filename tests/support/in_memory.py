@@ -42,6 +42,7 @@ class MemoryEngine:
         self.link: MessageLink
         self._engines = engines
         self._arrival = threading.Condition()
+        self._arrivals = 0
         self._inbox: defaultdict[int, deque[tuple[Header, bytes]]] = defaultdict(deque)
 
     def send(self, rank: int, buffers: list[Any], transfer: Transfer | None = None) -> None:
@@ -54,6 +55,7 @@ class MemoryEngine:
         receiver = self._engines[rank]
         with receiver._arrival:
             receiver._inbox[self.rank].append((header, payload))
+            receiver._arrivals += 1
             receiver._arrival.notify()
         if transfer is not None:
             transfer.done = True
@@ -65,6 +67,7 @@ class MemoryEngine:
         """Deliver frames until ``ready()``."""
         end = time.monotonic() + SECONDS
         while True:
+            seen = self._arrivals
             with self.lock:
                 moved = self._deliver()
                 if ready():
@@ -72,7 +75,7 @@ class MemoryEngine:
                 if time.monotonic() > end:
                     raise TimeoutError(f"rank {self.rank} waits for {missing()}")
             with self._arrival:
-                if not moved:
+                if not moved and self._arrivals == seen:
                     self._arrival.wait(0.05)
 
     def _deliver(self) -> bool:

@@ -170,7 +170,7 @@ class RankServer:
         here.settimeout(_SECONDS)
         self._connection = here
         self._lock = threading.Lock()
-        self._codes: dict[int, int] = {}
+        self._running: dict[int, ForkedProcess] = {}  # by pid: the system gives a number again after some time
 
     def start(self, fork: Fork) -> ForkedProcess:
         """Start a rank.
@@ -183,21 +183,21 @@ class RankServer:
             while "pid" not in (answer := self._read()):
                 if "error" in answer:
                     raise ImportError(f"{fork.program.file}: {answer['error']}")
-            return ForkedProcess(self, answer["pid"])
+            process = self._running[answer["pid"]] = ForkedProcess(self, answer["pid"])
+            return process
 
-    def code(self, pid: int) -> int | None:
-        """Return the exit code of a rank, None while it runs."""
+    def update(self) -> None:
+        """Set the exit codes of the ranks that have ended."""
         with self._lock:
             while select.select([self._connection], [], [], 0)[0]:
                 self._read()
-            return self._codes.get(pid)
 
     def _read(self) -> dict[str, Any]:
         message = self._connection.recv(_LONGEST)
         assert message, f"the server of ranks ended: exit code {self._process.wait(_SECONDS)}"
         answer: dict[str, Any] = json.loads(message)
-        if "ended" in answer:
-            self._codes[answer["ended"]] = answer["code"]
+        if answer.get("ended") in self._running:
+            self._running.pop(answer["ended"]).code = answer["code"]
         return answer
 
     def close(self) -> None:
@@ -216,9 +216,12 @@ class ForkedProcess:
     def __init__(self, server: RankServer, pid: int) -> None:
         self._server = server
         self.pid = pid
+        self.code: int | None = None
 
     def poll(self) -> int | None:
-        return self._server.code(self.pid)
+        if self.code is None:
+            self._server.update()
+        return self.code
 
     def wait(self, timeout: float = 60) -> int:
         deadline = time.monotonic() + timeout

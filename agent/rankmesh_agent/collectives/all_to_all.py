@@ -13,12 +13,12 @@ from rankmesh_agent.collectives.rounds import fold, transpose
 from rankmesh_agent.collectives.thresholds import SECONDS_A_BYTE, START_UP_SECONDS
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure
+from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure, ExposureTable
 
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
 """Maximum bytes for one rank that are sent with the arrival message; larger arrays go directly into its output."""
-_LONG = 2 << 20
+_LONG = 1 << 20
 """Minimum bytes for one rank that it reads from the sender's memory; below, two copies in the cache are faster."""
 
 
@@ -47,9 +47,8 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
     longest = sent[0]
     # Fast path: all lengths are equal and no array is long, so all notes are equal.
     if len(outgoing) < size - 1 or sent != [longest] * size or expected != sent or notes != [notes[rank]] * size:
-        table = [note.unpack_from(each) for each in notes]
-        longest = _longest_in_lanes(table)
-        exposure = Exposure(segment, segment.windows, [row[2 * size :] for row in table])
+        longest, table = segment.windows.decoded(_decode, notes)
+        exposure = Exposure(segment, segment.windows, table)
     incoming = [
         (owner, output)
         for owner, output in enumerate(outputs)
@@ -88,23 +87,22 @@ def _locations(segment: Segment, inputs: Sequence[Array]) -> list[int]:
     return locations
 
 
-def _longest_in_lanes(table: Sequence[Sequence[int]]) -> int:
-    """Return the length of the longest array between any two ranks that takes a lane.
-
-    Args:
-        table: the notes of all ranks, by rank.
+def _decode(rank: int, notes: Sequence[memoryview]) -> tuple[int, ExposureTable]:
+    """Return the length of the longest array between any two ranks that takes a lane, and the arrays that take none.
 
     Raises:
         CallMismatchError: two ranks expect different lengths of the array between them; every rank raises it.
     """
-    size = len(table)
-    if [row[:size] for row in table] != list(zip(*(row[size : 2 * size] for row in table), strict=True)):
+    size = len(notes)
+    rows = [_note(size).unpack_from(note) for note in notes]
+    if [row[:size] for row in rows] != list(zip(*(row[size : 2 * size] for row in rows), strict=True)):
         raise CallMismatchError
-    return max(
-        row[to] if to != rank and row[2 * size + 2 * to] == NOT_EXPOSED else 0
-        for rank, row in enumerate(table)
+    longest = max(
+        row[to] if to != owner and row[2 * size + 2 * to] == NOT_EXPOSED else 0
+        for owner, row in enumerate(rows)
         for to in range(size)
     )
+    return longest, ExposureTable.of(rank, [row[2 * size :] for row in rows])
 
 
 def _write(slot: Array, outgoing: Iterable[tuple[int, Array]], begin: int, lane: int) -> None:

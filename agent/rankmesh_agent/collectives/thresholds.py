@@ -3,7 +3,8 @@
 ``python -m benchmarks.tune`` measures the sizes from which the next algorithm is faster and prints this table. Only the
 table of ``select`` limits an algorithm that is missing here; no threshold here exceeds that limit.
 
-Measured: 2026-11-21, those of 6 and 8 ranks over messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669.
+Measured: 2026-11-21, those of 6 and 8 ranks over messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669;
+that of SCATTER over reads 2026-11-23 on Intel Xeon, 2 cores.
 Rows that a single host cannot measure, or whose medium was not available, keep their earlier values.
 """
 
@@ -64,6 +65,6 @@ LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {
     ("REDUCE_SCATTER", "reads"): {"over_segment": {2: 4194304, 4: 2097152}},
     ("REDUCE_SCATTER", "registered"): {"over_segment": {2: 65536, 4: 32768}},
     ("SCATTER", "link"): {"small_link": {2: 65536, 6: -1}, "star_link": {2: -1, 6: 65536}, "tree_link": {2: -1}},
-    ("SCATTER", "reads"): {"over_segment": {2: 2097152, 4: 524288}},
+    ("SCATTER", "reads"): {"over_segment": {2: 262144}},
     ("SCATTER", "registered"): {"over_segment": {2: 65536, 4: 262144}},
 }

@@ -10,6 +10,7 @@ import select
 import threading
 from collections.abc import Collection
 
+from rankmesh_agent.net.spin import shared_cores
 from rankmesh_agent.progress.framing import FramedConnection
 
 POLL_INTERVAL = 8
@@ -112,9 +113,9 @@ class Poller:
         """Spin, then sleep; return the ready connections and the events of epoll as soon as there are any."""
         # A sleep and a wakeup take longer than most messages: spin first.
         polling = self._any_sockets
-        for turn in range(self._spins):
-            if self._oversubscribed or turn % POLL_INTERVAL == 0:
-                os.sched_yield()
+        for turn in range(self._spins if shared_cores.are_free() else 0):
+            if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not shared_cores.give():
+                break
             ready = self.ready_peers() if self.marked or self.shared else []
             events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []
             if ready or events:

@@ -19,7 +19,6 @@ between, which x86 executes as a full fence, so one of the two sees the other's 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Container
@@ -29,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.fork import reset_after_fork
+from rankmesh_agent.net.spin import shared_cores
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
 from rankmesh_agent.wire.errors import DistBackendError
 
@@ -44,7 +44,7 @@ _FULL_SLOTS = 32
 NOTES = 4
 """Words for each rank in a rank's note."""
 _YIELDS = 20
-"""Checks before a rank on an oversubscribed host sleeps, each after a yield of the core."""
+"""Checks before a rank on an oversubscribed host sleeps, each before a yield of the core."""
 _SPIN_ROUNDS, _SPINS = 64, 16
 """Rounds before a rank with a core of its own sleeps, and checks in each round, which ends with a yield of the core:
 other threads of the host, those of the ranks included, may occupy the core of the awaited rank. Fewer yields are no
@@ -206,17 +206,14 @@ class Slots:
     def _wait(self, line: int, other: int, steps: int) -> None:
         words = self._words
         # A sleep and a wakeup take longer than most steps: spin first.
-        if self.oversubscribed:
-            for _ in range(_YIELDS):
-                os.sched_yield()
-                if words[line] >= steps:
-                    return
-        else:
-            for _ in range(_SPIN_ROUNDS):
-                for _ in range(_SPINS):
+        if shared_cores.are_free():
+            rounds, looks = (_YIELDS, 1) if self.oversubscribed else (_SPIN_ROUNDS, _SPINS)
+            for _ in range(rounds):
+                for _ in range(looks):
                     if words[line] >= steps:
                         return
-                os.sched_yield()
+                if not shared_cores.give():
+                    break
         address = self._addresses[other]
         while True:
             words[line + _SLEEPERS] = 1

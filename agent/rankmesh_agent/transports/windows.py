@@ -15,8 +15,9 @@ from __future__ import annotations
 import os
 import struct
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,13 @@ from rankmesh_agent.transports.slots import Slots
 from rankmesh_agent.wire.errors import DistNetworkError
 
 Typed = npt.NDArray[Any]
+T = TypeVar("T")
 _WORD = np.dtype(np.uint64)
 _PAGE = 4096
 PRIVATE, NOT_EXPOSED = 0, -1
 """Values in place of a region's number; these numbers start at 1."""
+_MAX_DECODED, _MAX_NOTES_BYTES = 64, 1 << 14
+"""Most sets of notes whose contents are kept decoded, and the bytes of the largest: those of some 20 ranks."""
 
 
 class Region:
@@ -86,6 +90,7 @@ class MemoryWindows:
         self.pids: list[int] = []
         self._segment = segment
         self._region_count = 0
+        self._decoded: dict[tuple[Callable[..., Any], bytes], Any] = {}
 
     def weaken(self) -> None:
         """Refer to the segment by a weak reference: it refers to this object, and would live until a collection."""
@@ -132,12 +137,28 @@ class MemoryWindows:
             arrays: see ``locations``.
         """
         segment = self._segment
-        row = struct.Struct(f"={2 * segment.size}q")
+        row = _row(segment.size)
         segment.slots(_WORD, 0)
         notes = segment.notes()
         row.pack_into(notes[segment.rank], 0, *self.locations(arrays))
         segment.step()
-        return Exposure(segment, self, [row.unpack_from(note) for note in notes])
+        return Exposure(segment, self, self.decoded(_table_of, notes))
+
+    def decoded(self, decode: Callable[[int, Sequence[memoryview]], T], notes: Sequence[memoryview]) -> T:
+        """Return what a function makes of this rank and the notes of all ranks.
+
+        A program that repeats a call mostly has the same arrays again: then the function is not called.
+        """
+        key = decode, b"".join(notes)
+        if key in self._decoded:
+            found: T = self._decoded[key]
+            return found
+        found = decode(self._segment.rank, notes)
+        if len(key[1]) <= _MAX_NOTES_BYTES:
+            if len(self._decoded) >= _MAX_DECODED:
+                self._decoded.clear()
+            self._decoded[key] = found
+        return found
 
     def probe_reads(self) -> None:
         """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
@@ -158,28 +179,51 @@ class MemoryWindows:
         segment.step()  # all reads of the nonce end before it is freed
 
 
+class ExposureTable(NamedTuple):
+    """What all ranks expose in one call, as one of them sees it.
+
+    Attributes:
+        mapped: whether all exposed arrays are registered.
+        any_exposed: whether any array is exposed to any rank.
+        locations: those of the arrays exposed to this rank, by owner.
+        readers: the ranks to which this one exposes an array.
+    """
+
+    mapped: bool
+    any_exposed: bool
+    locations: list[tuple[int, int]]
+    readers: frozenset[int]
+
+    @classmethod
+    def of(cls, rank: int, rows: Sequence[Sequence[int]]) -> ExposureTable:
+        """Return the table of a rank, given ``MemoryWindows.locations`` of all ranks, by rank."""
+        return cls(
+            not any(PRIVATE in row[::2] for row in rows),
+            any(region != NOT_EXPOSED for row in rows for region in row[::2]),
+            [(row[2 * rank], row[2 * rank + 1]) for row in rows],
+            frozenset(reader for reader, region in enumerate(rows[rank][::2]) if region != NOT_EXPOSED),
+        )
+
+
 class Exposure:
     """The arrays that all ranks expose in one call.
 
     Args:
         segment: the slots of the group.
         windows: the memory windows of the segment.
-        table: ``MemoryWindows.locations`` of all ranks, by rank.
+        table: which arrays those are.
+
+    Attributes:
+        mapped, any_exposed: see ExposureTable.
+        readable: whether every rank can read the arrays exposed to it; the same at all ranks.
     """
 
-    def __init__(self, segment: Slots, windows: MemoryWindows, table: Sequence[Sequence[int]]) -> None:
-        self.mapped = not any(PRIVATE in row[::2] for row in table)
-        """True if all exposed arrays are registered."""
+    def __init__(self, segment: Slots, windows: MemoryWindows, table: ExposureTable) -> None:
+        self.mapped, self.any_exposed, self._locations, self._readers = table
         self.readable = self.mapped or windows.can_read
-        """True if every rank can read the arrays exposed to it; the same at all ranks."""
-        self.any_exposed = any(region != NOT_EXPOSED for row in table for region in row[::2])
-        """True if any array is exposed to any rank."""
-        rank = segment.rank
         self._segment = segment
         self._regions = windows.regions
-        self._locations = [(row[2 * rank], row[2 * rank + 1]) for row in table]
         self._pids = windows.pids
-        self._readers = [reader for reader, region in enumerate(table[rank][::2]) if region != NOT_EXPOSED]
 
     def has_from(self, owner: int) -> bool:
         """Return whether a rank exposes an array to this one."""
@@ -227,3 +271,14 @@ class Exposure:
         self._segment.step(self._readers)
         for owner in self._segment.left_ranks():
             self._segment.raise_departed(owner)
+
+
+def _table_of(rank: int, notes: Sequence[memoryview]) -> ExposureTable:
+    row = _row(len(notes))
+    return ExposureTable.of(rank, [row.unpack_from(note) for note in notes])
+
+
+@cache
+def _row(size: int) -> struct.Struct:
+    """Return the layout of ``MemoryWindows.locations``."""
+    return struct.Struct(f"={2 * size}q")

@@ -18,6 +18,7 @@ from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.select import _rows, algorithms, candidates
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.transports import windows
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Exposure, MemoryWindows
 from rankmesh_agent.wire.errors import DistError
@@ -119,6 +120,27 @@ def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -
     want = expected(ReduceOp.SUM, parts).tobytes()
 
     places.run(call)
+
+
+def test_arrays_that_change_from_call_to_call(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_MAX_DECODED", 3)
+
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
+        size = members.size
+        pairs = [[[put(np.full(2 * SLOT_BYTES, 0, np.uint8)) for _ in range(size)] for _ in range(2)] for _ in range(3)]
+        for number in range(12):
+            outputs, inputs = pairs[number % 3]
+            for to, part in enumerate(inputs):
+                part[:] = 10 * members.rank + to + number
+            members.all_to_all(outputs, inputs, NOW)
+            assert [set(output) for output in outputs] == [
+                {10 * owner + members.rank + number} for owner in range(size)
+            ]
+            members.broadcast(inputs[0], number % size, NOW)
+            assert set(inputs[0]) == {10 * (number % size) + number}
+
+    places.run(call)
+    assert all(len(windows_of(members)._decoded) <= 3 for members in places.world.communicators)
 
 
 # Registered memory

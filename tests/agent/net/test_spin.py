@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rankmesh_agent.net import spin
-from rankmesh_agent.net.spin import SPIN_SECONDS, AdaptiveSpin
+from rankmesh_agent.net.spin import SPIN_SECONDS, AdaptiveSpin, SharedCores
 
 
 class World:
@@ -41,6 +41,7 @@ def world(monkeypatch) -> World:
     found = World()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(spin, "monotonic", lambda: found.now)
+    monkeypatch.setattr(spin, "shared_cores", SharedCores())
     return found
 
 
@@ -116,3 +117,72 @@ def test_a_single_core_has_nobody_to_look_for(world, monkeypatch):
     one = AdaptiveSpin(world.attempt)
     assert [one.poll() for _ in range(3)] == [None] * 3
     assert world.looks == 0
+
+
+class Host:
+    """Cores that other programs may want.
+
+    Attributes:
+        turn: how long a yield takes.
+    """
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turn = 1e-6
+        self.cores = SharedCores()
+        self._world = world
+        monkeypatch.setattr(os, "sched_yield", self._turn)
+
+    def _turn(self) -> None:
+        self._world.now += self.turn
+
+    def blocked(self, seconds: float = 0.0) -> float:
+        """Poll after some seconds; return how long waits block at once from then on."""
+        self._world.now += seconds
+        assert self.cores.are_free()
+        self.cores.give()
+        began = self._world.now
+        while not self.cores.are_free():
+            self._world.now += 0.001
+        return round(self._world.now - began, 2)
+
+
+@pytest.fixture
+def host(world, monkeypatch) -> Host:
+    return Host(world, monkeypatch)
+
+
+def test_on_free_cores_waits_poll(host):
+    assert [host.blocked() for _ in range(100)] == [0] * 100
+    assert host.cores.give()
+
+
+def test_a_single_turn_of_another_program_is_a_disturbance(host):
+    host.turn = 0.003
+    assert not host.cores.give()
+    assert host.cores.are_free()
+    assert [host.blocked(1.0) for _ in range(5)] == [0] * 5
+
+
+def test_while_other_programs_stay_waits_block_ever_longer(host):
+    host.turn = 0.003
+    assert [host.blocked(0.02) for _ in range(9)] == [0, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 1.28]
+
+
+def test_after_they_have_gone_it_begins_anew(host):
+    host.turn = 0.003
+    assert [host.blocked() for _ in range(4)] == [0, 0.02, 0.04, 0.08]
+    host.turn = 1e-6
+    assert [host.blocked(0.1) for _ in range(5)] == [0] * 5
+    host.turn = 0.003
+    assert [host.blocked(1.0), host.blocked(), host.blocked()] == [0, 0.02, 0.04]
+
+
+def test_on_a_busy_host_a_message_is_not_looked_for(host, world, one, monkeypatch):
+    monkeypatch.setattr(spin, "shared_cores", host.cores)
+    host.turn = 0.003
+    while host.cores.are_free():
+        host.cores.give()
+    world.reported = ["here"]
+    assert one.poll() is None
+    world.now += 1.0
+    assert one.poll() == "here"

@@ -236,14 +236,24 @@ def test_after_closing_it_connects_again(owner, on_loop):
 
 @pytest.mark.parametrize("kind", [HttpStore, BlockingHttpStore])
 def test_an_owner_that_does_not_respond(kind, on_loop):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    def respond_once() -> socket.socket:
+        sock, _ = listener.accept()
+        sock.recv(1 << 16)
+        sock.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"value":1}')
+        return sock
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+        listener.settimeout(30.0)
         url = url_of(listener)
         store = kind(url)
-        store.timeout = 0.2
-        with (
-            contextlib.closing(on_loop(store) if kind is HttpStore else store) as calls,
-            pytest.raises(StoreUnresponsiveError, match=rf"{re.escape(url)} .* add within 0\.2 s\.") as caught,
-        ):
-            calls.execute(Add("k"))
+        with contextlib.closing(on_loop(store) if kind is HttpStore else store) as calls:
+            responding = threads.submit(respond_once)
+            assert calls.execute(Add("k")) == 1  # to connect is not part of the time
+            store.timeout = 0.2
+            with (
+                responding.result(30.0),
+                pytest.raises(StoreUnresponsiveError, match=rf"{re.escape(url)} .* add within 0\.2 s\.") as caught,
+            ):
+                calls.execute(Add("k"))
         assert isinstance(caught.value, DistNetworkError)
         assert caught.value.address == url

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -164,3 +165,14 @@ def test_an_error_of_the_second_thread_is_raised(process: tuple[int, int]) -> No
     with pytest.raises(DistNetworkError, match="cannot read the memory"):
         process_vm.read(*process, address_of(far), far.nbytes, parallel=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-read"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("count", [0, 5])
+@pytest.mark.parametrize("writable", [True, False])
+def test_addresses_of_all_kinds_of_arrays(dtype, count, writable):
+    array = np.zeros(count + 3, dtype)[3:]
+    array.flags.writeable = writable
+    assert address_of(array) == array.ctypes.data
+    if count:
+        assert address_of(memoryview(array.view(np.uint8))) == array.ctypes.data

@@ -32,13 +32,27 @@ for step in range(3):
 {stuck}
     dist.all_reduce(data)
 """
+KILL = """\
+import json, os, signal, time, urllib.request
+from rankmesh._session.session import require_session
+
+def kill_when_all_wait():
+    agent = require_session().agent
+    for member in agent.members():
+        if member.rank != agent.rank:
+            request = urllib.request.Request(f"{member.http}/v1/groups/world/inflight")
+            request.add_header("Authorization", f"Bearer {os.environ['RANKMESH_TOKEN']}")
+            while all(call["seq"] != 3 for call in json.load(urllib.request.urlopen(request, timeout=60))):
+                time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def diagnose(directory: Path, *arguments: str) -> Done:
     return here("diagnose", str(directory), *arguments)
 
 
-def leave_dumps(ranks: Ranks, stuck: str) -> Path:
+def leave_dumps(ranks: Ranks, stuck: str, seconds: int = 3) -> Path:
     """Run a job of four ranks that fails; return the directory of its dumps."""
     script, directory = ranks.folder / "train_loop.py", ranks.folder / "dumps"
     script.write_text(SCRIPT.format(stuck=textwrap.indent(stuck, " " * 8)))
@@ -46,7 +60,7 @@ def leave_dumps(ranks: Ranks, stuck: str) -> Path:
         *("-m", "rankmesh.run", "--nproc-per-node", "4", str(script)),
         name="launcher",
         RANKMESH_DUMP_DIR=str(directory),
-        RANKMESH_TIMEOUT="3",
+        RANKMESH_TIMEOUT=str(seconds),
     )
     ranks.wait([launcher])
     assert launcher.code in (1, 128 + signal.SIGKILL), launcher
@@ -85,7 +99,8 @@ def test_ranks_that_waited_at_their_deadline(ranks: Ranks):
 
 @pytest.mark.processes
 def test_a_rank_that_was_killed_left_no_dump(ranks: Ranks):
-    directory = leave_dumps(ranks, "os.kill(os.getpid(), signal.SIGKILL)")
+    (ranks.folder / "kill.py").write_text(KILL)
+    directory = leave_dumps(ranks, "__import__('kill').kill_when_all_wait()", seconds=60)
     code, stdout, _ = diagnose(directory)
     assert code == 1
     assert stdout.startswith("rank 2 left no dump (rank 0 reports: RankFailedError: rank 2 (")
