@@ -29,11 +29,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns of each implementation, at most")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for a case, of 3 rounds at least")
     parser.add_argument("--seconds", type=float, default=0.03, help="length of a timing")
+    parser.add_argument("--processor", action="store_true", help="measure the processor time of all ranks instead")
     options = parser.parse_args(arguments)
     if options.only is None:
         session = Session(full(), full_effort, joins=3, ddp=5)
     else:
-        effort = Effort(options.rounds, min(3, options.rounds), options.budget, seconds=options.seconds)
+        least = min(3, options.rounds)
+        effort = Effort(options.rounds, least, options.budget, seconds=options.seconds, processor=options.processor)
         session = Session(
             cases([name for name in options.only if name in OPERATIONS], options.ranks, options.sizes, options.busy),
             lambda case: effort,
@@ -45,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(run.as_json(), indent=1) + "\n")
-    print(timings(run.results))
+    print(timings(run.results, "processor µs" if options.processor else "median µs"))
 
 
 if __name__ == "__main__":

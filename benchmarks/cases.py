@@ -34,7 +34,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """The time spent on a case: rounds within a budget of seconds, at least some; timings in a turn, their length."""
+    """The time spent on a case: rounds within a budget of seconds, at least some; timings in a turn, their length.
+
+    With ``processor``, the timings are the processor time of all ranks.
+    """
 
     rounds: int = 11
     least: int = 3
@@ -42,6 +45,7 @@ class Effort:
     repetitions: int = 3
     seconds: float = 0.02
     most_calls: int = 5000
+    processor: bool = False
 
     def calls(self, seconds_a_call: float) -> int:
         """Return the calls that fit into a timing, at least one."""

@@ -54,7 +54,7 @@ def case_name(case: Case) -> str:
     return f"{case.operation}, {case.ranks} ranks{f', {size(case.nbytes)}' if case.nbytes else ''}{busy}"
 
 
-def timings(results: Results) -> str:
+def timings(results: Results, title: str = "median µs") -> str:
     """Return the table of median microseconds for the terminal, with ratios to the first implementation."""
     names = list(dict.fromkeys(cell.name for cell in results.turns))
     rows = []
@@ -63,7 +63,7 @@ def timings(results: Results) -> str:
         times = [f"{results.median(cell):.4g}" if cell in results.turns else "" for cell in cells]
         ratios = [results.ratio(cell, cells[0]) for cell in cells[1:]]
         rows.append([case_name(case), *times, *("" if value is None else ratio(value) for value in ratios)])
-    return table(["median µs", *names, *(f"{name}/{names[0]}" for name in names[1:])], rows, texts=1)
+    return table([title, *names, *(f"{name}/{names[0]}" for name in names[1:])], rows, texts=1)
 
 
 def targets(runs: Sequence[Run]) -> str:

@@ -64,7 +64,7 @@ def _turn(group: WorkerGroup, case: Case, effort: Effort, results: Results) -> N
     if calls is None:
         calls, seconds = _first_turn(group, case, effort)
     else:
-        seconds = group.measure(case.operation, case.nbytes, calls, effort.repetitions)
+        seconds = group.measure(case.operation, case.nbytes, calls, effort.repetitions, effort.processor)
     results.add(cell, [1e6 * second for second in seconds], calls)
 
 
@@ -72,7 +72,7 @@ def _first_turn(group: WorkerGroup, case: Case, effort: Effort) -> tuple[int, li
     """Return the calls in a timing of the wanted length, found again with more calls, and timings of as many."""
     calls = 1
     for _ in range(4):
-        seconds = group.measure(case.operation, case.nbytes, calls, effort.repetitions)
+        seconds = group.measure(case.operation, case.nbytes, calls, effort.repetitions, effort.processor)
         fitting = effort.calls(min(seconds))
         if fitting <= 1.5 * calls:
             break

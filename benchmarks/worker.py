@@ -24,8 +24,13 @@ LIFETIME = 3600
 """Seconds after which a rank without a benchmark ends itself."""
 
 
-def timings(world: Adapter, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
-    """Return the seconds of an operation, for each repetition; raise ArithmeticError if a result is wrong."""
+def timings(
+    world: Adapter, operation: str, nbytes: int, calls: int, repetitions: int, clock: str = "perf_counter"
+) -> list[float]:
+    """Return the seconds of an operation, for each repetition; raise ArithmeticError if a result is wrong.
+
+    ``clock`` is the function of ``time`` that measures them: perf_counter, or process_time for the processor time.
+    """
     prepared = OPERATIONS[operation].for_bytes(world, nbytes)
     barrier = world.calls["barrier"]() if prepared.together else (lambda: None)
     check(world, operation, prepared)
@@ -35,18 +40,18 @@ def timings(world: Adapter, operation: str, nbytes: int, calls: int, repetitions
     seconds = []
     for _ in range(repetitions):
         barrier()
-        seconds.append(timed(prepared.call, calls, world.finish) / (calls * prepared.units))
+        seconds.append(timed(prepared.call, calls, world.finish, getattr(time, clock)) / (calls * prepared.units))
     check(world, operation, prepared)
     return seconds
 
 
-def timed(call: Call, calls: int, finish: Call = lambda: None) -> float:
+def timed(call: Call, calls: int, finish: Call = lambda: None, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the seconds of ``calls`` calls, one after the other, until the last has finished."""
-    began = time.perf_counter()
+    began = clock()
     for _ in range(calls):
         call()
     finish()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def check(world: Adapter, operation: str, prepared: Prepared) -> None:

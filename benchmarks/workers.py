@@ -101,13 +101,22 @@ class WorkerGroup:
         self._launcher.wait()
         self._folder.cleanup()
 
-    def measure(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[float]:
-        """Return the seconds of an operation for each repetition: the slowest rank's, for only then all are done."""
+    def measure(
+        self, operation: str, nbytes: int, calls: float, repetitions: int, processor: bool = False
+    ) -> list[float]:
+        """Return the seconds of an operation for each repetition: the slowest rank's, for only then all are done.
+
+        With ``processor``, the processor time of all ranks.
+        """
+        if processor:
+            spent = self.ask(operation, nbytes, calls, repetitions, clock="process_time")
+            return [sum(seconds) for seconds in zip(*spent, strict=True)]
         return [max(seconds) for seconds in zip(*self.ask(operation, nbytes, calls, repetitions), strict=True)]
 
-    def ask(self, operation: str, nbytes: int, calls: float, repetitions: int) -> list[list[Any]]:
+    def ask(self, operation: str, nbytes: int, calls: float, repetitions: int, **options: str) -> list[list[Any]]:
         """Return what ``measure`` does, of every rank."""
         order: Message = {"operation": operation, "nbytes": nbytes, "calls": calls, "repetitions": repetitions}
+        order |= options
         for channel in self._channels:
             try:
                 channel.send(order)

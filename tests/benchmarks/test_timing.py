@@ -65,6 +65,7 @@ def test_one_timing_a_repetition() -> None:
     seconds = timings(world(3)[0], "all_reduce", nbytes=400, calls=5, repetitions=4)
     assert len(seconds) == 4
     assert min(seconds) > 0
+    assert len(timings(world(3)[0], "all_reduce", nbytes=400, calls=5, repetitions=4, clock="process_time")) == 4
     assert OPERATIONS["all_reduce"].for_bytes(world(3)[0], 1).inputs[0][0].size == 1
 
 
@@ -164,5 +165,8 @@ class TestWorkerGroup:
         with WorkerGroup(SHM, 2) as group:
             in_rounds([group], {CASE: replace(TINY, rounds=9, least=3, budget=0)}, results)
             assert len(results.turns[Cell(CASE, SHM.name)]) == 3
+            busy = group.measure("all_reduce", nbytes=1 << 20, calls=2, repetitions=3, processor=True)
+            assert len(busy) == 3
+            assert all(0 < seconds < 10 for seconds in busy)
             with pytest.raises(MeasurementError, match=r"(?s)RankMesh shm with 2 ranks lost a rank.*KeyError"):
                 group.measure("no such operation", nbytes=4, calls=1, repetitions=1)
