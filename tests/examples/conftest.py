@@ -30,6 +30,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def python(tmp_path: Path) -> Run:
     """Run ``python ARGUMENTS`` in an empty folder and return how it ended."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # small matrices: more threads only wait for each other
 
     def run(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, arguments)]
