@@ -226,6 +226,31 @@ def test_a_new_failure_is_said_once(double, visit):
     assert page.page.locator("[aria-live]").count() == 1
 
 
+def test_a_failure_and_a_finding_at_once_are_both_announced(double, visit):
+    double.overview = {"ranks": [made_up.rank(0)]}
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    failed = made_up.rank(0, "failed", reason="ended by SIGKILL")
+    double.overview = {"ranks": [failed], "findings": [made_up.finding("rank 1 waits")]}
+    announced = page.page.locator("#announcer p")
+    page.until(lambda: announced.count() == 2, "both to be announced")
+    assert sorted(announced.all_text_contents()) == [
+        "Rank 0 of job failed (host-0, pid 4000): ended by SIGKILL",
+        "rank 1 waits",
+    ]
+
+
+def test_only_the_last_announcements_are_kept(double, visit):
+    double.overview = {"ranks": [made_up.rank(0)]}
+    page = visit(double.url)
+    page.wait_for_text("#connection", "live")
+    announced = page.page.locator("#announcer p")
+    for number in range(10):
+        double.overview = {"ranks": [made_up.rank(0)], "findings": [made_up.finding(f"wait {number}", ranks=[number])]}
+        page.until(lambda last=f"wait {number}": last in announced.all_text_contents(), "it to be announced")
+    assert announced.all_text_contents() == [f"wait {number}" for number in range(2, 10)]
+
+
 def test_an_event_brings_the_overview_at_once(double, visit):
     page = visit(double.url)
     page.wait_for_text("#connection", "live")

@@ -89,7 +89,11 @@ function announce(failures) {
   }
 }
 
-/** Announces a text to screen readers. */
+/** Announces a text to screen readers, after those before it: a failure and a finding often come at once. */
 export function tell(text) {
-  say(byId("announcer"), text);
+  const announcer = byId("announcer");
+  announcer.append(h("p", {}, text));
+  while (announcer.childElementCount > MOST) {
+    announcer.firstElementChild.remove();
+  }
 }
