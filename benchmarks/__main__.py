@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--processor", action="store_true", help="measure the processor time of all ranks instead")
     options = parser.parse_args(arguments)
     if options.only is None:
-        session = Session(full(), full_effort, joins=3, ddp=5)
+        session = Session(full(), full_effort, joins=3, ddp=3)
     else:
         least = min(3, options.rounds)
         effort = Effort(options.rounds, least, options.budget, seconds=options.seconds, processor=options.processor)

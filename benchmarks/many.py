@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import re
 import resource
@@ -136,6 +137,7 @@ def _fork(stack: ExitStack, name: str, folder: Path, ranks: int, descriptors: in
         os.dup2(output, 2)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stderr = os.fdopen(2, "w", 1, closefd=False)  # not that of a test
+        logging.root.handlers.clear()
         os.environ.update(environment)
         _run_forks(name, folder, ranks, descriptors)
     os.close(reading)

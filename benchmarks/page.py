@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.cases import Case, Cell
 from benchmarks.implementations import COMPARED, IMPLEMENTATIONS
@@ -86,6 +87,25 @@ def targets(runs: Sequence[Run]) -> str:
     return table(headings, rows, texts=5)
 
 
+def slower(runs: Sequence[Run]) -> str:
+    """Return the table of cells in which RankMesh took longer than another library, by the median of all runs."""
+    rows = []
+    for ours, theirs in (("rankmesh-shm", "gloo"), ("rankmesh-shm", "mpi"), ("rankmesh-tcp", "gloo")):
+        for case in dict.fromkeys(case for run in runs for case in run.results.cases()):
+            pairs = [run.results.ratio(Cell(case, theirs), Cell(case, ours)) for run in runs]
+            known = [value for value in pairs if value is not None]
+            if known and median(known) < 1:
+                figures = ["-" if value is None else ratio(value) for value in pairs]
+                rows.append([IMPLEMENTATIONS[ours].title, case_name(case), IMPLEMENTATIONS[theirs].title, *figures])
+    return table(["", "case", "against", *(f"{run.began:%m-%d %H:%M}" for run in runs)], rows, texts=3)
+
+
+def measured_on(run: Run) -> str:
+    """Return the sentences that name the machine and the versions of a run."""
+    machine = "; ".join(f"{name}: {what}" for name, what in run.machine.items())
+    return f"Measured on {machine}. Versions: {', '.join(dict.fromkeys(run.results.versions.values()))}."
+
+
 def chart(results: Results, path: Path, ranks: Sequence[int] = (2, 4)) -> None:
     """Draw the time of an all_reduce over the array's size, one panel a number of ranks, as SVG."""
     import matplotlib
@@ -119,15 +139,13 @@ def write(runs: Sequence[Run], path: Path = PAGE) -> None:
     files = [folder / f"run-{number}.json" for number in range(1, len(runs) + 1)]
     for file, run in zip(files, runs, strict=True):
         file.write_text(json.dumps(run.as_json(), separators=(",", ":")) + "\n")
-    last = runs[-1]
-    measured = "; ".join(f"{name}: {what}" for name, what in last.machine.items())
     links = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in files)
     path.write_text(
-        f"# Benchmarks\n\nWritten by `make bench`; do not edit. {_METHOD}\n\nMeasured on {measured}. Versions: "
-        f"{', '.join(dict.fromkeys(last.results.versions.values()))}.\n\n"
+        f"# Benchmarks\n\nWritten by `make bench`; do not edit. {_METHOD}\n\n{measured_on(runs[-1])}\n\n"
         + "".join(f"{line}\n\n" for line in dict.fromkeys(line for run in runs for line in run.left_out))
         + f"![Time of an all_reduce]({folder.name}/all_reduce.svg)\n\n{targets(runs)}\n\n"
-        f"Every timing of every case: {links}.\n"
+        f"## Slower than others\n\nAll cells in which RankMesh is slower, by the median of the runs.\n\n"
+        f"{slower(runs)}\n\nEvery timing of every case: {links}.\n"
     )
 
 
@@ -141,4 +159,4 @@ _METHOD = (
 
 
 if __name__ == "__main__":
-    write([Run.from_json(json.loads(Path(path).read_text())) for path in sys.argv[1:]])
+    write([Run.read(Path(path)) for path in sys.argv[1:]])

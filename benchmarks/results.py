@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -73,6 +75,11 @@ class Run:
                 for cell, turns in results.turns.items()
             ],
         }
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """Return the run of a JSON file."""
+        return cls.from_json(json.loads(path.read_text()))
 
     @classmethod
     def from_json(cls, read: dict[str, Any]) -> Run:

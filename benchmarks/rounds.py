@@ -56,8 +56,10 @@ def in_rounds(groups: Sequence[WorkerGroup], efforts: dict[Case, Effort], result
 
 
 def _turn(group: WorkerGroup, case: Case, effort: Effort, results: Results) -> None:
-    operation = OPERATIONS.get(case.operation)
-    if operation is not None and group.implementation.library in operation.without:
+    operation, library = OPERATIONS.get(case.operation), group.implementation.library
+    if operation is not None and library in operation.without:
+        return
+    if case.busy and library == "mpi":  # polls without end: a turn may take minutes
         return
     cell = Cell(case, group.implementation.name)
     calls = results.calls.get(cell)

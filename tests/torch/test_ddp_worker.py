@@ -27,9 +27,8 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 def test_a_step_reduces_all_gradients_in_buckets(ddp_worker: ModuleType) -> None:
-    model = ddp_worker.net()
-    trainer = ddp_worker.Trainer(model, 4)
-    assert sum(bucket.numel() for bucket in trainer._buckets) == parameters(model)
+    trainer = ddp_worker.Trainer(ddp_worker.JOBS["net"]._replace(items=4))
+    assert sum(bucket.numel() for bucket in trainer._buckets) == 21_840
     trainer.check()
     trainer.step()
     trainer.step_alone()
@@ -37,7 +36,7 @@ def test_a_step_reduces_all_gradients_in_buckets(ddp_worker: ModuleType) -> None
 
 
 def test_what_averages_wrongly_is_not_timed(ddp_worker: ModuleType) -> None:
-    trainer = ddp_worker.Trainer(ddp_worker.net(), 4)
+    trainer = ddp_worker.Trainer(ddp_worker.JOBS["net"]._replace(items=4))
 
     def twice(state, bucket):  # type: ignore[no-untyped-def]  # torch takes no annotations that are text
         future: Any = torch.futures.Future()
@@ -52,3 +51,19 @@ def test_what_averages_wrongly_is_not_timed(ddp_worker: ModuleType) -> None:
 def test_the_models_are_as_large_as_the_page_says(ddp_worker: ModuleType) -> None:
     assert parameters(ddp_worker.mlp()) == pytest.approx(10e6, rel=0.01)
     assert parameters(ddp_worker.net()) == 21_840
+    with torch.device("meta"):
+        assert parameters(ddp_worker.LanguageModel()) == pytest.approx(124e6, rel=0.01)
+
+
+def test_a_language_model_takes_texts(ddp_worker: ModuleType) -> None:
+    model = ddp_worker.LanguageModel(words=50, length=8, width=24, layers=2)
+    likely = model(torch.arange(16).reshape(2, 8))
+    assert likely.shape == (16, 50)
+    assert torch.allclose(likely.exp().sum(dim=1), torch.ones(16))
+
+
+def test_every_training_has_a_job(ddp_worker: ModuleType) -> None:
+    trainings = importlib.import_module("benchmarks.ddp").TRAININGS
+    assert ddp_worker.JOBS.keys() == trainings.keys()
+    for name, training in trainings.items():
+        assert training.items.startswith(f"{ddp_worker.JOBS[name].items} ")

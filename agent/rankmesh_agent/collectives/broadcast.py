@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from rankmesh_agent.collectives.all_gather import bruck_link
-from rankmesh_agent.collectives.link import FEW_RANKS, Array, DirectLink, Link, as_bytes, chunks, shards
+from rankmesh_agent.collectives.link import (
+    CHUNK_BYTES,
+    FEW_RANKS,
+    Array,
+    DirectLink,
+    Exchange,
+    Link,
+    as_bytes,
+    chunks,
+    pipelined,
+    shards,
+)
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.collectives.scatter import tree_link as tree_scatter
 from rankmesh_agent.transports.segment import Segment
@@ -87,8 +98,11 @@ def scatter_link(link: Link, array: Array, root: int) -> None:
 
     Steps: 2, and the arrival. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive
     all once; a tree would have the root send its bytes log2(size) times. Among many ranks, the shards follow a tree and
-    Bruck's algorithm: 4 log2 size steps.
+    Bruck's algorithm: 4 log2 size steps. On shared cores, where messages count, ``chunked_tree``.
     """
+    if link.shares_cores and link.size <= FEW_RANKS:
+        chunked_tree(link, array, root)
+        return
     split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
     if link.size > FEW_RANKS:
@@ -111,3 +125,30 @@ def scatter_link(link: Link, array: Array, root: int) -> None:
         peers = [rank for rank in others if rank != root]
         sends = [(rank, as_bytes(mine)) for rank in peers]
         link.exchange(sends, [(rank, as_bytes(split[rank])) for rank in others])
+
+
+def chunked_tree(link: Link, array: Array, root: int) -> None:
+    """The array follows a binomial tree in chunks: a rank sends a chunk on while it receives the next one.
+
+    Steps: log2 size and the number of chunks, and the arrival. (size - 1) messages a chunk, the fewest; the root sends
+    its bytes log2 size times.
+    """
+    link.arrive()
+    place = (link.rank - root) % link.size
+    reach = place & -place or link.size
+    children = [
+        (link.rank + distance) % link.size
+        for distance in reversed(distances(link.size))
+        if distance < reach and place + distance < link.size
+    ]
+    parts = [as_bytes(array[chunk]) for chunk in chunks(array.size, CHUNK_BYTES // array.itemsize)]
+    parent = (link.rank - reach) % link.size
+
+    def receive(number: int) -> Exchange:
+        return link.start([], [(parent, parts[number])] if place else [])
+
+    def send(number: int) -> Exchange:
+        return link.start([(child, parts[number]) for child in children], [])
+
+    for exchange in [send(number) for number in pipelined(link, len(parts), receive)]:
+        link.finish(exchange)

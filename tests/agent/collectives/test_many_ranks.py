@@ -10,6 +10,7 @@ import pytest
 from support.in_memory import MemoryWorld
 from support.oracle import expected, values
 
+from rankmesh_agent.collectives import broadcast
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -126,3 +127,17 @@ def test_results(name: str, size: int, shares_cores: bool) -> None:
         for dtype, op in TYPES if size < 16 else TYPES[:2]:  # the types' arithmetic is the same in larger worlds
             if count < 20_000 or dtype in ("f4", "f2"):
                 check(ranks, name, count, np.dtype(dtype), op)
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_a_long_array_follows_a_tree_in_chunks_where_ranks_share_cores(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcast, "CHUNK_BYTES", 1000)
+    ranks = MemoryWorld(size, shares_cores=True)
+    for root in range(size):
+        arrays = [np.arange(900, dtype="f4") if rank == root else np.zeros(900, "f4") for rank in range(size)]
+        ranks.run(lambda link: broadcast.scatter_link(link, arrays[link.rank], root))  # noqa: B023 - it has ended
+        assert all((array == np.arange(900)).all() for array in arrays)
+        children = (size - 1).bit_length()
+        assert ranks.busiest() <= 4 * children + 2 * (size - 1), "of 4 chunks, and those of the arrival"
