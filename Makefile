@@ -19,7 +19,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery check bench bench-many docs dashboard-screenshot clean cluster cluster-test cluster-down
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -66,6 +66,9 @@ test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends wit
 test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
 	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
 
+test-fuzz: $(VENV)/.dev  ## Send 50,000 sequences of mutated frames to mesh, store, attach and shared memory each
+	RANKMESH_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/security -k hostile $(PARALLEL) $(ARGS)
+
 check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -73,12 +76,13 @@ check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
 	$(BIN)/lint-imports
 
 # RUNS=2 measures twice, 20 minutes each, and shows both. ARGS='--only all_reduce --ranks 2' prints a part instead.
-bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, and large jobs at a gateway; writes docs/benchmarks.md
+bench: $(VENV)/.bench  ## Measure beside gloo and Open MPI, and large jobs at a gateway; writes docs/benchmarks*.md
 ifdef ARGS
 	$(BIN)/python -m benchmarks $(ARGS)
 else
 	set -e; for run in $(RUN_FILES); do $(BIN)/python -m benchmarks --json $$run; done
 	$(BIN)/python -m benchmarks.page $(RUN_FILES)
+	$(BIN)/python -m benchmarks.ddp_page $(RUN_FILES)
 	$(BIN)/python -m benchmarks.scale
 endif
 
@@ -106,6 +110,12 @@ cluster-test: $(VENV)/.dev  ## Test a cluster of its own: needs Docker, and the 
 
 cluster-down:  ## Stop the cluster, and remove its containers, network and volumes
 	docker compose --profile demo down --volumes --remove-orphans
+
+lock:  ## Write docker/locked anew: versions and hashes of the image's dependencies; needs uv
+	for extra in core gpu examples; do \
+	  $(PYTHON) docker/requirements.py $${extra#core} | uv pip compile - --quiet --universal --generate-hashes \
+	    --python-version 3.11 --no-header --no-annotate --upgrade -o docker/locked/$$extra.txt || exit; \
+	done
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis

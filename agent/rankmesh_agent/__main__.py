@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankmesh_agent.config.settings import Settings, read_token
+from rankmesh_agent.config.settings import Settings, protection, read_token
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: ending.set())
     try:
         agent.start()
-        print(f"RankMesh agent {agent.name} is ready at {agent.urls[0]}, for the gateway at {gateway}", flush=True)
+        place = f"{agent.urls[0]}, for the gateway at {gateway}"
+        print(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", flush=True)
         ending.wait()
     finally:
         agent.close("its agent was stopped by a signal")
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def _gateway(url: str | None) -> str:
     if not url:
         raise ValueError("no gateway: give --gateway http://host:8700, or set RANKMESH_GATEWAY")
-    if not url.startswith("http://"):
+    if not url.startswith(("http://", "https://")):
         raise ValueError(f"the gateway {url!r} is no URL of the form http://host:port")
     return url.rstrip("/")
 

@@ -33,6 +33,7 @@ from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.base import AsyncStore, BlockingStore
 from rankmesh_agent.store.job_store import JobStore
+from rankmesh_agent.store.table import Quota
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
@@ -136,12 +137,13 @@ class Agent:
             self._job_store = JobStore(
                 self.member.rank,
                 job.members,
-                settings.token,
+                settings.credentials,
                 f"rankmesh-store-{http.port}",
                 self._lost_ranks,
                 lambda: self._leaving,
                 self._limits,
                 self._connect,
+                Quota(settings.store_keys, settings.store_bytes),
             )
             undo.callback(self._job_store.close)
             self.store_server = self._job_store.server
@@ -519,7 +521,7 @@ class Agent:
         def make() -> object:
             from rankmesh_agent.http.app import create_app
 
-            return create_app(self, token=self.settings.token, names=names, max_tensor=self.settings.max_body)
+            return create_app(self, token=self.settings.credentials, names=names, max_tensor=self.settings.max_body)
 
         return make
 

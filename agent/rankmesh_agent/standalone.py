@@ -162,7 +162,7 @@ class Standalone:
 
         names = [*self._http.names, self.name, *(_host_in(url) for url in self.urls)]
         settings = self.settings
-        return create_app(self, token=settings.token, names=names, leasable=True, max_tensor=settings.max_body)
+        return create_app(self, token=settings.credentials, names=names, leasable=True, max_tensor=settings.max_body)
 
     # The HTTP endpoints' interface: leases
 

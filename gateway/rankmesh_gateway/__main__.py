@@ -11,9 +11,16 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rankmesh_agent.config.settings import Settings, create_token, read_token, require_token_beyond_loopback
+from rankmesh_agent.config.settings import (
+    Settings,
+    create_token,
+    protection,
+    read_token,
+    require_token_beyond_loopback,
+)
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
@@ -48,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 create_token(options.token_file)
             settings = Settings.from_env(os.environ)
             token = read_token(options.token_file) if options.token_file else settings.token
+            credentials = replace(settings, token=token).credentials
             require_token_beyond_loopback(options.host, token, "the gateway")
             file = RegistryFile(options.state) if options.state is not None else None
             if file is not None:
@@ -60,12 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if file is not None:
             file.follow(registry)
         names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
-        server = HttpServer(listener, "rankmesh-gateway")
+        server = HttpServer(listener, "rankmesh-gateway", token=token)
         ending = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: ending.set())
-        server.start(lambda: create_app(registry, token=token, names=names))
+        server.start(lambda: create_app(registry, token=credentials, names=names))
         print(f"RankMesh gateway is ready at {server.url()}", flush=True)
+        if not token:
+            print(f"It is {protection(token)}: no token is set", flush=True)
         ending.wait()
         registry.close()  # answers the waiting requests
         server.close()

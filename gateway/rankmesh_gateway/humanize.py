@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from rankmesh_agent.wire.ranges import ranges
-
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: object) -> str:
-    """Return a text from elsewhere with control characters replaced."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def size(nbytes: float) -> str:

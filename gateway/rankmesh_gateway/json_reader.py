@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from reprlib import repr
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rankmesh_agent.wire import json_text
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -21,11 +23,10 @@ def read(kind: type[T], text: bytes) -> T:
         text: the JSON.
 
     Raises:
-        ValueError: the text is not JSON.
+        ValueError: the text is not JSON, see ``json_text``.
         TypeError: the JSON has another structure, or a value has another type.
-        RecursionError: the JSON is nested too deeply.
     """
-    return from_document(kind, json.loads(text))
+    return from_document(kind, json_text.loads(text))
 
 
 def from_document(kind: type[T], document: object) -> T:
@@ -55,7 +56,7 @@ def _reader(kind: Any) -> _Reader:
             return value
         if kind is float and type(value) is int:
             return float(value)
-        raise TypeError(f"{value!r:.100} is not a {kind}")
+        raise TypeError(f"{repr(value):.100} is not a {kind}")
 
     return read_value
 
@@ -65,7 +66,7 @@ def _list_reader(kind: Any) -> _Reader:
 
     def read_list(value: Any) -> Any:
         if type(value) is not list:
-            raise TypeError(f"{value!r:.100} is not a list")
+            raise TypeError(f"{repr(value):.100} is not a list")
         return [inner(each) for each in value]
 
     return read_list
@@ -76,7 +77,7 @@ def _dataclass_reader(kind: type) -> _Reader:
 
     def read_dataclass(value: Any) -> Any:
         if type(value) is not dict:
-            raise TypeError(f"{value!r:.100} is not a {kind}")
+            raise TypeError(f"{repr(value):.100} is not a {kind}")
         try:
             return kind(**{name: readers[name](each) for name, each in value.items()})
         except KeyError as error:

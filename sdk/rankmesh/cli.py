@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rankmesh._cli import store
+from rankmesh._cli import store, tls
 from rankmesh._cli.bench import bench
+from rankmesh._cli.credentials import get, token
 from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
@@ -78,7 +79,10 @@ app.command()(diagnose)
 app.command()(stacks)
 app.command()(doctor)
 app.command()(bench)
+app.command()(token)
+app.command()(get)
 app.add_typer(store.app)
+app.add_typer(tls.app)
 
 
 def main() -> None:

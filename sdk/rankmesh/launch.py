@@ -33,12 +33,13 @@ from rankmesh._launcher.rank import Rank
 from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
-from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.printable import printable
 from rankmesh_agent.wire.schemas import NO_NODE
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def _listen(job: Plan, settings: Settings) -> socket.socket | None:
     options, purpose = job.options, "the launcher hosts the gateway"
     if options.external_gateway or options.node_rank > 0:
         return None
+    host = settings.bind if settings.bind and not job.owns_job else options.master_addr
+    require_token_beyond_loopback(host, job.token, "the launcher's gateway")
     if options.node_rank == NO_NODE:
         try:
             probe = bind(options.master_addr, job.port, purpose=purpose)
@@ -115,9 +118,6 @@ def _listen(job: Plan, settings: Settings) -> socket.socket | None:
         if not settings.bind:
             return probe
         probe.close()
-    host = options.master_addr
-    if not job.owns_job and settings.bind:
-        host = settings.bind
     return bind(host, job.port, purpose=purpose)
 
 
@@ -331,16 +331,16 @@ def _restarted(job: Plan, *, failed: bool) -> list[bytes]:
 def _greeting(job: Plan) -> list[bytes]:
     who = "1 rank" if len(job.ranks) == 1 else f"{len(job.ranks)} ranks"
     where = "" if job.owns_job else f" on node {job.node} of {job.nodes}"
-    greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health)"
+    greeting = f"{who}{where}, gateway {job.url} (curl {job.url}/health), {protection(job.token)}"
     return [f"[rankmesh] {line}".encode() for line in (greeting, *job.options.remarks)]
 
 
 def _say(text: str) -> None:
-    print(f"[rankmesh] {text}", file=sys.stderr, flush=True)
+    print(f"[rankmesh] {printable(text, lines=True)}", file=sys.stderr, flush=True)
 
 
 def _refuse(reason: object) -> int:
-    print(f"rankmesh run: {reason}", file=sys.stderr)
+    print(f"rankmesh run: {printable(reason, lines=True)}", file=sys.stderr)
     return 2
 
 

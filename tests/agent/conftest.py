@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rankmesh_agent.net import admission
+from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.transports import shared_memory
 
 
@@ -18,3 +20,10 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(shared_memory, "_open_through_proc", refuse)
     return tried
+
+
+@pytest.fixture
+def two_unauthenticated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two connections at a time be unauthenticated."""
+    monkeypatch.setattr(admission, "_MIN_CONNECTIONS", 1)
+    monkeypatch.setattr(UNAUTHENTICATED, "_most", 2)

@@ -25,7 +25,7 @@ def job():
 @pytest.mark.parametrize("kind", ["bash", "yaml", "python"])
 def test_what_it_shows_is_in_the_examples(kind) -> None:
     folder = ROOT / "examples"
-    files = [folder / "average.py", folder / "slurm" / "average.sbatch", MANIFEST]
+    files = [folder / "average.py", folder / "slurm" / "average.sbatch", MANIFEST, folder / "kubernetes" / "tls.yaml"]
     texts = [re.sub(r"^ {4}", "", path.read_text(), flags=re.MULTILINE) for path in files]
     texts += [path.read_text() for path in files]
     shown = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)

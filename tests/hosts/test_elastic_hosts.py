@@ -46,7 +46,8 @@ def test_a_host_that_is_cut_off_and_heals(request, count: int) -> None:
     launcher = f"rankmesh run --nnodes 1:{count} --nproc-per-node 1 --master-addr host1 --max-restarts 1 --last-call 4"
     script = f"slow_digits.py --epochs 20 --checkpoint {checkpoint}"
     first, *others = (
-        hosts.start(f"host{number + 1}", f"{launcher} {script}", RANKMESH_TOKEN="secret") for number in range(count)
+        hosts.start(f"host{number + 1}", f"{launcher} {script}", RANKMESH_TOKEN="the secret of all")
+        for number in range(count)
     )
     lost = others[-1]
     whole = f"on node 0 of {count}", f"on {count} nodes; this is node 0"  # the last host may have come late

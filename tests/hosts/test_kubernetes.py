@@ -23,7 +23,7 @@ def pod(hosts):
     _, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes" / "average.yaml").read_text())
     container = job["spec"]["template"]["spec"]["containers"][0]
     command = " ".join(container["command"]).replace("/scripts/", f"{ROOT}/examples/")
-    variables = {entry["name"]: entry.get("value", "of the Secret") for entry in container["env"]}
+    variables = {entry["name"]: entry.get("value", "the value of the Secret") for entry in container["env"]}
 
     def start(index: int):
         host = f"host{1 + index // 2}"

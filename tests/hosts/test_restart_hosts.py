@@ -48,7 +48,11 @@ def test_a_host_that_is_cut_off_and_comes_back(hosts) -> None:
     (hosts.folder / "cut.py").write_text(CUT)
     options = "--nproc-per-node 2 --master-addr host1 --master-port 29500 --max-restarts 1 --failure-grace 1 cut.py"
     started = [
-        hosts.start(f"host{node + 1}", f"rankmesh run --nnodes 2 --node-rank {node} {options}", RANKMESH_TOKEN="secret")
+        hosts.start(
+            f"host{node + 1}",
+            f"rankmesh run --nnodes 2 --node-rank {node} {options}",
+            RANKMESH_TOKEN="the secret of both",
+        )
         for node in (0, 1)
     ]
     for each in started:

@@ -284,7 +284,7 @@ def test_a_rank_that_cannot_join_says_why_in_time_and_can_join_then(ranks: Ranks
 
 
 def test_listening_for_other_machines_works_with_a_token(ranks: Ranks) -> None:
-    env = {"RANKMESH_BIND": "0.0.0.0", "RANKMESH_TOKEN": "secret"}
+    env = {"RANKMESH_BIND": "0.0.0.0", "RANKMESH_TOKEN": "the secret of all"}
     ranks.run(by_tcp, 2, env=env, port=free_port())
 
 

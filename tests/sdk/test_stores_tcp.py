@@ -189,7 +189,7 @@ class TestFailures:
             dist.TCPStore("0.0.0.0", 0, is_master=True)
         with socket.create_server(("0.0.0.0", 0)) as bound, pytest.raises(ValueError, match="without a token"):
             dist.TCPStore("127.0.0.1", 0, is_master=True, master_listen_fd=bound.fileno())
-        monkeypatch.setenv("RANKMESH_TOKEN", "secret")
+        monkeypatch.setenv("RANKMESH_TOKEN", "the secret of all")
         master = dist.TCPStore("0.0.0.0", 0, is_master=True)
         client = dist.TCPStore("127.0.0.1", master.port)
         client.set("k", "v")

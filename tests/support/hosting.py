@@ -41,7 +41,7 @@ class Cluster:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self._environment = {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **variables}
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.url = self._start("rankmesh_gateway", r"ready at (http://\S+)\n", "--port", "0")
+        self.url = self._start("rankmesh_gateway", r"ready at (https?://\S+)\n", "--port", "0")
         self._agents = 0
 
     def grow(self, size: int) -> None:
@@ -49,7 +49,7 @@ class Cluster:
         while self._agents < size:
             name = f"agent-{self._agents}"
             self._start(
-                "rankmesh_agent", r"ready at (http://\S+),", "--gateway", self.url, "--host", "127.0.0.1", "--port",
+                "rankmesh_agent", r"ready at (https?://\S+),", "--gateway", self.url, "--host", "127.0.0.1", "--port",
                 "0", "--name", name,
             )  # fmt: skip
             self._agents += 1

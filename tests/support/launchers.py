@@ -54,7 +54,11 @@ class Launchers:
     def process(self, *command: str, **variables: str) -> subprocess.Popen[str]:
         """Start a command with the environment of a launcher."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-        own = {"RANKMESH_TOKEN": "secret", "RANKMESH_SHM_DIR": str(self.folder / "shm"), "PYTHONPATH": str(TESTS)}
+        own = {
+            "RANKMESH_TOKEN": "the secret of all",
+            "RANKMESH_SHM_DIR": str(self.folder / "shm"),
+            "PYTHONPATH": str(TESTS),
+        }
         launcher = subprocess.Popen(
             command,
             cwd=self.folder,

@@ -165,7 +165,10 @@ def test_importing_torch_loads_next_to_nothing_of_ours(ranks: Ranks) -> None:
     code = "import torch, sys; print(*sorted(name for name in sys.modules if name.startswith('rankmesh')))"
     rank = ranks.command("-c", f"{code}; print(torch.distributed.Backend('RankMesh'))", name="import")
     ranks.succeed([rank])
-    assert rank.stdout.splitlines() == ["rankmesh rankmesh.torch", "rankmesh"]
+    assert rank.stdout.splitlines() == [
+        "rankmesh rankmesh.torch rankmesh_agent rankmesh_agent.config rankmesh_agent.config.env",
+        "rankmesh",
+    ]
 
 
 def come_as_launched(me: Me) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -10,12 +11,13 @@ from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ranges import ranges
 
 _MAX_DETAILS = 4096
 """Characters of a rank's details that the other ranks receive."""
-_UNKNOWN = b'["a call that does not fit into the report", ""]'
+_UNKNOWN = "a call that does not fit into the report", ""
 """Stands for the description of a rank in a large group with many different calls."""
 
 
@@ -41,8 +43,17 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
     """
     mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
     link.begin(context.seq, 0, context.wait)
-    calls = [json.loads(bytes(payload) or _UNKNOWN) for payload in link.exchange_descriptions(mine)]
+    calls = [_described_call(bytes(payload)) for payload in link.exchange_descriptions(mine)]
     raise mismatch_error(context, calls)
+
+
+def _described_call(payload: bytes) -> Sequence[str]:
+    """Return a rank's call and its details; of a description that cannot be read, that it is unknown."""
+    with contextlib.suppress(ValueError):
+        match json_text.loads(payload):
+            case [str(call), str(details)]:
+                return call, details
+    return _UNKNOWN
 
 
 def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:

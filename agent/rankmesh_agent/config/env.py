@@ -1,4 +1,4 @@
-"""Numbers in environment variables, with errors that name the variable."""
+"""Environment variables of one value, with errors that name the variable."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def integer(environ: Mapping[str, str], *names: str, at_least: int = 0, at_most:
 def describe_set(environ: Mapping[str, str], *names: str) -> str:
     """Return the variables that are set, as text: ``SLURM_PROCID=3, SLURM_NTASKS=4``."""
     return ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+
+
+def replaces_gloo(environ: Mapping[str, str]) -> bool:
+    """Return whether torch's backend gloo is to be RankMesh: RANKMESH_AS=gloo.
+
+    Raises:
+        ValueError: RANKMESH_AS has another value.
+    """
+    name = environ.get("RANKMESH_AS", "")
+    if name not in ("", "gloo"):
+        raise ValueError(f"RANKMESH_AS={name!r} is not a backend of torch that RankMesh can replace: only gloo is")
+    return bool(name)

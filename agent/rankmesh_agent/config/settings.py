@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
+import logging
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import Literal, cast, get_args
 
 from rankmesh_agent.config.env import integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
+from rankmesh_agent.wire.credentials import Credentials
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
@@ -21,6 +25,10 @@ Hosting = Literal["auto", "attached", "embedded"]
 
 DEFAULT_TIMEOUT = 1800.0
 """Default seconds an operation may take: torch's 30 minutes."""
+MIN_TOKEN_CHARACTERS = 16
+"""Shortest token with which a service listens beyond loopback."""
+
+_log = logging.getLogger("rankmesh")
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,9 @@ class Settings:
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
         token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
+        token_use, token_read: RANKMESH_TOKEN_USE and RANKMESH_TOKEN_READ, at servers: the credentials of these roles;
+            empty for those derived from the token.
+        private_network: RANKMESH_PRIVATE_NETWORK, at servers: whether other hosts may send bearer tokens without TLS.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.
@@ -56,6 +67,8 @@ class Settings:
         pickle: RANKMESH_PICKLE, whether ranks may pickle objects that are not plain data: only ``authenticated`` ranks
             (those of a job with a token), or ``never``.
         max_body: RANKMESH_MAX_BODY, largest array in bytes that an agent accepts or returns over HTTP.
+        store_keys: RANKMESH_STORE_KEYS, the most keys and queued values that a store of this process holds.
+        store_bytes: RANKMESH_STORE_BYTES, the most bytes that they have together.
         hosting: RANKMESH_HOSTING, whether this process attaches to a standalone agent (``attached``) or has its own
             (``embedded``); ``auto`` attaches where an http:// gateway has standalone agents.
         elastic_run: TORCHELASTIC_RUN_ID, set by torchrun.
@@ -78,6 +91,9 @@ class Settings:
     attempt: int = 0
     join: bool = False
     token: str = ""
+    token_use: str = ""
+    token_read: str = ""
+    private_network: bool = False
     transport: Transport = "auto"
     bind: str | None = None
     advertise: tuple[str, ...] = ()
@@ -89,6 +105,8 @@ class Settings:
     timeout: float = DEFAULT_TIMEOUT
     pickle: Pickle = "authenticated"
     max_body: int = 1 << 30
+    store_keys: int = 1 << 20
+    store_bytes: int = 4 << 30
     hosting: Hosting = "auto"
     elastic_run: str | None = None
     torchrun_store: bool = False
@@ -126,6 +144,9 @@ class Settings:
             attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
             join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
             token=_token(environ),
+            token_use=_role_token(environ, "RANKMESH_TOKEN_USE"),
+            token_read=_role_token(environ, "RANKMESH_TOKEN_READ"),
+            private_network=bool(integer(environ, "RANKMESH_PRIVATE_NETWORK", at_most=1)),
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
@@ -137,6 +158,8 @@ class Settings:
             timeout=_timeout(environ),
             pickle=cast(Pickle, _choice(environ, "RANKMESH_PICKLE", get_args(Pickle))),
             max_body=integer(environ, "RANKMESH_MAX_BODY", at_least=1) or cls.max_body,
+            store_keys=integer(environ, "RANKMESH_STORE_KEYS", at_least=1) or cls.store_keys,
+            store_bytes=integer(environ, "RANKMESH_STORE_BYTES", at_least=1) or cls.store_bytes,
             hosting=cast(Hosting, _choice(environ, "RANKMESH_HOSTING", get_args(Hosting))),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
             torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -148,23 +171,34 @@ class Settings:
             debug=_debug(environ),
         )
 
+    @property
+    def credentials(self) -> Credentials:
+        """The credentials that the servers of this process accept."""
+        return Credentials(self.token, self.token_use, self.token_read, self.private_network)
+
 
 def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
-    """Check that an address which other machines can reach is used with a token only.
+    """Check that an address which other machines can reach is used with a token only, and not with a short one.
 
     Raises:
-        ValueError: ``host`` is not a loopback address and ``token`` is empty.
+        ValueError: ``host`` is not a loopback address and ``token`` is empty, or short enough to be guessed.
     """
-    if not token and not is_loopback(host):
+    if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(host):
+        lack = f"with a token of fewer than {MIN_TOKEN_CHARACTERS} characters" if token else "without a token"
         raise ValueError(
-            f"{what} would listen on {host}, which other machines can reach, without a token. "
+            f"{what} would listen on {host}, which other machines can reach, {lack}. "
             "Set RANKMESH_TOKEN to the same secret on every rank (for example the output of 'openssl rand -hex 32'), "
             "or listen on 127.0.0.1."
         )
 
 
+def protection(token: str) -> str:
+    """Return in words who may use a server."""
+    return "token required" if token else "open to this user's processes on this host"
+
+
 def read_token(path: Path) -> str:
-    """Return the token in a file.
+    """Return the token in a file; warn if other users can read it.
 
     Raises:
         OSError: the file cannot be read.
@@ -173,7 +207,14 @@ def read_token(path: Path) -> str:
     token = path.read_text().strip()
     if not token:
         raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
+    if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        _warn_of_access(path)
     return token
+
+
+@functools.cache
+def _warn_of_access(path: Path) -> None:
+    _log.warning("other users can read or change the token in %s: run chmod 600 on it, and set a new token", path)
 
 
 def create_token(path: Path) -> None:
@@ -214,6 +255,13 @@ def _token(environ: Mapping[str, str]) -> str:
     if token or not path:
         return token or ""
     return read_token(Path(path))
+
+
+def _role_token(environ: Mapping[str, str], name: str) -> str:
+    text = environ.get(name, "")
+    if text and len(text) < MIN_TOKEN_CHARACTERS:
+        raise ValueError(f"{name} has fewer than {MIN_TOKEN_CHARACTERS} characters, so that it could be guessed")
+    return text
 
 
 def _debug(environ: Mapping[str, str]) -> str:

@@ -23,8 +23,11 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, NoResponseError
+from rankmesh_agent.net.http_sessions import session_with
+from rankmesh_agent.net.tls import DEFAULT_PORTS, client_side
 from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
+from rankmesh_agent.wire.http_auth import HELLO_TARGET, INFO, MissingProofError, ReceivedResponse, exchange
 from rankmesh_agent.wire.schemas import (
     MAX_PROBE_BYTES,
     MAX_PROBE_SECONDS,
@@ -164,13 +167,13 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
     reply = ProbeReply(url, reached=False)
     try:
         peer = urlsplit(url)
-        with _connected(peer.hostname or "", peer.port or 80, deadline, reply) as connection:
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
+        port = peer.port or DEFAULT_PORTS.get(peer.scheme, 80)
+        with _connected(peer.scheme, peer.hostname or "", port, deadline, reply) as connection:
             for _ in range(_ROUND_TRIPS):
-                seconds_taken = _fetch(connection, 0, headers, deadline)
+                seconds_taken = _fetch(connection, 0, token, deadline)
                 reply.round_trip = min(seconds_taken, reply.round_trip or seconds_taken)
             if nbytes:
-                seconds_taken = _fetch(connection, nbytes, headers, deadline)
+                seconds_taken = _fetch(connection, nbytes, token, deadline)
                 reply.bytes, reply.seconds = nbytes, max(1e-9, seconds_taken - (reply.round_trip or 0.0))
         reply.reached = True
     except _PathError as error:
@@ -179,7 +182,9 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
 
 
 @contextmanager
-def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> Iterator[http.client.HTTPConnection]:
+def _connected(
+    scheme: str, host: str, port: int, deadline: Deadline, reply: ProbeReply
+) -> Iterator[http.client.HTTPConnection]:
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -195,6 +200,12 @@ def _connected(host: str, port: int, deadline: Deadline, reply: ProbeReply) -> I
             raise _connect_error(error, address[4][0], port, deadline) from error
         reply.connect = time.perf_counter() - began
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if scheme == "https":
+            sock = secured = client_side(sock, host, port)
+            try:
+                secured.handshake()
+            except (OSError, AuthenticationError) as error:
+                raise _PathError("connect", f"no TLS with {host} port {port}: {error}") from error
         connection.sock = sock
         yield connection
     finally:
@@ -218,7 +229,7 @@ def _connect_error(error: OSError, host: object, port: int, deadline: Deadline) 
     return _PathError("route", f"no route to {host} port {port}: {error.strerror or error}; check routes and addresses")
 
 
-def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[str, str], deadline: Deadline) -> float:
+def _fetch(connection: http.client.HTTPConnection, nbytes: int, token: str, deadline: Deadline) -> float:
     """Fetch bytes from an agent and return the seconds it took.
 
     Raises:
@@ -231,14 +242,15 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[st
         while True:
             began = time.perf_counter()
             sock.settimeout(max(1e-3, deadline.remaining()))
-            connection.request("GET", f"/v1/probe?bytes={nbytes}", headers=headers)
-            response = connection.getresponse()
+            response = _request(connection, f"/v1/probe?bytes={nbytes}", token)
+            if response is None:
+                raise _PathError(
+                    "token", f"the agent at {peer} rejects the token of this agent: they are not of one job"
+                )
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _RETRY_SECONDS:
                 break
             response.read(_CHUNK_BYTES)
             select.select([], [], [], _RETRY_SECONDS)
-        if response.status == HTTPStatus.UNAUTHORIZED:
-            raise _PathError("token", f"the agent at {peer} rejects the token of this agent: they are not of one job")
         if response.status != HTTPStatus.OK:
             raise _PathError("stranger", f"{peer} responds with {response.status}: it is not an agent, or an older one")
         while chunk := response.read1(_CHUNK_BYTES):
@@ -264,3 +276,29 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, headers: dict[st
         ) from None
     except (OSError, http.client.HTTPException) as error:
         raise _PathError("answer", f"{peer} ended the connection: {error or type(error).__name__}") from error
+
+
+def _request(connection: http.client.HTTPConnection, target: str, token: str) -> http.client.HTTPResponse | None:
+    """Request bytes, and return the response, whose body has not been read; None if the agent refuses the token."""
+    host = f"[{connection.host}]" if ":" in connection.host else connection.host
+    netloc = f"{host}:{connection.port}"
+    if not token:
+        connection.request("GET", target)
+        response = connection.getresponse()
+        return None if response.status == HTTPStatus.UNAUTHORIZED else response
+    script = exchange(session_with(netloc, token), "GET", target, netloc, {})
+    step = next(script)
+    while True:
+        headers = {"host": netloc, "authorization": step.authorization}
+        connection.request("GET", target if step.own else HELLO_TARGET, headers=headers)
+        response = connection.getresponse()
+        challenge = response.getheader("WWW-Authenticate", "")
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            response.read(_CHUNK_BYTES)
+        try:
+            step = script.send(ReceivedResponse(response.status, challenge, response.getheader(INFO, "")))
+        except MissingProofError as error:
+            peer = f"{connection.host} port {connection.port}"
+            raise _PathError("stranger", f"{peer} is not the agent that it should be: {error}") from error
+        except StopIteration as end:
+            return response if end.value else None

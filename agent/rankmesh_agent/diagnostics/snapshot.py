@@ -16,10 +16,12 @@ from typing import Final
 
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.store.base import KeyWaitInfo
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.handshake import server_script
+from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
@@ -34,7 +36,7 @@ from rankmesh_agent.wire.snapshot import (
 _CLIENT_SECONDS = 10.0
 """Time limit of the handshake, and of each send."""
 _MAX_CLIENTS = 8
-"""Connections that are served at once; the server closes any more."""
+"""Authenticated clients that are served at once; more wait."""
 _MAX_KEYS = 10
 _MAX_ERROR_CHARACTERS = 500
 _BEGIN: Final = 3
@@ -148,23 +150,23 @@ class SnapshotServer:
         self._token = token
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, threading.Thread] = {}
+        self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._closed = False
 
     def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has requested the upgrade, in a thread of its own. From any thread."""
-        thread = threading.Thread(target=self._serve, args=(sock,), name="rankmesh-snapshot", daemon=True)
-        with self._lock:
-            admitted = not self._closed and len(self._clients) < _MAX_CLIENTS
-            if admitted:
-                self._clients[sock] = thread
-        if not admitted:
-            sock.close()
-            return
+        admission = UNAUTHENTICATED.admit(sock)
+        thread = threading.Thread(target=self._serve, args=(sock, admission), name="rankmesh-snapshot", daemon=True)
         try:
-            thread.start()
+            with self._lock:
+                if not self._closed:
+                    thread.start()
+                    self._clients[sock] = thread
+                    return
         except BaseException:
-            self._forget(sock)
+            self._forget(sock, admission)
             raise
+        self._forget(sock, admission)
 
     def close(self) -> None:
         """End the connections, and wait for their threads. Does nothing the second time."""
@@ -186,24 +188,28 @@ class SnapshotServer:
             sock.close()
         self._clients.clear()
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, admission: Admission) -> None:
         try:
             sock.settimeout(_CLIENT_SECONDS)
             sock.sendall(UPGRADE.response())
-            handshake = Handshake(sock, server_script(self._token))
+            challenge = Challenge(self._token, Protocol.SNAPSHOT, client=False, binding=binding_of(sock))
+            handshake = Handshake(sock, server_script(challenge))
             try:
                 handshake.run(_CLIENT_SECONDS)
             finally:
                 handshake.close()
-            found = self._take()
-            sock.settimeout(_CLIENT_SECONDS)
-            sock.sendall(json.dumps(found, default=vars).encode())
+            admission.end()
+            with self._served:
+                found = self._take()
+                sock.settimeout(_CLIENT_SECONDS)
+                sock.sendall(json.dumps(found, default=vars).encode())
         except (OSError, DistError) as error:
             _log.debug("a client that asked for a snapshot got none: %s", error)
         finally:
-            self._forget(sock)
+            self._forget(sock, admission)
 
-    def _forget(self, sock: socket.socket) -> None:
+    def _forget(self, sock: socket.socket, admission: Admission) -> None:
+        admission.end()
         with self._lock:
             self._clients.pop(sock, None)
             sock.close()

@@ -30,6 +30,7 @@ from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
 from rankmesh_agent.wire.stats import OpStats
 
 Array = np.ndarray[Any, Any]
+_Key = tuple[Any, ...]
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ALL_REDUCE, _REDUCE, _BROADCAST, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
     OpType.ALL_REDUCE,
@@ -185,7 +186,8 @@ class Communicator(ABC):
                 found.setdefault(op, OpStats()).add(stats)
         return found
 
-    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks
+    # Collectives: arrays are one-dimensional, contiguous and of a supported dtype; roots are group ranks; see Call for
+    # the subject
 
     def all_reduce(self, array: Array, op: ReduceOp, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, in place.
@@ -194,7 +196,7 @@ class Communicator(ABC):
             array: see above.
             op: reduction.
             options: see Options.
-            subject: what else has to be equal at all members: see Call.
+            subject: see above.
         """
         if subject:
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
@@ -205,15 +207,19 @@ class Communicator(ABC):
         key = _REDUCE, array.dtype, array.size, op, self.state.global_ranks[root]
         return self._submit(key, (array, op, root), options)
 
-    def broadcast(self, array: Array, root: int, options: Options) -> Work | None:
+    def broadcast(self, array: Array, root: int, options: Options, subject: str = "") -> Work | None:
         """Copy the root's array to all members."""
-        key = _BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root]
+        key: _Key = (_BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root])
+        if subject:
+            key = *key, None, subject
         return self._submit(key, (array, root), options)
 
-    def all_gather(self, outputs: Sequence[Array], array: Array, options: Options) -> Work | None:
+    def all_gather(self, outputs: Sequence[Array], array: Array, options: Options, subject: str = "") -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
         count, counts = _counts(outputs)
-        key = _ALL_GATHER, array.dtype, count, None, None, counts
+        key: _Key = (_ALL_GATHER, array.dtype, count, None, None, counts)
+        if subject:
+            key = *key, subject
         return self._submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:

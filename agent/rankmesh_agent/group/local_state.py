@@ -14,7 +14,7 @@ from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
 from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
-from rankmesh_agent.wire import frames, goodbye
+from rankmesh_agent.wire import frames, goodbye, json_text
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     DistBackendError,
@@ -326,7 +326,7 @@ class LocalGroupState(GroupState):
 
 def _decode_failure(payload: bytes) -> DistError:
     try:
-        failure = json.loads(payload)
-        return from_code(failure.pop("code"), failure.pop("message"), **failure)
+        failure = json_text.loads(payload)
+        return from_code(str(failure.pop("code")), str(failure.pop("message")), **failure)
     except (ValueError, KeyError, TypeError, AttributeError):
         return GroupAbortedError("another member gave the group up, with a message that cannot be read")

@@ -189,6 +189,11 @@ def wait_limit(timeout: timedelta | float | None) -> float | None:
     return (None if timeout is None else seconds_of(timeout, 0.0)) or None
 
 
+def _repr(operation: str, done: bool, error: BaseException | None) -> str:
+    state = "running" if not done else "done" if error is None else f"failed: {error}"
+    return f"<Work {operation}, {state}>"
+
+
 class QueuedWork(Work):
     """A call in a group's queue.
 
@@ -214,6 +219,9 @@ class QueuedWork(Work):
         self._future = Future(worker, release)
         self._claimed = threading.Lock()
         self._withdrawn = False
+
+    def __repr__(self) -> str:
+        return _repr(self._described, self.is_completed(), self.exception())
 
     def run(self, ended: Callable[[], object] = lambda: None) -> None:
         """Execute the call, in the group's worker thread; then release its arguments.
@@ -309,6 +317,9 @@ class MessageWork(Work):
         self._completing = threading.Lock()
         self._done = False
         self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return _repr("send" if self._source is None else "recv", self._done, self._error)
 
     def is_completed(self) -> bool:
         if not self._done and self._process is _process and self._completing.acquire(False):

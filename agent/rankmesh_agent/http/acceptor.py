@@ -13,19 +13,27 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.handshake import step_seconds
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
 
-MAX_UNDECIDED = 128
-"""Maximum number of clients that have not sent a whole head; more clients wait in the backlog."""
 HEAD_SECONDS = 10.0
 """Time limit for a client to send its head."""
 _RETRY_SECONDS = 0.05
+_FULL_SECONDS = 0.001
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 _log = logging.getLogger("rankmesh")
+
+
+class _Client(NamedTuple):
+    """A client that has not sent a whole head, and when it connected."""
+
+    sock: socket.socket
+    admission: Admission
+    since: float
 
 
 class UpgradeAcceptor:
@@ -39,7 +47,7 @@ class UpgradeAcceptor:
     def __init__(self, listener: socket.socket, upgrades: Mapping[Upgrade, Callable[[socket.socket], None]]) -> None:
         self._listener = listener
         self._upgrades = upgrades
-        self._undecided: dict[int, tuple[socket.socket, float]] = {}  # with the times of their connects, oldest first
+        self._undecided: dict[int, _Client] = {}  # oldest first
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
 
@@ -63,35 +71,36 @@ class UpgradeAcceptor:
                         needs_http = False
                         self._accept()
                     if needs_http:
-                        return [sock for sock, _ in self._undecided.values()]
+                        for client in self._undecided.values():
+                            client.admission.end()
+                        return [client.sock for client in self._undecided.values()]
                 while self._seconds_left(now) == 0.0:  # it had sent too little at that time
-                    self._remove(next(iter(self._undecided.values()))[0]).close()
+                    self._remove(next(iter(self._undecided.values())).sock).close()
 
     def close(self) -> None:
         """Close the epoll descriptor, and the connections that have not been handed over. Not while it runs."""
         self._poll.close()
-        for sock, _ in self._undecided.values():
-            sock.close()
-
-    def _is_full(self) -> bool:
-        return len(self._undecided) >= MAX_UNDECIDED
+        for client in self._undecided.values():
+            client.admission.end()
+            client.sock.close()
 
     def _seconds_left(self, now: float) -> float | None:
         """Return the seconds until the client that came first has run out of time, None if there is none."""
-        for _, since in self._undecided.values():
-            return max(0.0, since + step_seconds(len(self._undecided), MAX_UNDECIDED, HEAD_SECONDS) - now)
+        for client in self._undecided.values():
+            return max(0.0, client.since + HEAD_SECONDS - now)
         return None
 
     def _remove(self, sock: socket.socket) -> socket.socket:
         """Return a client that is undecided no more."""
-        if self._is_full():
-            self._poll.modify(self._listener, select.EPOLLIN)
         self._poll.unregister(sock)
-        del self._undecided[sock.fileno()]
+        self._undecided.pop(sock.fileno()).admission.end()
         return sock
 
     def _accept(self) -> None:
         """Accept a connection."""
+        if not UNAUTHENTICATED.has_room():
+            time.sleep(_FULL_SECONDS)
+            return
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
@@ -101,21 +110,20 @@ class UpgradeAcceptor:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
             return
         sock.setblocking(False)
-        self._undecided[sock.fileno()] = sock, time.monotonic()
+        self._undecided[sock.fileno()] = _Client(sock, UNAUTHENTICATED.admit(sock), time.monotonic())
         # Edge-triggered: the bytes of an incomplete head stay in the socket.
         self._poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
-        if self._is_full():
-            self._poll.modify(self._listener, 0)
 
     def _examine(self, descriptor: int, event: int) -> bool:
         """Look at what a client has sent; return whether it needs an HTTP server."""
-        sock, _ = self._undecided[descriptor]
+        sock = self._undecided[descriptor].sock
         try:
             head = sock.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
             head = b""
+        self._undecided[descriptor].admission.peeked = len(head)
         matches = {upgrade.is_requested(head): handle for upgrade, handle in self._upgrades.items()}
         if head and True not in matches and None not in matches:
             return True

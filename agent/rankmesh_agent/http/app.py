@@ -12,18 +12,26 @@ from fastapi import APIRouter, FastAPI
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import WebApplication
-from rankmesh_agent.http.middleware import SecurityMiddleware
+from rankmesh_agent.http.middleware import SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.wire.credentials import Credentials, Role
 from rankmesh_agent.wire.npy import MAX_HEADER
+
+_role_of = role_table(
+    {
+        Role.READ: r"GET /(metrics|openapi\.json|v1/(info|groups(/[^/]+(/inflight)?)?|flight-recorder|host|probe))",
+        Role.USE: r"[A-Z]+ /v1/store(/.*)?|POST /v1/groups/[^/]+/(?!abort$)[^/]+",
+    }
+)
 
 
 def create_app(
     agent: AgentInterface,
     *,
-    token: str = "",
+    token: str | Credentials = "",
     names: Iterable[str] = (),
     leasable: bool = False,
     max_tensor: int = Settings.max_body,
@@ -32,7 +40,7 @@ def create_app(
 
     Args:
         agent: the agent.
-        token: the secret that every request but health needs; empty for none.
+        token: the secret that every request but health needs, or all credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
         leasable: whether the agent is a standalone one, a LeasableAgent.
         max_tensor: most bytes of an array in a request or a response.
@@ -44,24 +52,27 @@ def create_app(
         [module.router for module in modules],
         agent,
     )
-    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, token)
+    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, Credentials.of(token).run)
     app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
-    return SecurityMiddleware(app, token, names, large_body=max_tensor + MAX_HEADER, is_large=_may_carry_tensor)
+    large_body = max_tensor + MAX_HEADER
+    return SecurityMiddleware(app, token, names, large_body=large_body, is_large=_may_carry_tensor, role_of=_role_of)
 
 
-def create_store_app(keys: AsyncStore, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
+def create_store_app(
+    keys: AsyncStore, *, token: str | Credentials = "", names: Iterable[str] = ()
+) -> SecurityMiddleware:
     """Return the ASGI application of a store alone, with the agent's store endpoints; it closes the store at the end.
 
     Args:
         keys: the store.
-        token: the secret that every request but health needs; empty for none.
+        token: the secret that every request but health needs, or all credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
     """
     served = SimpleNamespace(store=keys, aclose=keys.close)
     routers = [health.store_router, store.router]
     app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
-    return SecurityMiddleware(app, token, names)
+    return SecurityMiddleware(app, token, names, role_of=_role_of)
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,14 @@
 """ASGI middleware, without a framework, that checks every request before the application gets it.
 
-Three checks, on every method and path:
+Four checks, on every method and path:
 
 * *Host* must be an address or a name of this service, and *Origin*, which browsers send, must be the same. So a web
   page that the user visits cannot send requests to a service on the user's machine (DNS rebinding, CSRF).
-* If the job has a token, every path but health and the application's open ones needs ``Authorization: Bearer <token>``.
+* If the job has a token, every path but health and the application's open ones needs a proof of a credential
+  (``wire.http_auth``), or the credential itself, for ``curl`` and browsers: ``Authorization: Bearer <token>``. This is
+  accepted only from clients on this host, over TLS, or on a network that the operator declares private.
+  Without either, the response of /health has no details.
+* The credential's role must include the one that the path needs.
 * The body has a size limit: bytes are counted while they arrive, whatever Content-Length is.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
@@ -13,15 +17,33 @@ It also holds the one way an error becomes an ``application/problem+json`` body 
 from __future__ import annotations
 
 import functools
+import hashlib
 import hmac
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
+from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.net.rate_limit import AddressRateLimit, WarningInterval
+from rankmesh_agent.wire.credentials import Credentials, Role
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.http_auth import (
+    COVERED,
+    INFO,
+    SCHEME,
+    STREAM,
+    UNKNOWN_KEY,
+    AuthenticatedClient,
+    Authenticator,
+    digest,
+)
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES, Problem
+
+_log = logging.getLogger("rankmesh")
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -31,9 +53,29 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
 """Paths without a token, for load balancers and people; their responses hold no secrets."""
 
+_HOST = re.compile(r"(?:([^\[\]:]+)|\[([^\[\]]*)\])(?::[0-9]*)?")
+"""A Host header (RFC 9110, section 7.2): a name or an IPv4 address, or an IPv6 address in brackets; then the port."""
+UNAUTHENTICATED_A_SECOND = 100
+"""Requests without a right credential that one address may send; any more get 429. Others are not counted."""
+_UNAUTHENTICATED_AT_ONCE = 1000
 _MOST_DIGITS = 18
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
+
+
+def role_table(patterns: Mapping[Role, str]) -> Callable[[str, str], Role]:
+    """Return the function from a request's method and path to the role that it needs: ``run`` where no pattern matches.
+
+    Args:
+        patterns: a regular expression for each other role, of method and path with a space between; GET includes HEAD.
+    """
+    compiled = [(role, re.compile(pattern, re.DOTALL)) for role, pattern in patterns.items()]
+
+    def role_of(method: str, path: str) -> Role:
+        request = f"{'GET' if method == 'HEAD' else method} {path}"
+        return next((role for role, pattern in compiled if pattern.fullmatch(request)), Role.RUN)
+
+    return role_of
 
 
 def problem(status: int, code: str, detail: str, **extensions: Any) -> Problem:
@@ -59,40 +101,50 @@ def bug(service: str, method: str, path: str, error: Exception) -> Problem:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
 
 
-class _BodyTooLargeError(BaseException):  # not an Exception: frameworks handle those themselves
-    pass
+class _BodyRejectedError(BaseException):  # not an Exception: frameworks handle those themselves
+    def __init__(self, document: Problem) -> None:
+        super().__init__(document.detail)
+        self.problem = document
 
 
 class SecurityMiddleware:
-    """ASGI middleware with these three checks.
+    """ASGI middleware with these checks.
 
     Args:
         app: the application behind it.
-        token: the job's token; empty for none.
+        token: the job's token, or all its credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
         max_body: limit of a request's body, in bytes.
         large_body: the limit of requests for which ``is_large`` is true.
         is_large: predicate of a request's method and path.
         open_paths: paths besides health that need no token.
+        role_of: returns the role that a request's method and path need.
     """
 
     def __init__(
         self,
         app: Application,
-        token: str = "",
+        token: str | Credentials = "",
         names: Iterable[str] = (),
         max_body: int = MAX_BODY_BYTES,
         large_body: int = 0,
         is_large: Callable[[str, str], bool] = lambda method, path: False,
         open_paths: Iterable[str] = (),
+        role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN,
     ) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode() if token else b""
+        credentials = Credentials.of(token)
+        self._bearers = [(role, f"Bearer {text}".encode()) for role, text in credentials.sufficient(Role.READ)]
+        self._authenticator = Authenticator(credentials) if credentials else None
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._max_body = max_body
         self._large_body = large_body
         self._is_large = is_large
         self._open = OPEN_PATHS.union(open_paths)
+        self._unauthenticated = AddressRateLimit(UNAUTHENTICATED_A_SECOND, _UNAUTHENTICATED_AT_ONCE)
+        self._warning = WarningInterval()
+        self._role_of = role_of
+        self._private_network = credentials.private_network
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check a request, then forward it to the application."""
@@ -100,20 +152,42 @@ class SecurityMiddleware:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        rejection = self._check(scope["path"], headers, limit)
-        if rejection is not None:
-            await _send_problem(rejection, send)
+        caller = self._caller(scope, headers)
+        if isinstance(caller, str):
+            has_body = b"content-length" in headers or b"transfer-encoding" in headers
+            refusal = _unauthenticated("the server does not accept the token given")
+            if caller == UNKNOWN_KEY and scope.get("client") is not None:
+                refusal = self._limit_unauthenticated(scope["client"][0]) or refusal
+            await send_problem(refusal, send, challenge=caller, close=has_body)
             return
+        if caller is not None:
+            send = _signed(caller, send)
+        limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
+        held = self._bearer_role(headers) if caller is None else caller.role
+        in_clear = caller is None and self._authenticator is not None and not self._is_private(scope)
+        rejection = self._check(scope, headers, limit, held, in_clear)
+        if rejection is not None:
+            if rejection.status == 401 and scope.get("client") is not None:
+                rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
+            await send_problem(rejection, send)
+            return
+        if held is None or in_clear:
+            scope.setdefault("state", {})["details"] = False
         received = 0
+        hashed = None if caller is None else hashlib.sha256()
         started = False
 
-        async def receive_counted() -> Message:
+        async def receive_checked() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            body = message.get("body", b"")
+            received += len(body)
             if received > limit:
-                raise _BodyTooLargeError
+                raise _BodyRejectedError(_too_large(limit))
+            if caller is not None and hashed is not None and message["type"] == "http.request":
+                hashed.update(body)
+                if not message.get("more_body") and hashed.hexdigest() != caller.content:
+                    raise _BodyRejectedError(_unauthenticated("the body is not the one that the client has signed"))
             return message
 
         async def forward(message: Message) -> None:
@@ -122,12 +196,43 @@ class SecurityMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive_counted, forward)
-        except _BodyTooLargeError:
+            await self._app(scope, receive_checked, forward)
+        except _BodyRejectedError as error:
             if not started:
-                await _send_problem(_too_large(limit), send)
+                await send_problem(error.problem, send)
 
-    def _check(self, path: str, headers: dict[bytes, bytes], limit: int) -> Problem | None:
+    def _caller(self, scope: Message, headers: dict[bytes, bytes]) -> AuthenticatedClient | str | None:
+        """Return the client that proves a credential, the challenge for one that does not, None without the scheme."""
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        if self._authenticator is None or not authorization.startswith(SCHEME):
+            return None
+        target = scope.get("raw_path") or scope["path"].encode()
+        if scope.get("query_string"):
+            target += b"?" + scope["query_string"]
+        fields = {name: headers.get(name.encode(), b"").decode("latin-1") for name in ("host", *COVERED)}
+        return self._authenticator.authenticate(
+            authorization, scope["method"], target.decode("latin-1"), fields["host"], fields
+        )
+
+    def _bearer_role(self, headers: dict[bytes, bytes]) -> Role | None:
+        """Return the role of a request's bearer token; None without a token of this job, if it has one."""
+        if self._authenticator is None:
+            return Role.RUN
+        given = headers.get(b"authorization", b"")
+        return max((role for role, text in self._bearers if hmac.compare_digest(given, text)), default=None)
+
+    def _is_private(self, scope: Message) -> bool:
+        """Return whether no network sees a request: it comes from this host, over TLS, or the network is private."""
+        client, server = scope.get("client"), scope.get("server")
+        if self._private_network or scope.get("scheme") == "https":
+            return True
+        if client is None or not _is_address(client[0]):  # not a TCP connection
+            return True
+        return is_loopback(client[0].removeprefix("::ffff:")) or (server is not None and client[0] == server[0])
+
+    def _check(
+        self, scope: Message, headers: dict[bytes, bytes], limit: int, held: Role | None, in_clear: bool
+    ) -> Problem | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_known_host(host):
             return problem(
@@ -139,22 +244,35 @@ class SecurityMiddleware:
             f"https://{host.lower()}",
         ):
             return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
-        if path not in self._open and self._expected:
-            given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                return problem(401, "unauthenticated", "send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
+        if scope["path"] not in self._open:
+            rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
+            if rejection is not None:
+                return rejection
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > limit:
             return _too_large(limit)
         return None
 
+    def _limit_unauthenticated(self, address: str) -> Problem | None:
+        """Count a request without a right credential; return the response if its address has sent too many."""
+        if self._unauthenticated.allows(address):
+            return None
+        if self._warning.is_due():
+            _log.warning(
+                "%s sends more than %d requests a second without a right credential, which get 429",
+                address,
+                UNAUTHENTICATED_A_SECOND,
+            )
+        return problem(
+            429, "too-many-attempts", f"{address} has sent too many requests without the job's token: wait, or send it"
+        )
+
     def _is_known_host(self, host: str) -> bool:
-        name = host.lower()
-        if name.startswith("["):
-            name = name[1:].partition("]")[0]
-        elif name.count(":") == 1:
-            name = name.partition(":")[0]
-        return name in self._names or _is_address(name)
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return _is_address(host)
+        name, address = match.groups()
+        return name in self._names or _is_address(name or address)
 
 
 @functools.lru_cache
@@ -170,11 +288,69 @@ def _too_large(limit: int) -> Problem:
     return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
 
 
-async def _send_problem(document: Problem, send: Send) -> None:
+def _unauthenticated(detail: str) -> Problem:
+    return problem(401, "unauthenticated", detail)
+
+
+def _check_role(held: Role | None, needed: Role, in_clear: bool) -> Problem | None:
+    """Return why a request is rejected; None if the role that its client holds includes the one that it needs."""
+    if held is None:
+        return _unauthenticated("send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
+    if in_clear:
+        return problem(
+            403,
+            "cleartext-token",
+            "a bearer token is accepted from this host (127.0.0.1, or through 'ssh -L'), over https, or from a network "
+            "that RANKMESH_PRIVATE_NETWORK=1 declares private at the server; the 'rankmesh' command works from "
+            "everywhere, as it does not send the token",
+        )
+    if held < needed:
+        return problem(
+            403,
+            "forbidden-role",
+            f"this needs a credential of the role {needed.name.lower()!r}; the one given has the role "
+            f"{held.name.lower()!r}",
+        )
+    return None
+
+
+def _signed(caller: AuthenticatedClient, send: Send) -> Send:
+    """Return a ``send`` that adds the proof to the response's head: of its body, too, if that comes in one piece."""
+    head: Message = {}
+
+    async def send_signed(message: Message) -> None:
+        nonlocal head
+        if message["type"] == "http.response.start":
+            head = message
+            return
+        if head:
+            body = message.get("body", b"")
+            complete = not message.get("more_body") or (b"content-length", str(len(body)).encode()) in head["headers"]
+            info = caller.sign_response(head["status"], digest(body) if complete else STREAM)
+            start = {**head, "headers": [*head["headers"], (INFO.lower().encode(), info.encode())]}
+            head = {}
+            await send(start)
+        await send(message)
+
+    return send_signed
+
+
+async def send_problem(document: Problem, send: Send, *, challenge: str = "", close: bool = True) -> None:
+    """Respond to a request with a problem document.
+
+    Args:
+        document: the document.
+        send: of the request.
+        challenge: value of the header WWW-Authenticate; that of bearer tokens if empty.
+        close: whether to end the connection: the request's body may not have been read.
+    """
     body = json.dumps(document.body()).encode()
     headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    if document.status == 429:
+        headers.append((b"retry-after", b"1"))
     if document.status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="rankmesh"'))
-    headers.append((b"connection", b"close"))
+        headers.append((b"www-authenticate", challenge.encode() or b'Bearer realm="rankmesh"'))
+    if close:
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": document.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -7,6 +7,7 @@ that asks for another protocol needs neither.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -16,8 +17,10 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
-from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.http.acceptor import UpgradeAcceptor
+from rankmesh_agent.http.same_user import same_user_handler
+from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
@@ -25,6 +28,7 @@ from rankmesh_agent.wire.upgrade import Upgrade
 
 T = TypeVar("T")
 
+_log = logging.getLogger("rankmesh")
 _RUN_SECONDS = 2.0
 """Limit for a coroutine that another thread runs in the server's event loop."""
 _EXHAUSTED_RETRY_SECONDS = 0.5
@@ -60,19 +64,31 @@ class HttpServer:
     Args:
         listener: a listening socket; this object closes it.
         name: name of the thread; one with the port if empty.
+        token: the job's token. Without one, only this user's processes and root's are served.
         host: the address that the socket was bound to; the socket's own if empty.
         advertise: addresses to use in place of this machine's.
 
     Attributes:
         port: the port.
+
+    Raises:
+        ValueError: this process's TLS settings are invalid.
     """
 
     def __init__(
-        self, listener: socket.socket, name: str = "", *, host: str = "", advertise: tuple[str, ...] = ()
+        self,
+        listener: socket.socket,
+        name: str = "",
+        *,
+        token: str = "",
+        host: str = "",
+        advertise: tuple[str, ...] = (),
     ) -> None:
+        self._tls = tls.server_context()
         address, self.port = listener.getsockname()[:2]
         self._listener = listener
         self._name = name or f"rankmesh-http-{self.port}"
+        self._token = token
         self._host = host or address
         self._advertise = advertise
         self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
@@ -107,7 +123,8 @@ class HttpServer:
             AddressInUseError: another process listens there.
         """
         require_token_beyond_loopback(host, settings.token, role)
-        return cls(bind(host, port, purpose=purpose), name, host=host, advertise=settings.advertise)
+        listener = bind(host, port, purpose=purpose)
+        return cls(listener, name, token=settings.token, host=host, advertise=settings.advertise)
 
     @cached_property
     def _reachable(self) -> tuple[list[str], list[str]]:
@@ -147,12 +164,12 @@ class HttpServer:
             upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
                 them, the application is created at the first request, as such a connection needs none.
             on_demand: load the server, too, when the first client connects that does not ask for another protocol:
-                most ranks have none. The client waits meanwhile.
+                most ranks have none. The client waits meanwhile. Not with TLS, which the HTTP server serves.
         """
         self._upgrades = upgrades
-        if on_demand:
-            handlers = {upgrade: each.handle for upgrade, each in upgrades.items()}
-            self._acceptor = UpgradeAcceptor(self._listener, handlers)
+        _log.info("%s: %s", url_of(self._listener), protection(self._token))
+        if on_demand and self._tls is None:
+            self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
         self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
         self._thread.start()
 
@@ -208,6 +225,13 @@ class HttpServer:
             if acceptor is not None:
                 acceptor.close()
 
+    def _handlers(self) -> dict[Upgrade, Callable[[socket.socket], None]]:
+        """Return the handlers of upgraded connections; without a token, they close those of other users."""
+        handlers: dict[Upgrade, Callable[[socket.socket], None]] = {}
+        for upgrade, each in self._upgrades.items():
+            handlers[upgrade] = each.handle if self._token else same_user_handler(each.handle)
+        return handlers
+
     def _check_descriptors(self) -> None:
         """Raise OSError unless the server's start has free descriptors: asyncio cannot undo one that has not."""
         with contextlib.ExitStack() as opened:
@@ -217,10 +241,11 @@ class HttpServer:
     def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
         """Load the HTTP server, and serve until it ends."""
         make = partial(create_application, make_app)
-        handlers = {upgrade: each.handle for upgrade, each in self._upgrades.items()}
+        handlers = self._handlers()
         with import_lock:
             from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
 
-            self._uvicorn = EventDrivenServer(LazyApplication(make) if handlers else make(), handlers, accepted)
+            app = LazyApplication(make) if handlers else make()
+            self._uvicorn = EventDrivenServer(app, handlers, accepted, self._tls, same_user=not self._token)
         if not self._stopping:
             self._uvicorn.run(sockets=[self._listener])

@@ -1,5 +1,6 @@
 """Uvicorn for a thread of a rank: its main loop waits for an event, and connections may leave HTTP by an upgrade.
 
+The time of clients for heads and bodies is limited, and so is the number of connections that wait for their clients.
 With upgrades, the application is created at the first request: an upgraded connection needs none.
 """
 
@@ -8,27 +9,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
+import ssl
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
+from rankmesh_agent.http.same_user import SameUserMiddleware, client_refusal
+from rankmesh_agent.net.admission import IDLE, UNAUTHENTICATED, Admission, ConnectionLimit
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
-from rankmesh_agent.net.sockets import BACKLOG
+from rankmesh_agent.net.tls import TlsSocket
 from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
-_ACCEPTED_AT_ONCE = 256
+_ACCEPT_RETRY_SECONDS = 0.05
+_FULL_SECONDS = 0.001
+BODY_SECONDS = 75.0
+"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one. Routes that read
+large bodies respond earlier to a client that stops."""
+_MIN_BODY_BYTES_A_SECOND = 500
 _TICK_SECONDS = 1.0
-"""Interval of uvicorn's periodic work: it sets the Date header of responses."""
+"""Interval of uvicorn's periodic work, which sets the Date header of responses, and of looks at late clients."""
 
 
 def _is_of_end(record: logging.LogRecord) -> bool:
@@ -37,7 +51,12 @@ def _is_of_end(record: logging.LogRecord) -> bool:
     return cancelled or str(record.msg).startswith("Cancel %s running task(s)")
 
 
-logging.getLogger("uvicorn.error").addFilter(lambda record: not _is_of_end(record))
+def _is_of_client(record: logging.LogRecord) -> bool:
+    """Return whether a record reports an invalid request: a client could fill the log with them."""
+    return str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket"))
+
+
+logging.getLogger("uvicorn.error").addFilter(lambda record: not (_is_of_end(record) or _is_of_client(record)))
 
 
 class EventDrivenServer(uvicorn.Server):
@@ -47,16 +66,27 @@ class EventDrivenServer(uvicorn.Server):
         app: the ASGI application.
         upgrades: the handlers of upgraded connections.
         accepted: connections of the port that were accepted before, from which no byte has been read.
+        tls: the context of TLS; None to serve without.
+        same_user: whether to serve the processes of this user and of root alone.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, app: Any, upgrades: ConnectionHandlers, accepted: Sequence[socket.socket] = ()) -> None:
+    def __init__(
+        self,
+        app: Any,
+        upgrades: ConnectionHandlers,
+        accepted: Sequence[socket.socket] = (),
+        tls: ssl.SSLContext | None = None,
+        *,
+        same_user: bool = False,
+    ) -> None:
         self._accepted = accepted
+        self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
             uvicorn.Config(
-                app,
-                http=_protocol_with(upgrades) if upgrades else "auto",
+                SameUserMiddleware(app) if same_user else app,
+                http=_protocol_with(upgrades, same_user),
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -64,24 +94,91 @@ class EventDrivenServer(uvicorn.Server):
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 server_header=False,
                 proxy_headers=False,
-                backlog=_ACCEPTED_AT_ONCE,
             )
         )
         self.config.load()  # here rather than in the event loop, as it imports modules
+        self.config.ssl = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, the connections that were accepted before first."""
-        await super().startup(sockets)
-        for sock in sockets or ():
-            sock.listen(BACKLOG)  # what asyncio has set is also how many it accepts before it serves others
-        config, loop = self.config, asyncio.get_running_loop()
+        await super().startup([])  # it would accept connections whatever their number
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         for sock in self._accepted:
-            await loop.connect_accepted_socket(
-                lambda: config.http_protocol_class(  # type: ignore[call-arg]  # the same as uvicorn's own call
-                    config=config, server_state=self.server_state, app_state=self.lifespan.state
-                ),
-                sock,
+            self._begin(sock)
+        for listener in sockets or ():
+            listener.setblocking(False)
+            self._loop.add_reader(listener, self._accept, listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the requests under way, and close all connections."""
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
+        for task in self._connecting:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept some connections; between two calls, the loop serves those that it has."""
+        for _ in range(UNAUTHENTICATED.batch):
+            if not UNAUTHENTICATED.has_room():
+                self._accept_later(listener, _FULL_SECONDS)
+                return
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if is_exhausted(error):
+                    warn_exhausted("a client of the HTTP port waits", error)
+                self._accept_later(listener, _ACCEPT_RETRY_SECONDS)
+                return
+            sock.setblocking(False)
+            self._begin(sock)
+
+    def _accept_later(self, listener: socket.socket, seconds: float) -> None:
+        """Leave clients in the backlog for some time: an immediate retry would only spin."""
+        assert self._loop is not None
+        self._loop.remove_reader(listener)
+        self._loop.call_later(seconds, self._accept_again, listener)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0 and not self.should_exit:
+            assert self._loop is not None
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _begin(self, sock: socket.socket) -> None:
+        """Serve a connection."""
+        assert self._loop is not None
+        admission = UNAUTHENTICATED.admit(sock)
+        task = self._loop.create_task(self._connect(sock, admission))
+        self._connecting.add(task)
+        task.add_done_callback(partial(self._connected, sock, admission))
+
+    async def _connect(self, sock: socket.socket, admission: Admission) -> None:
+        def make_protocol() -> asyncio.Protocol:
+            make: Any = self.config.http_protocol_class
+            protocol: LimitedProtocol = make(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )
+            protocol.admission = admission
+            return protocol
+
+        tls = self.config.ssl
+        limit = None if tls is None else HEAD_SECONDS
+        assert self._loop is not None
+        await self._loop.connect_accepted_socket(make_protocol, sock, ssl=tls, ssl_handshake_timeout=limit)
+
+    def _connected(self, sock: socket.socket, admission: Admission, task: asyncio.Task[None]) -> None:
+        """Close a connection that is not served: one that failed, or was cancelled, maybe before its task began."""
+        self._connecting.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            admission.end()
+            sock.close()
+        # An OSError is a port scan, another authority's certificate, a client without TLS or without patience.
+        if error is not None and not isinstance(error, OSError):
+            task.get_loop().call_exception_handler({"message": "cannot serve a connection", "exception": error})
 
     def end(self) -> None:
         """Finish the requests under way, then return from ``run``. For other threads."""
@@ -109,22 +206,21 @@ class EventDrivenServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         """Serve until ``end`` is called."""
-        self._stop = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        assert self._loop is not None
         self._loop.set_exception_handler(self._log_exception)
         while not await self.on_tick(0):  # 0: update the date at every tick
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                connection.close_if_late(now)  # type: ignore[union-attr]  # LimitedProtocol
 
     def _log_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an exception in a callback; without free descriptors, one line a minute in place of a traceback a second.
-
-        A second after it had no free descriptor, asyncio listens again: also to a socket that was closed meanwhile.
-        """
+        """Log an exception in a callback; if there is no free descriptor, one line a minute in place of tracebacks."""
         error = context.get("exception")
         if error is not None and is_exhausted(error):
-            warn_exhausted("a client of the HTTP port waits", error)
-        elif not (self.should_exit and isinstance(error, ValueError) and "file descriptor" in str(error)):
+            warn_exhausted("a client of the HTTP port is not served", error)
+        else:
             loop.default_exception_handler(context)
 
 
@@ -167,28 +263,108 @@ class LazyApplication:
             await send({"type": "lifespan.shutdown.complete"})
 
 
-def _protocol_with(upgrades: ConnectionHandlers) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol class, extended to give connections that begin with an upgrade to their handler."""
+class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
+    """Uvicorn's protocol, with limits of the time and the connections that wait for their clients.
 
-    class UpgradingProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
-        _head: bytes | None = b""
+    A connection that begins with an upgrade leaves it for its handler.
 
-        def data_received(self, data: bytes) -> None:
-            if self._head is None:
-                super().data_received(data)
-                return
+    Attributes:
+        upgrades: the handlers of upgraded connections.
+        same_user: whether requests are for SameUserMiddleware.
+        admission: the connection's place among those that wait for their clients.
+    """
+
+    upgrades: ConnectionHandlers = MappingProxyType({})
+    same_user = False
+    app_state: dict[str, Any]
+    cycle: Any
+    flow: Any
+    transport: Any
+    _head: bytes = b""
+    _is_http = False
+    admission: Admission | None = None
+    _deadline = math.inf
+    _awaits_body = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self.same_user:
+            self.app_state = {**self.app_state, "refusal": client_refusal(transport.get_extra_info("socket"))}
+        self._deadline = time.monotonic() + HEAD_SECONDS
+        if self.admission is not None:
+            self.admission.renew()  # it may have completed the handshake of TLS
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_http:
             self._head += data
-            matches = {upgrade.is_requested(self._head): handler for upgrade, handler in upgrades.items()}
-            if True not in matches and None in matches:
-                return  # too little of the head has come to decide
-            head, self._head = self._head, None
-            if True not in matches:
-                super().data_received(head)
+            matches = {upgrade.is_requested(self._head): handler for upgrade, handler in self.upgrades.items()}
+            if True in matches:
+                self._hand_over(matches[True])
                 return
-            try:
-                sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-            finally:
-                self.transport.abort()  # closes uvicorn's descriptor, not the connection
-            matches[True](sock)
+            if None in matches:
+                return  # too little of the head has come to decide
+            data, self._head, self._is_http = self._head, b"", True
+        super().data_received(data)
+        self._update_wait(len(data))
 
-    return UpgradingProtocol
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_wait(0)
+
+    def close_if_late(self, now: float) -> None:
+        """Close the connection if the client has not sent its part in time."""
+        if now > self._deadline:
+            if self.flow.read_paused:  # the application has to read what has come
+                self._deadline = now + BODY_SECONDS
+            else:
+                self.transport.abort()
+
+    def _hand_over(self, handler: Callable[[socket.socket], None]) -> None:
+        self._end_wait()
+        try:
+            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        finally:
+            self.transport.abort()  # closes uvicorn's descriptor, not the connection
+        tls = self.transport.get_extra_info("ssl_object")
+        if tls is None:
+            handler(sock)
+        else:  # once asyncio has left the TLS state alone
+            self.loop.call_soon(handler, TlsSocket(sock, tls))
+
+    def _update_wait(self, received: int) -> None:
+        """Begin, continue or end to wait for the client, after a number of bytes or a response."""
+        cycle = self.cycle
+        if cycle is None or self.transport.is_closing():
+            return
+        if cycle.response_complete:
+            if not received:
+                self._wait(IDLE, math.inf)  # uvicorn limits this time
+            elif self._deadline == math.inf:
+                self._deadline = time.monotonic() + HEAD_SECONDS
+        elif not cycle.more_body:
+            self._end_wait()
+        elif not self._awaits_body:
+            self._wait(IDLE, BODY_SECONDS)
+            self._awaits_body = True
+        else:
+            limit = time.monotonic() + BODY_SECONDS
+            self._deadline = min(limit, self._deadline + received / _MIN_BODY_BYTES_A_SECOND)
+
+    def _wait(self, limit: ConnectionLimit, seconds: float) -> None:
+        self._end_wait()
+        self._deadline = time.monotonic() + seconds
+        self.admission = limit.admit(self.transport.get_extra_info("socket"))
+
+    def _end_wait(self) -> None:
+        if self.admission is not None:
+            self.admission.end()
+        self.admission, self._deadline, self._awaits_body = None, math.inf, False
+
+
+def _protocol_with(upgrades: ConnectionHandlers, same_user: bool) -> type[asyncio.Protocol]:
+    """Return the protocol class of a server with these attributes."""
+    return type("UpgradingProtocol", (LimitedProtocol,), {"upgrades": upgrades, "same_user": same_user})

@@ -17,8 +17,9 @@ from rankmesh_agent.membership.heartbeat_schedule import HeartbeatSchedule
 from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
-from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
 from rankmesh_agent.wire.errors import (
+    AuthenticationError,
     DistBackendError,
     DistNetworkError,
     GatewayUnreachableError,
@@ -188,6 +189,8 @@ class GatewayClient:
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS + request.world_size / JOINS_A_SECOND
                 try:
                     reply = self._join_once(url, replace(request, wait=wait), limit)
+                except UnauthenticatedServerError as error:
+                    raise AuthenticationError(error.message, address=url) from error
                 except (NoResponseError, _UnavailableError) as error:
                     failure = str(error) or type(error).__name__
                 else:

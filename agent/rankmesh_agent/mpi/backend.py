@@ -15,6 +15,7 @@ from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.object_records import OBJECTS
 from rankmesh_agent.wire.ops import Call, OpType
 
 
@@ -59,7 +60,7 @@ class MpiBackend(Backend):
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         if self._lost:
             context.check(lambda: self._link.lagging(context.seq))
-        if self._compare_calls or algorithm is verify:
+        if self._compare_calls or algorithm is verify or context.call.subject == OBJECTS:
             verify(self._link, context)
             if algorithm is verify:
                 return

@@ -17,11 +17,11 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 
+from rankmesh_agent.net.rate_limit import WarningInterval
 from rankmesh_agent.wire.errors import DistNetworkError
 
-_WARN_SECONDS = 60.0
 _log = logging.getLogger("rankmesh")
-_warn_at = 0.0
+_warning = WarningInterval()
 _latest = 0.0, ""
 """Time and text of the latest warning."""
 
@@ -61,15 +61,19 @@ def reason(error: BaseException) -> str:
         return getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) == errno.ENFILE:
         return "this machine has no free file descriptor (ENFILE): raise fs.file-max, sysctl -w fs.file-max=1000000"
+    return f"this process has no free file descriptor (EMFILE): {limit_text()}"
+
+
+def limit_text() -> str:
+    """Return the limit, how many descriptors are in use, and how to raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         used = len(os.listdir("/proc/self/fd")) - 1
     except OSError:  # it takes a descriptor: all are in use
         used = soft
     return (
-        f"this process has no free file descriptor (EMFILE): RLIMIT_NOFILE is {_shown(soft)} (hard limit "
-        f"{_shown(hard)}), {used} are in use; raise it with ulimit -n 65536 (ulimit -Hn for the hard limit), "
-        "LimitNOFILE= of systemd, or docker run --ulimit nofile=65536:65536"
+        f"RLIMIT_NOFILE is {_shown(soft)} (hard limit {_shown(hard)}), {used} are in use; raise it with ulimit -n "
+        "65536 (ulimit -Hn for the hard limit), LimitNOFILE= of systemd, or docker run --ulimit nofile=65536:65536"
     )
 
 
@@ -97,11 +101,9 @@ def raise_if_exhausted(error: BaseException, subject: str) -> None:
 
 def warn_exhausted(subject: str, error: BaseException) -> None:
     """Log that something has to wait for a free descriptor, at most once a minute in this process."""
-    global _warn_at, _latest
-    now = time.monotonic()
-    _latest = now, f"{subject}: {reason(error)}"
-    if now >= _warn_at:
-        _warn_at = now + _WARN_SECONDS
+    global _latest
+    _latest = time.monotonic(), f"{subject}: {reason(error)}"
+    if _warning.is_due():
         _log.warning("%s: %s", subject, reason(error))
 
 

@@ -7,27 +7,14 @@ import socket
 from typing import Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.tls import ALERT, TlsSocket
 from rankmesh_agent.wire.handshake import Script
-
-CROWDED_SECONDS = 2.0
-"""Time limit of each step of a client's handshake while more than half of the places for such clients are taken."""
 
 T = TypeVar("T")
 
 
-def step_seconds(clients: int, places: int, seconds: float) -> float:
-    """Return the time limit of a step of a client's handshake: shorter if many clients send nothing.
-
-    Args:
-        clients: number of clients in their handshake.
-        places: maximum number of them, beyond which more clients wait.
-        seconds: time limit if there are few.
-    """
-    return min(CROWDED_SECONDS, seconds) if 2 * clients > places else seconds
-
-
 class Handshake(Generic[T]):
-    """One side of a handshake.
+    """One side of a handshake; that of TLS comes first if the socket has it.
 
     Args:
         sock: the socket that carries it.
@@ -43,7 +30,10 @@ class Handshake(Generic[T]):
         self.steps = 0
         self._sock = sock
         self._script = script
-        self._begin_step(next(script))
+        self._unsecured = sock if isinstance(sock, TlsSocket) and not sock.secured else None
+        self._unsent = self._unfilled = memoryview(b"")
+        if self._unsecured is None:
+            self._begin_step(next(script))
 
     def _begin_step(self, step: tuple[bytes, int]) -> None:
         outgoing, expected = step
@@ -54,7 +44,8 @@ class Handshake(Generic[T]):
 
     def events(self) -> int:
         """Return the poll events that the next ``advance`` waits for."""
-        return select.POLLOUT if self._unsent else select.POLLIN
+        writing = self._unsent if self._unsecured is None else self._unsecured.wants_to_write()
+        return select.POLLOUT if writing else select.POLLIN
 
     def advance(self) -> T | None:
         """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
@@ -66,6 +57,13 @@ class Handshake(Generic[T]):
             DistError: the script has failed.
         """
         try:
+            if self._unsecured is not None:
+                secured = self._unsecured.handshake()
+                self.started = self.started or not self._unsecured.wants_to_write()
+                if not secured:
+                    return None
+                self._unsecured = None
+                self._begin_step(next(self._script))
             while True:
                 if self._unsent:
                     self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
@@ -75,7 +73,11 @@ class Handshake(Generic[T]):
                 if self._unfilled:
                     received = self._sock.recv_into(self._unfilled)
                     if not received:
-                        raise ConnectionResetError("closed by the other side")
+                        raise ConnectionResetError(
+                            "the other side requires TLS: set RANKMESH_TLS_CERT, RANKMESH_TLS_KEY and RANKMESH_TLS_CA"
+                            if self._received.startswith(ALERT)
+                            else "closed by the other side"
+                        )
                     self._unfilled = self._unfilled[received:]
                     self.started = True
                     if self._unfilled:

@@ -9,6 +9,7 @@ import socket
 import struct
 
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
+from rankmesh_agent.net.tls import client_scheme, server_scheme
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 _SIOCGIFADDR = 0x8915
@@ -57,15 +58,16 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     return listener
 
 
-def url_for(host: str, port: int) -> str:
-    """Return the base URL of a host and port."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def url_for(host: str, port: int, scheme: str = "") -> str:
+    """Return the base URL of a host and port; with TLS, unless the scheme is given, if this process uses it."""
+    scheme = scheme or client_scheme()
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def url_of(listener: socket.socket, host: str | None = None) -> str:
     """Return the base URL of a listening socket, under another host name if one is given."""
     name, port = listener.getsockname()[:2]
-    return url_for(host or name, port)
+    return url_for(host or name, port, server_scheme())
 
 
 def _listening_process(port: int) -> str:

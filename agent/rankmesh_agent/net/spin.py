@@ -17,40 +17,40 @@ from typing import Generic, TypeVar
 SPIN_SECONDS = 60e-6
 """Duration of the polling of one call: about the time that both sides need to wake up and carry out a request."""
 _MAX_DOUBLINGS = 6
-_TURN_SECONDS = 0.0015
-"""Duration of a yield of the core after which another program has had a turn: most turns take 2 to 4 ms. The ranks of
+_SLICE_SECONDS = 0.0015
+"""Duration of a yield of the core after which another program has had a time slice: most take 2 to 4 ms. The ranks of
 an oversubscribed host that exchange 1 MiB keep each other waiting for as long a few times in a thousand."""
 _AGAIN_SECONDS = 0.1
-"""Within this time a second turn shows that a program stays: most single ones are a disturbance."""
+"""Within this time a second time slice shows that a program stays: most single ones are a disturbance."""
 _BLOCK_SECONDS, _MAX_BLOCK_SECONDS = 0.02, 1.28
-"""Shortest and longest time without spinning. A turn for every longest one takes less than a hundredth of the time."""
+"""Shortest and longest time without spinning. A time slice for each longest one takes less than 1 %."""
 
 E = TypeVar("E")
 
 
-class SharedCores:
+class CoreContention:
     """Detects programs that compete for the cores of this process, by the duration of the yields between its polls.
 
     A thread that polls yields its core now and then, because the process that it waits for may need it. Where another
-    program takes it, that program has a whole turn, and the polling itself has used up a part of this process's share.
-    A thread that blocks gets a core soon after it is woken. So on a busy host all waits of the process block at once,
-    for a time that doubles as long as the other programs stay.
+    program takes it, that program has a whole time slice, and the polling has used up a part of this process's share. A
+    thread that blocks gets a core soon after it is woken. So on a busy host all waits of the process block at once, for
+    a time that doubles as long as the other programs stay.
     """
 
     def __init__(self) -> None:
         self._free_at = -_MAX_BLOCK_SECONDS
         self._block_seconds = 0.0
 
-    def are_free(self) -> bool:
+    def should_spin(self) -> bool:
         """Return whether a wait should poll before it blocks."""
         return monotonic() >= self._free_at
 
-    def give(self) -> bool:
-        """Yield the core; return False if another program had a turn, after which the wait should block."""
+    def yield_core(self) -> bool:
+        """Yield the core; return False if another program had a time slice: then the wait should block."""
         began = monotonic()
         os.sched_yield()
         now = monotonic()
-        if now - began < _TURN_SECONDS:
+        if now - began < _SLICE_SECONDS:
             return True
         again = began < self._free_at + 4 * self._block_seconds + _AGAIN_SECONDS
         self._block_seconds = min(max(2 * self._block_seconds, _BLOCK_SECONDS), _MAX_BLOCK_SECONDS) if again else 0.0
@@ -58,8 +58,8 @@ class SharedCores:
         return False
 
 
-shared_cores = SharedCores()
-"""Those of this process: what one wait finds holds for all."""
+core_contention = CoreContention()
+"""Contention for the cores of this process: what one wait finds holds for all."""
 
 
 class AdaptiveSpin(Generic[E]):
@@ -80,13 +80,13 @@ class AdaptiveSpin(Generic[E]):
 
     def poll(self) -> E | None:
         """Return an event that comes soon; None if none comes, or if blocking is cheaper."""
-        if self._skip or not shared_cores.are_free():
+        if self._skip or not core_contention.should_spin():
             if self._skip > 0:
                 self._skip -= 1
             return None
         attempt, arguments, began = self._attempt, self._arguments, monotonic()
         while True:
-            shared_cores.give()  # the sender may wait for this core
+            core_contention.yield_core()  # the sender may wait for this core
             try:
                 found = attempt(*arguments)
             except BlockingIOError:

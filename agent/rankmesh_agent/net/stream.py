@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.wire import attach_frames, handshake
+from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.handshake import Challenge, Script
 
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
@@ -124,6 +125,14 @@ class FramedStream:
             ProtocolError: the data is not a frame.
         """
         fds: list[int] = []
+        try:
+            return self._receive_frame(deadline, fds, descriptors)
+        except BaseException:
+            for descriptor in fds:
+                os.close(descriptor)
+            raise
+
+    def _receive_frame(self, deadline: Deadline | None, fds: list[int], descriptors: bool) -> Frame:
         data = self._receive_first(deadline, fds if descriptors else None)
         if len(data) < HEADER_BYTES:
             whole = bytearray(HEADER_BYTES)
@@ -133,8 +142,7 @@ class FramedStream:
         header = attach_frames.decode(data)
         document: bytes | bytearray = b""
         if header.document:
-            document = bytearray(header.document)
-            self.receive_into([memoryview(document)])
+            document = self.receive_bytes(header.document)
         return Frame(header, document, fds)
 
     def _receive_first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
@@ -194,6 +202,28 @@ class FramedStream:
         if shortened:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SLICE)
 
+    def receive_bytes(self, size: int, deadline: Deadline | None = None, begun: bytes | bytearray = b"") -> bytearray:
+        """Receive ``size`` bytes that a header has announced; their memory grows with those that have arrived.
+
+        Args:
+            size: number of bytes.
+            deadline: see receive_into.
+            begun: the first of them, which have been received already.
+
+        Raises:
+            StreamClosedError, StreamTimeoutError: see receive.
+        """
+        received = len(begun)
+        data = bytearray(min(size, max(FIRST_BYTES, received)))
+        data[:received] = begun
+        while True:
+            with memoryview(data) as view:
+                self.receive_into([view[received:]], deadline)
+            received = len(data)
+            if received == size:
+                return data
+            data += bytes(next_size(received, size) - received)
+
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
         try:
@@ -212,25 +242,20 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def authenticate(self, token: str, seconds: float, refusal: AuthenticationError | None = None) -> bytes:
-        """Run the mutual challenge: both ends prove that they know the token.
+    def authenticate(self, script: Script[Challenge], seconds: float) -> None:
+        """Run the mutual challenge: both ends prove that they know the credential.
 
         Args:
-            token: the shared secret.
+            script: this end's side of it.
             seconds: time limit.
-            refusal: at the client, the error if the server refuses the proof, or ends; None at the server.
-
-        Returns:
-            The connection's name at both ends.
 
         Raises:
             AuthenticationError: the peer has another token.
             ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
-        script = handshake.server_script(token) if refusal is None else handshake.client_script(token, refusal)
         try:
-            return Handshake(self.sock, script).run(seconds)
+            Handshake(self.sock, script).run(seconds)
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
         except OSError as error:
@@ -252,7 +277,39 @@ class ReusableBuffer:
         """Return memory of this size, valid until the next call."""
         if nbytes <= self._memory.size:
             return self._memory[:nbytes]
-        allocated = np.empty(nbytes, np.uint8)
-        if nbytes <= self._max_kept:
-            self._memory = allocated
-        return allocated
+        return self._keep(np.empty(nbytes, np.uint8))
+
+    def receive(self, stream: FramedStream, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Receive bytes that a header has announced; new memory grows with those that have arrived.
+
+        Args:
+            stream: the stream, after the header.
+            nbytes: number of bytes.
+
+        Returns:
+            The bytes, valid until the next call.
+
+        Raises:
+            StreamClosedError, StreamTimeoutError: see FramedStream.receive.
+        """
+        if nbytes <= max(self._memory.size, FIRST_BYTES):
+            kept = self.take(nbytes)
+            stream.receive_into([kept.data])
+            return kept
+        received, memory = 0, GrowableMemory(nbytes)
+        try:
+            while True:
+                with memoryview(memory.pages) as view:
+                    stream.receive_into([view[received:]])
+                received = len(memory.pages)
+                if received == nbytes:
+                    return self._keep(memory.array())
+                memory.grow(received)
+        except MemoryError as error:
+            raise StreamClosedError(f"{error}, which it sends") from error
+
+    def _keep(self, memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Keep memory for later calls, unless it is too large; return it."""
+        if memory.size <= self._max_kept:
+            self._memory = memory
+        return memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net import tls
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.wire.upgrade import Upgrade, is_complete
 
@@ -26,14 +27,15 @@ def connect_upgraded(
         The socket, and the head of the server's response.
 
     Raises:
-        ValueError: the URL is not of the form http://host:port.
+        ValueError: the URL is not of the form http://host:port, or without TLS where that is required.
+        AuthenticationError: the server's certificate is not accepted.
         OSError: the server cannot be reached, or ends the connection (ConnectionResetError).
         ProtocolError: the server does not know the protocol.
     """
     split = urlsplit(url)
-    if split.scheme != "http" or not split.hostname:
+    if not split.hostname:
         raise ValueError("the URL is not of the form http://host:port")
-    sock = socket.create_connection((split.hostname, split.port or 80), connect_seconds)
+    sock = tls.connect(split.scheme, split.hostname, split.port, connect_seconds)
     try:
         head = request_upgrade(sock, upgrade, split.netloc, seconds)
     except BaseException:

@@ -18,6 +18,10 @@ _SECONDS_EACH = 0.02
 """The same for each member of a small group: there are many such messages, and the ranks arrive further apart."""
 _SECONDS_LARGE = 0.3
 """Seconds between announcements in a large group."""
+_MAX_AHEAD = 16
+"""Calls ahead of this rank's whose announcements are kept."""
+_MAX_FINGERPRINTS = 2
+"""Fingerprints of one such call that are kept: of two, one differs from this rank's."""
 _NONE: frozenset[int] = frozenset()
 
 
@@ -56,9 +60,13 @@ class Arrivals:
         self._known |= int.from_bytes(mask, "little") & self._everyone
 
     def heard_ahead(self, seq: int, fingerprint: int, mask: bytes) -> None:
-        """Record an announcement for a call that this rank has not begun."""
+        """Record an announcement for a call that this rank has not begun; of many calls, for the first ones."""
         known, fingerprints = self._ahead.get(seq, (0, _NONE))
-        self._ahead[seq] = known | int.from_bytes(mask, "little") & self._everyone, fingerprints | {fingerprint}
+        if len(fingerprints) < _MAX_FINGERPRINTS:
+            fingerprints |= {fingerprint}
+        self._ahead[seq] = known | int.from_bytes(mask, "little") & self._everyone, fingerprints
+        if len(self._ahead) > _MAX_AHEAD:
+            del self._ahead[max(self._ahead)]
 
     def add(self, ranks: Iterable[int]) -> None:
         """Record ranks that have arrived."""

@@ -36,11 +36,14 @@ def merge(reports: dict[int, CallProgress], payload: bytes, size: int) -> bool:
     table: descriptions.Table = {}
     descriptions.merge(table, payload, size)
     changed = False
-    for rank, text in enumerate(descriptions.by_rank(table, size)):
-        if len(text) >= _NUMBERS.size:
-            seq, fingerprint = _NUMBERS.unpack_from(text)
-            if rank not in reports or reports[rank].seq < seq:
-                description = bytes(text[_NUMBERS.size :]).decode(errors="replace")
-                reports[rank] = CallProgress(seq, fingerprint, description)
+    for text, ranks in table.items():
+        if len(text) < _NUMBERS.size:
+            continue
+        # One object for all ranks that have it, however many a short table names.
+        seq, fingerprint = _NUMBERS.unpack_from(text)
+        report = CallProgress(seq, fingerprint, text[_NUMBERS.size :].decode(errors="replace"))
+        for rank in range(size):
+            if ranks >> rank & 1 and (rank not in reports or reports[rank].seq < seq):
+                reports[rank] = report
                 changed = True
     return changed

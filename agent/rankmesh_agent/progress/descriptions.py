@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from struct import Struct
 
 from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.errors import ProtocolError
 
 _LENGTH = Struct("!I")
 
@@ -24,10 +26,17 @@ def encode(table: Table, size: int) -> bytes:
 
 
 def merge(table: Table, payload: bytes, size: int) -> None:
-    """Add a table as ``encode`` returns it."""
+    """Add a table as ``encode`` returns it.
+
+    Raises:
+        ProtocolError: it is none.
+    """
     mask_bytes, begin = -(-size // 8), 0
     while begin < len(payload):
-        (length,) = _LENGTH.unpack_from(payload, begin)
+        try:
+            (length,) = _LENGTH.unpack_from(payload, begin)
+        except struct.error:
+            raise ProtocolError("a table of calls ends within an entry") from None
         begin += _LENGTH.size
         text, mask = payload[begin : begin + length], payload[begin + length : begin + length + mask_bytes]
         table[text] = table.get(text, 0) | int.from_bytes(mask, "little")

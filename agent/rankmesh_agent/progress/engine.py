@@ -31,7 +31,7 @@ from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.unconnected import Unconnected
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 
@@ -134,7 +134,7 @@ class ProgressEngine(Driver):
                 connection.use_own_cores()
             self._peers[peer] = FramedConnection(peer, connection, eager_limit)
         super().__init__(self._peers.values(), oversubscribed)
-        self._sinks = SinkTable(epoch, self._on_goodbye)
+        self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
         self._sink_for = self._sinks.sink_for
         self.own_waits: list[Callable[[], list[Wait]]] = []
         self.waits = WaitGraph(
@@ -145,6 +145,7 @@ class ProgressEngine(Driver):
             lambda peer: self._peers[peer].connection.silent_seconds() if self.is_connected(peer) else 0.0,
             exhausted_since,
             self.is_connected,
+            self._is_rank,
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
         self._goodbye: list[bytes] = []
@@ -445,8 +446,19 @@ class ProgressEngine(Driver):
         end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure, silent=silent)
         if about == rank:
             self._drop_peer(self._peers[rank], end)
+        elif not self._is_rank(about):
+            raise ProtocolError(f"rank {rank} reports the end of rank {about}, which is not in the world")
         elif about != self.rank:
             self.lose(about, end)
+
+    def _on_violation(self, rank: int, error: ProtocolError) -> None:
+        """End the connection of a peer that violates the protocol."""
+        if rank in self._peers:
+            self._drop_peer(self._peers[rank], Disconnect(error.message, clean=False))
+
+    def _is_rank(self, rank: int) -> bool:
+        """Return whether the world has a rank of this number."""
+        return rank == self.rank or rank in self._peers or (self.on_demand and 0 <= rank < self._world_size)
 
     def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
         if peer.rank in self.lost_peers or self.closed:

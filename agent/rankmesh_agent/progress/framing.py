@@ -185,12 +185,14 @@ class FramedConnection:
 
     def cancel_send(self, transfer: Transfer) -> Header | None:
         """Remove a frame from the queue and return its header; None if it is not queued or has begun to leave."""
+        committed = self.connection.committed()
         for place, (buffers, queued) in enumerate(self.outgoing):
             if queued is transfer:
-                if self._head_begun and not place:
+                if (self._head_begun and not place) or committed > 0:
                     return None
                 del self.outgoing[place]
                 return frames.decode(bytes(buffers[0]), 0, self._eager_limit)
+            committed -= sum(map(len, buffers))
         return None
 
     def stop_sending(self) -> None:

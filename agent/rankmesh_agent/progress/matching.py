@@ -9,11 +9,12 @@
     where memory can be read   RTS with address ──▶            queued until a receive matches, which copies the array
                                    ◀──────────── DONE          or, if that fails or the exposure was revoked, CTS
 
-A receiver without a matching receive holds at most WINDOW bytes from each sender, then only announcements (RTS): its
-memory is bounded. A receive whose dtype or size differs from the message's raises at both ends: the receiver sends a
-REFUSE. If the send has returned already, as that of an eager message has, the refusal is kept until a call of the
-sender raises it; ``part`` of an EAGER and of its REFUSE has the message's number. Ranks are numbered as in the engine;
-all methods but ``wait`` and ``progress`` are called with the engine's lock held.
+A receiver without a matching receive holds at most WINDOW bytes from each sender, then only announcements (RTS), at
+most MAX_ANNOUNCED: its memory is bounded, and a sender that exceeds these bounds is disconnected. A receive whose dtype
+or size differs from the message's raises at both ends: the receiver sends a REFUSE. If the send has returned already,
+as that of an eager message has, the refusal is kept until a call of the sender raises it; ``part`` of an EAGER and of
+its REFUSE has the message's number. Ranks are numbered as in the engine; all methods but ``wait`` and ``progress`` are
+called with the engine's lock held.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import RemoteRead, Transfer
 from rankmesh_agent.wire import dtypes, frames
-from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.errors import DistBackendError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 
 WINDOW = 1 << 22
 """Maximum bytes of eager messages from one sender in the receiver's queue."""
+MAX_ANNOUNCED = 1 << 18
+"""Maximum number of announcements of one sender in the receiver's queue."""
 _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
 _EAGER = 0
 """Id of a message that is not announced."""
 _MAX_EAGER_ID = 0xFFFFFFFF
+_MAX_REASON_BYTES = 1 << 10
+"""Bytes of a refusal's reason that are kept."""
 ANY = -1
 """Source of a receive that matches messages from every rank."""
 _NOT_MADE = "The message is lost; the call that raises this was not made, and can be made again"
@@ -81,10 +86,19 @@ class _AnnouncedSend:
 
 @dataclass(eq=False)
 class _Credit:
-    """Flow control between this rank and one peer: the credit of each direction."""
+    """Flow control between this rank and one peer: the credit of each direction.
+
+    Attributes:
+        available: for messages to the peer.
+        unreturned: of the peer's messages that have left the queue.
+        queued: of the peer's messages in the queue.
+        announced: number of the peer's announcements in the queue.
+    """
 
     available: int = WINDOW
     unreturned: int = 0
+    queued: int = 0
+    announced: int = 0
 
 
 @dataclass(eq=False)
@@ -254,7 +268,8 @@ class MessageMatcher:
                 credit = self.credits[rank]
                 credit.available = min(WINDOW, credit.available + header.total)
             case Opcode.REFUSE:
-                self._on_refuse(rank, header.seq, header.part, bytes(payload).decode(errors="replace"))
+                reason = bytes(payload[:_MAX_REASON_BYTES]).decode(errors="replace")
+                self._on_refuse(rank, header.seq, header.part, reason)
             case Opcode.WITHDRAW:
                 self._on_withdraw(rank, header.seq)
 
@@ -273,6 +288,7 @@ class MessageMatcher:
         for message in self.unexpected:
             if message.tag == wanted.tag and wanted.source in (ANY, message.source):
                 self.unexpected.remove(message)
+                self._count_queued(message, -1)
                 self._deliver(message, wanted)
                 return True
         return False
@@ -285,6 +301,22 @@ class MessageMatcher:
                 self._deliver(message, posted)
                 return
         self.unexpected.append(message)
+        credit = self._count_queued(message, 1)
+        if credit.queued > WINDOW or credit.announced > MAX_ANNOUNCED:
+            raise ProtocolError(
+                f"rank {self.global_rank(source)} sent more messages than a receiver holds: {credit.queued} bytes of "
+                f"eager messages, at most {WINDOW} are allowed, and {credit.announced} announcements, at most "
+                f"{MAX_ANNOUNCED}"
+            )
+
+    def _count_queued(self, message: _Message, sign: int) -> _Credit:
+        """Count a message that comes into the queue or leaves it; return the counts of its sender."""
+        credit = self.credits[message.source]
+        if message.payload is None:
+            credit.announced += sign
+        else:
+            credit.queued += sign * max(message.nbytes, _MIN_COST)
+        return credit
 
     def _deliver(self, message: _Message, wanted: _Receive) -> None:
         transfer = wanted.transfer
@@ -313,8 +345,9 @@ class MessageMatcher:
 
     def _on_remote_read(self, rank: int, number: int, valid: bool) -> None:
         """Acknowledge a message that was read from the sender's memory; if the read failed, request its BULK."""
-        if valid:
-            self.cleared.pop((rank, number)).transfer.done = True
+        read = self.cleared.pop((rank, number), None) if valid else None
+        if read is not None:
+            read.transfer.done = True
         self.engine.send(rank, [self._frame(Opcode.DONE if valid else Opcode.CTS, seq=number)])
 
     def _on_refuse(self, rank: int, number: int, eager_id: int, why: str) -> None:
@@ -326,10 +359,15 @@ class MessageMatcher:
             announced.transfer.done = True
         elif number == _EAGER:
             self.refusals.setdefault((rank, eager_id), error)
+            if sum(source == rank for source, _ in self.refusals) > WINDOW // _MIN_COST:  # also of messages over MPI
+                raise ProtocolError(f"rank {receiver} refused more messages than it has been sent")
 
     def _on_withdraw(self, rank: int, number: int) -> None:
         """Drop a withdrawn message; its receive waits for the next message."""
-        self.unexpected = deque(m for m in self.unexpected if (m.source, m.id) != (rank, number))
+        withdrawn = [message for message in self.unexpected if (message.source, message.id) == (rank, number)]
+        for message in withdrawn:
+            self.unexpected.remove(message)
+            self._count_queued(message, -1)
         waiting = self.cleared.pop((rank, number), None)
         self.engine.cancel_remote_read(rank, self.group, number)
         if waiting is not None and not self._match(waiting):

@@ -21,6 +21,7 @@ from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 
 Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
@@ -43,6 +44,8 @@ _CONNECT_SECONDS = 0.1
 """Seconds of a wait after which this rank connects to those that it waits for: it then notices their end at once."""
 _MAX_CONNECTED = 8
 """Number of ranks to which a wait connects."""
+_MAX_STEPS_AHEAD = 256
+"""Steps for which arrivals are kept, of this call and later ones: more than a peer that makes the calls is ahead."""
 _STAR_RANKS = 12
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
@@ -506,10 +509,28 @@ class MessageLink(VerifiedLink, DirectLink):
                 return
             if header.part == _DESCRIPTIONS:
                 self._mismatched = seq
-            arrived = self._arrived.setdefault((seq, header.part), {})
+            arrived = self._arrived.get((seq, header.part))
+            if arrived is None:
+                arrived = self._new_step(rank, seq, header.part)
             arrived[self._group_rank[rank]] = header.fingerprint, payload
         else:
             self._posted[rank].popleft()[2].done = True
+
+    def _new_step(self, rank: int, seq: int, part: int) -> dict[int, tuple[int, Payload]]:
+        """Return the arrivals at a step at which none has been recorded.
+
+        Raises:
+            ProtocolError: the rank is too far ahead.
+        """
+        if len(self._arrived) >= _MAX_STEPS_AHEAD:
+            self._arrived = {step: arrived for step, arrived in self._arrived.items() if step[0] >= self._seq}
+            if len(self._arrived) >= _MAX_STEPS_AHEAD:
+                raise ProtocolError(
+                    f"rank {self._ranks[self._group_rank[rank]]} arrived at step {part} of call #{seq}, and this rank "
+                    f"is at call #{self._seq}: arrivals at {_MAX_STEPS_AHEAD} steps are kept already"
+                )
+        arrived = self._arrived[seq, part] = {}
+        return arrived
 
 
 def _outside_call(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:

@@ -10,7 +10,7 @@ import select
 import threading
 from collections.abc import Collection
 
-from rankmesh_agent.net.spin import shared_cores
+from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.progress.framing import FramedConnection
 
 POLL_INTERVAL = 8
@@ -62,6 +62,8 @@ class Poller:
         connection = peer.connection
         if connection.medium == "tcp":
             self._any_sockets, self._spins = True, _SPINS_WITH_POLL
+            if connection.has_work(False):  # TLS: decrypted at the end of the handshake
+                self.marked.add(peer)
         else:
             self.shared.append(peer)
         fd = connection.fileno()
@@ -113,8 +115,8 @@ class Poller:
         """Spin, then sleep; return the ready connections and the events of epoll as soon as there are any."""
         # A sleep and a wakeup take longer than most messages: spin first.
         polling = self._any_sockets
-        for turn in range(self._spins if shared_cores.are_free() else 0):
-            if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not shared_cores.give():
+        for turn in range(self._spins if core_contention.should_spin() else 0):
+            if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not core_contention.yield_core():
                 break
             ready = self.ready_peers() if self.marked or self.shared else []
             events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []

@@ -12,8 +12,10 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 _FIRST_FRAMES = frozenset({Opcode.ENTER, Opcode.ABORT})
 """Frames that may arrive before this process has created their group."""
-_MAX_EARLY_FRAMES = 4096
-"""Frames kept for groups that this process has not created yet."""
+_MAX_EARLY_BYTES = 1 << 22
+"""Bytes of one rank's frames kept for groups that this process has not created yet."""
+_MIN_COST = 1 << 10
+"""Bytes for which a frame counts at least: it has a header."""
 
 
 class SinkTable(FrameSink):
@@ -22,28 +24,40 @@ class SinkTable(FrameSink):
     Args:
         epoch: the job's epoch; frames of another epoch are dropped.
         on_goodbye: called for a GOODBYE with the peer's rank, and the rank that it is about.
+        on_violation: called with a peer's rank if one of its early frames turns out to violate the protocol.
 
     Attributes:
         sinks: the sinks, by epoch and group id, which is never 0: frames without a group have that.
     """
 
-    def __init__(self, epoch: int, on_goodbye: Callable[[int, int, Goodbye], None]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        on_goodbye: Callable[[int, int, Goodbye], None],
+        on_violation: Callable[[int, ProtocolError], None],
+    ) -> None:
         self.sinks: dict[tuple[int, int], FrameSink] = {}
         self._epoch = epoch
         self._on_goodbye = on_goodbye
+        self._on_violation = on_violation
         self._dropped: set[int] = set()
         self._early: list[tuple[int, Header, memoryview | bytes]] = []
+        self._early_bytes: dict[int, int] = {}
 
     def add(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames to ``sink`` from now on, including those that arrived early."""
         self.sinks[self._epoch, group] = sink
         self._dropped.discard(group)
         early, self._early = self._early, []
-        for frame in early:
-            if frame[1].group == group:
-                sink.on_frame(*frame)
-            else:
-                self._early.append(frame)
+        for rank, header, payload in early:
+            if header.group != group:
+                self._early.append((rank, header, payload))
+                continue
+            self._early_bytes[rank] -= max(header.length, _MIN_COST)
+            try:
+                sink.on_frame(rank, header, payload)
+            except ProtocolError as error:
+                self._on_violation(rank, error)
 
     def drop(self, group: int) -> None:
         """Drop a group's frames from now on."""
@@ -67,6 +81,8 @@ class SinkTable(FrameSink):
             about = header.tag - 1 if header.tag else rank
             self._on_goodbye(rank, about, goodbye.decode(header.part, bytes(payload)))
             return
-        if len(self._early) >= _MAX_EARLY_FRAMES:
+        nbytes = self._early_bytes.get(rank, 0) + max(header.length, _MIN_COST)
+        if nbytes > _MAX_EARLY_BYTES:
             raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")
+        self._early_bytes[rank] = nbytes
         self._early.append((rank, header, payload))

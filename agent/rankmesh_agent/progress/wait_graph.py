@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.transports.base import Buffer
-from rankmesh_agent.wire import frames
+from rankmesh_agent.wire import frames, json_text
 from rankmesh_agent.wire.frames import Header, Opcode
 
 GROUP = 2**64 - 1
@@ -89,6 +89,7 @@ class WaitGraph(FrameSink):
         silent_seconds: returns how long a rank's host has not acknowledged what was sent to it.
         limit: returns what in this process has had to wait for a free descriptor since a time, empty if nothing has.
         is_connected: returns whether a rank is connected: waits are reported to no other rank.
+        is_rank: returns whether the world has a rank of a number: no other one is asked.
 
     Attributes:
         numbers: the numbers by which errors name ranks, as other ranks have reported them.
@@ -103,6 +104,7 @@ class WaitGraph(FrameSink):
         silent_seconds: Callable[[int], float],
         limit: Callable[[float], str] = lambda since: "",
         is_connected: Callable[[int], bool] = lambda rank: True,
+        is_rank: Callable[[int], bool] = lambda rank: True,
     ) -> None:
         self.numbers: dict[int, int] = {}
         self._rank = rank
@@ -112,6 +114,7 @@ class WaitGraph(FrameSink):
         self._silent_seconds = silent_seconds
         self._limit = limit
         self._is_connected = is_connected
+        self._is_rank = is_rank
         self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
         self._answers: dict[int, tuple[float, list[Wait]]] = {}
@@ -196,6 +199,8 @@ class WaitGraph(FrameSink):
         else:
             waits = []
             for wait in _decode(bytes(payload)):
+                if not all(self._is_rank(each) for each, _ in wait.ranks):
+                    continue
                 if [each for each, _ in wait.ranks] == [rank]:
                     self._limits[rank] = now, wait.what
                 else:
@@ -248,10 +253,10 @@ class WaitGraph(FrameSink):
 
 def _decode(payload: bytes) -> list[Wait]:
     try:
-        document: Any = json.loads(payload)
+        document: Any = json_text.loads(payload)
         return [
-            Wait(int(group), int(seq), str(what), [(int(rank), int(number)) for rank, number in ranks])
-            for group, seq, what, ranks in document
+            Wait(int(group), int(seq), str(what), [(int(rank), int(number)) for rank, number in ranks[:_MAX_WAITS]])
+            for group, seq, what, ranks in document[:_MAX_WAITS]
         ]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, KeyError):
         return []

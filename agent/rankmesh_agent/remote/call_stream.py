@@ -144,9 +144,9 @@ class CallStream:
                 group.reduce(inputs[0], op, root, options)
                 returned = inputs if group.rank == root else []
             case OpType.BROADCAST:
-                group.broadcast((inputs or outputs)[0], root, options)
+                group.broadcast((inputs or outputs)[0], root, options, call.subject)
             case OpType.ALL_GATHER:
-                group.all_gather(outputs, inputs[0], options)
+                group.all_gather(outputs, inputs[0], options, call.subject)
             case OpType.GATHER:
                 group.gather(outputs, inputs[0], root, options)
             case OpType.SCATTER:
@@ -161,12 +161,7 @@ class CallStream:
 
     def _receive_inputs(self, call: Call, frame: Frame, dtype: np.dtype[Any]) -> list[Array]:
         """Receive the arrays that come with a call."""
-        nbytes = frame.header.payload
-        if sum(call.inputs) * dtype.itemsize != nbytes:
-            raise ProtocolError(f"an attached process sent {nbytes} bytes of arrays of {call.inputs} elements")
-        memory = self._in.take(nbytes)
-        self._stream.receive_into([memory.data])
-        return _split(memory, dtype, call.inputs)
+        return _split(self._in.receive(self._stream, _sizes(call, frame, dtype)[0]), dtype, call.inputs)
 
     def _request_details(self) -> str:
         """Request more details of its call from the client."""
@@ -180,11 +175,10 @@ class CallStream:
 
     def _begin_message(self, call: Call, frame: Frame) -> Reply:
         dtype = dtype_from_code(call.dtype)
-        array: Array = np.empty(sum(call.inputs) + sum(call.outputs), dtype)
-        if frame.header.payload != sum(call.inputs) * dtype.itemsize:
-            raise ProtocolError(f"an attached process sent {frame.header.payload} bytes of {array.nbytes}")
-        if frame.header.payload:
-            self._stream.receive_into([as_bytes(array)])
+        sent, expected = _sizes(call, frame, dtype)
+        # Memory of its own: an asynchronous message is under way during the stream's next calls.
+        memory = ReusableBuffer(0).receive(self._stream, sent) if sent else np.empty(expected, np.uint8)
+        array: Array = memory.view(dtype)
         group = self._session.group(call.group)
         if group.state.unanswered:
             group.raise_refusal()
@@ -255,6 +249,21 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.EXCLUDE: Session.exclude,
     Request.NUM_WAITING: Session.num_waiting,
 }
+
+
+def _sizes(call: Call, frame: Frame, dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return the bytes of the arrays that come with a call, and of those that it fills.
+
+    Raises:
+        ProtocolError: the frame has another number of bytes, or the arrays are too large.
+    """
+    inputs, outputs = sum(call.inputs) * dtype.itemsize, sum(call.outputs) * dtype.itemsize
+    if inputs != frame.header.payload or outputs > attach_frames.MAX_PAYLOAD:
+        raise ProtocolError(
+            f"an attached process sent {frame.header.payload} bytes for a call that reads arrays of {inputs} bytes and "
+            f"fills arrays of {outputs} bytes"
+        )
+    return inputs, outputs
 
 
 def _split(memory: Array, dtype: np.dtype[Any], lengths: Sequence[int]) -> list[Array]:

@@ -13,12 +13,15 @@ from typing import Any, NoReturn
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
+from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
@@ -47,6 +50,7 @@ class AgentDialer:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
         self._token = token
+        self._agent_id = agent.id
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
 
     def connect(self, deadline: Deadline) -> FramedStream:
@@ -56,7 +60,10 @@ class AgentDialer:
             DistNetworkError: no address answers; lists each with its error.
             AuthenticationError: the agent has another token.
         """
-        failures = []
+        return until_accepted(lambda: self._connect_once(deadline), deadline)
+
+    def _connect_once(self, deadline: Deadline) -> FramedStream:
+        failures, cause = [], None
         addresses = ([self._path] if self._path else []) + self._urls
         for address in addresses:
             try:
@@ -64,6 +71,7 @@ class AgentDialer:
             except (OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError) as error:
                 raise_if_exhausted(error, f"cannot connect to {self._name}")
                 failures.append(f"{address}: {error}")
+                cause = error if is_closed_early(error) else cause
                 continue
             if address != self._path and address != self._urls[0]:
                 self._urls.remove(address)
@@ -74,7 +82,7 @@ class AgentDialer:
             f"{self._name} cannot be reached: {tried}. Can this host connect to any of its addresses "
             "(RANKMESH_ADVERTISE and --url, there)?",
             address=addresses[0] if addresses else None,
-        )
+        ) from cause
 
     def _open(self, address: str, seconds: float) -> FramedStream:
         if address == self._path:
@@ -88,7 +96,8 @@ class AgentDialer:
             refusal = AuthenticationError(
                 "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
             )
-            stream.authenticate(self._token, seconds, refusal)
+            challenge = Challenge(self._token, Protocol.ATTACH, client=True, binding=binding_of(sock))
+            stream.authenticate(client_script(challenge, refusal, attach_frames.endpoint(self._agent_id)), seconds)
         except BaseException:
             sock.close()
             raise
@@ -127,7 +136,7 @@ class AgentClient:
         """Lease the agent, and have it join the job.
 
         Args:
-            wanted: fields of the ACQUIRE request besides the agent's and the lease's ids.
+            wanted: fields of the ACQUIRE request besides the id of the lease.
             deadline: end of the join.
 
         Returns:
@@ -139,7 +148,7 @@ class AgentClient:
         """
         stream = self._dialer.connect(deadline)
         try:
-            document = {"agent": self._offer.id, "lease": self._lease, **wanted}
+            document = {"lease": self._lease, **wanted}
             try:
                 stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
                 frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS), descriptors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from reprlib import repr
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,8 +78,8 @@ def call_from_json(document: Any) -> Call:
             None if counts is None else tuple(map(int, counts)),
             str(subject),
         )
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"an attached process described an unknown call: {document!r:.200}") from error
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ProtocolError(f"an attached process described an unknown call: {repr(document):.200}") from error
 
 
 def report_to_json(queue: CallQueue, state: GroupState, ended: Sequence[Record]) -> list[Any] | None:
@@ -131,7 +132,7 @@ def report_from_json(document: Any) -> CallReport:
                 for call, number, begun, end, error, nbytes in ended
             ],
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ProtocolError("an attached process sent a malformed report of its calls") from error
 
 
@@ -186,7 +187,7 @@ def group_from_json(document: dict[str, Any]) -> GroupDescription:
     try:
         return GroupDescription(**document)
     except TypeError as error:
-        raise ProtocolError(f"the agent sent a malformed description of a group: {document!r:.200}") from error
+        raise ProtocolError(f"the agent sent a malformed description of a group: {repr(document):.200}") from error
 
 
 def dtype_from_code(code: int) -> np.dtype[Any]:

@@ -14,7 +14,7 @@ from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, LeaseEndedError, ProtocolError
+from rankmesh_agent.wire.errors import DistError, LeaseEndedError, ProtocolError
 from rankmesh_agent.wire.schemas import LeaseTerms
 
 _RELEASE_RETRY_SECONDS = 0.5
@@ -27,7 +27,6 @@ class LeaseStream:
 
     Args:
         leases: of the agent.
-        agent_id: its id, see AgentHeartbeat.
         stream: has brought the lease request.
         document: of the request.
 
@@ -36,9 +35,8 @@ class LeaseStream:
         session: the session of its process, None before the join and after the end.
     """
 
-    def __init__(self, leases: LeaseManager, agent_id: str, stream: FramedStream, document: dict[str, Any]) -> None:
+    def __init__(self, leases: LeaseManager, stream: FramedStream, document: dict[str, Any]) -> None:
         self._leases = leases
-        self._agent_id = agent_id
         self._stream = stream
         self._document = document
         self.id = str(document.get("lease", ""))
@@ -55,8 +53,6 @@ class LeaseStream:
         """Have the agent join, and keep the lease until the stream ends, or the client releases it."""
         document, stream = self._document, self._stream
         try:
-            if document["agent"] != self._agent_id:
-                raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
             wanted = LeaseTerms(
                 str(document["job"]),
                 int(document["rank"]),
@@ -66,7 +62,7 @@ class LeaseStream:
                 awaits_growth=bool(document.get("awaits_growth")),
             )
             join_seconds = float(document["joining"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError("an attached process sent a malformed lease request") from error
         except DistError as error:
             refuse(stream, error)
@@ -132,8 +128,10 @@ class LeaseStream:
             if session is None:
                 raise LeaseEndedError("the agent has not joined yet, or will not")
             response = execute(session, attach_frames.decode_json(frame.document))
-        except (ProtocolError, KeyError):
+        except ProtocolError:
             raise
+        except KeyError as error:
+            raise ProtocolError(f"an attached process sent a request that lacks {error}") from error
         except Exception as error:
             self._send(Response.ERROR, error_to_json(error))
         else:

@@ -13,10 +13,13 @@ import socket
 import threading
 import time
 
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
@@ -24,13 +27,15 @@ from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistNetworkError, LeaseEndedError
+from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
 
 CHALLENGE_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
 MAX_STREAMS = 512
-"""Streams at the same time, each with a thread; more are closed at once."""
+"""Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
 _STOP_SECONDS = 5.0
 _ACCEPT_RETRY_SECONDS = 0.05
+_FULL_SECONDS = 0.001
 
 _log = logging.getLogger("rankmesh")
 
@@ -53,6 +58,7 @@ class SessionServer:
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
         self._streams: dict[FramedStream, threading.Thread] = {}
+        self._authenticated: set[FramedStream] = set()
         self._lease_streams: dict[str, LeaseStream] = {}
         self._closed = False
         self._listener: socket.socket | None = None
@@ -115,6 +121,9 @@ class SessionServer:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
+            if not UNAUTHENTICATED.has_room() and not self._closed:
+                time.sleep(_FULL_SECONDS)
+                continue
             try:
                 sock, _ = listener.accept()
             except OSError as error:
@@ -124,32 +133,46 @@ class SessionServer:
                     warn_exhausted("an attached process waits", error)
                 time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
                 continue
-            self._admit(sock)
+            if admit_peer(sock, self._token):
+                self._admit(sock)
+            else:
+                sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
+        admission = UNAUTHENTICATED.admit(sock)
         try:
             stream = FramedStream(sock)
         except OSError:
+            admission.end()
             sock.close()
             return
-        thread = threading.Thread(target=self._serve, args=(stream,), name="rankmesh-attached", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(stream, admission), name="rankmesh-attached", daemon=True)
         with self._lock:
-            full = len(self._streams) >= MAX_STREAMS
-            if not self._closed and not full:
+            if not self._closed:
                 self._streams[stream] = thread
                 thread.start()
                 return
-        if full:
-            _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
+        admission.end()
         stream.close()
 
-    def _serve(self, stream: FramedStream) -> None:
+    def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
-            stream.authenticate(self._token, CHALLENGE_SECONDS)
+            challenge = Challenge(self._token, Protocol.ATTACH, client=False, binding=binding_of(stream.sock))
+            stream.authenticate(server_script(challenge, attach_frames.ENDPOINT_BYTES), CHALLENGE_SECONDS)
+            admission.end()
+            if not self._has_room(stream):
+                _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
+                return
             frame = stream.receive(Deadline(CHALLENGE_SECONDS))
+            if challenge.attachment != attach_frames.endpoint(self._agent_id):
+                refuse(
+                    stream,
+                    DistNetworkError("this is another agent than the one that was offered; ask the gateway again"),
+                )
+                return
             document = attach_frames.decode_json(frame.document)
             if frame.header.kind == Request.ACQUIRE:
-                lease = LeaseStream(self._leases, self._agent_id, stream, document)
+                lease = LeaseStream(self._leases, stream, document)
                 self._lease_streams[lease.id] = lease
                 try:
                     lease.serve()
@@ -162,9 +185,19 @@ class SessionServer:
         except Exception:
             _log.exception("a connection of an attached process had to be closed")
         finally:
+            admission.end()
             stream.close()
             with self._lock:
                 self._streams.pop(stream, None)
+                self._authenticated.discard(stream)
+
+    def _has_room(self, stream: FramedStream) -> bool:
+        """Return whether an authenticated stream may stay."""
+        with self._lock:
+            if len(self._authenticated) >= MAX_STREAMS:
+                return False
+            self._authenticated.add(stream)
+            return True
 
     def _serve_calls(self, stream: FramedStream, lease: str) -> None:
         held = self._lease_streams.get(lease)

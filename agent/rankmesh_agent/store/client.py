@@ -8,13 +8,15 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
+from rankmesh_agent.net.retry import until_accepted
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.tls import binding_of, connect
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import (
@@ -40,6 +42,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
+from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts to reach an owner that has not started yet, about an eighth of the time so far."""
@@ -157,10 +160,7 @@ class ClientConnection(FramedStream):
         """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
             raise ProtocolError("the store sent more than a response")
-        whole = bytearray(size)
-        whole[: len(begun)] = begun
-        self.receive_into([memoryview(whole)[len(begun) :]], deadline)
-        return whole
+        return self.receive_bytes(size, deadline, begun)
 
 
 class StoreClient(BlockingStore):
@@ -331,39 +331,41 @@ class StoreClient(BlockingStore):
         """
         try:
             split = urlsplit(self._url)
-            host, port = split.hostname or "", split.port or 80
+            named = bool(split.hostname) and split.port != 0  # an invalid port raises
         except ValueError as error:
             raise DistNetworkError(f"{self._url!r} is not a store's URL: {error}", address=self._url) from None
-        if not host:
+        if not named:
             raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
-        if split.scheme != "http":
-            raise _NotSupported(f"{split.scheme} is not http")
         with contextlib.suppress(AuthenticationError):
-            return self._open_connection(host, port, split.netloc, _until(ends))
+            return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
         # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
-        return self._open_connection(host, port, split.netloc, _until(ends))
+        return self._open_connection(split, _until(ends))
 
-    def _open_connection(self, host: str, port: int, netloc: str, deadline: Deadline) -> ClientConnection:
+    def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
             f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
         )
-        connection = ClientConnection(self._connect_unix() or self._connect(host, port, netloc, deadline))
+        connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:
-            connection.name = connection.authenticate(self._token, deadline.remaining(), refusal)
+            challenge = Challenge(self._token, Protocol.STORE, client=True, binding=binding_of(connection.sock))
+            connection.authenticate(client_script(challenge, refusal), deadline.remaining())
+            connection.name = challenge.name
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _connect(self, host: str, port: int, netloc: str, deadline: Deadline) -> socket.socket:
+    def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""
         try:
-            sock = socket.create_connection((host, port), min(CONNECT_SECONDS, _positive(deadline)))
+            sock = connect(split.scheme, str(split.hostname), split.port, min(CONNECT_SECONDS, _positive(deadline)))
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
+        except ValueError as error:
+            raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
         try:
-            head = request_upgrade(sock, store_frames.UPGRADE, netloc, _positive(deadline))
+            head = request_upgrade(sock, store_frames.UPGRADE, split.netloc, _positive(deadline))
         except BaseException as error:
             sock.close()
             if isinstance(error, TimeoutError):

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
+from rankmesh_agent.store.keys import MAX_KEYS
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.replicate import Replicate
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     BY_CODE,
     DistStoreError,
@@ -174,18 +176,14 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
             found = None
         elif kind == Kind.BOOLEAN:
             found = number != 0
-        elif kind == Kind.EQUAL:
-            found = _split(parts[0], number)
-        elif kind == Kind.JOINED:
-            found = parts[0].split(b"\0")
-        elif kind == Kind.VALUES:
-            found = parts
+        elif kind in (Kind.EQUAL, Kind.JOINED, Kind.VALUES):
+            found = _values(kind, parts, number, len(command.unique) if isinstance(command, commands.MultiGet) else 0)
         elif kind == Kind.TEXTS:
             found = [part.decode() for part in parts]
         elif kind == Kind.ERROR:
             error = BY_CODE.get(parts[0].decode(), DistStoreError)
             known = error if issubclass(error, DistStoreError | RankFailedError) else DistStoreError
-            found = known(parts[1].decode(), **(json.loads(parts[2]) if len(parts) > 2 else {}))
+            found = known(parts[1].decode(), **(json_text.loads(parts[2]) if len(parts) > 2 else {}))
         elif kind == Kind.MOVED:
             raise StoreMovedError.to(number if number >= 0 else None)
         else:
@@ -193,7 +191,7 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
         if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
             values = dict(zip(command.unique, found, strict=True))  # the request has each key once
             found = [values[key] for key in command.keys]
-    except (IndexError, ValueError, TypeError):
+    except (IndexError, ValueError, TypeError, AttributeError):
         raise ProtocolError("a response of the store's binary protocol lacks parts, or is not text") from None
     if kind == Kind.ERROR:
         raise found
@@ -201,9 +199,17 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
     return result
 
 
-def _split(joined: bytes, size: int) -> list[bytes]:
-    count, rest = divmod(len(joined), size) if size > 0 else (0, 1)
-    if rest:
+def _values(kind: int, parts: Parts, number: int, count: int) -> list[bytes]:
+    """Return the values in a response; raise a ValueError, before each takes memory, unless there are ``count``."""
+    if kind == Kind.EQUAL:
+        return _split(parts[0], number, count)
+    if count != (len(parts) if kind == Kind.VALUES else parts[0].count(b"\0") + 1):
+        raise ValueError
+    return parts if kind == Kind.VALUES else parts[0].split(b"\0")
+
+
+def _split(joined: bytes, size: int, count: int) -> list[bytes]:
+    if size <= 0 or len(joined) != size * count:
         raise ValueError
     if count > _MAX_UNPACKED:
         return [joined[begin : begin + size] for begin in range(0, len(joined), size)]
@@ -249,7 +255,11 @@ def _with_keys(keys: Sequence[str]) -> tuple[int, Sequence[bytes]]:
 
 
 def _keys(parts: Parts, flags: int) -> tuple[str, ...]:
-    return tuple(_text(parts[0]).split("\0")) if flags & _JOINED else _texts(parts)
+    if not flags & _JOINED:
+        return _texts(parts)
+    if parts[0].count(b"\0") >= MAX_KEYS:  # refused before each takes memory
+        raise InvalidKeyError(f"over {MAX_KEYS} keys in one call; use several calls")
+    return tuple(_text(parts[0]).split("\0"))
 
 
 def _multi_get(parts: Parts, flags: int, seconds: float) -> commands.MultiGet:

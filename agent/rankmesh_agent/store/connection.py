@@ -10,8 +10,11 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
+from rankmesh_agent.wire.credentials import Role
+from rankmesh_agent.wire.handshake import Challenge
 from rankmesh_agent.wire.store_frames import HEADER_BYTES
 
 
@@ -30,8 +33,10 @@ class Connection:
     Attributes:
         sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
+        admission: its place among the unauthenticated connections during the handshake.
         step_began: when the current step of the handshake began, by time.monotonic.
         name: its name at both ends, by which a client identifies it after it broke.
+        role: the role of the client.
         wanted: number of bytes that make the next request.
         received: those of them that have come.
         unsent: the rest of a frame that the socket's buffer did not take.
@@ -42,23 +47,29 @@ class Connection:
 
     __slots__ = (
         "_poll",
+        "admission",
         "handshake",
         "last",
         "lock",
         "name",
         "pending",
         "received",
+        "role",
         "sock",
         "step_began",
         "unsent",
         "wanted",
     )
 
-    def __init__(self, sock: socket.socket, poll: select.epoll, handshake: Handshake[bytes]) -> None:
+    def __init__(
+        self, sock: socket.socket, poll: select.epoll, handshake: Handshake[Challenge], admission: Admission
+    ) -> None:
         self.sock = sock
-        self.handshake: Handshake[bytes] | None = handshake
+        self.handshake: Handshake[Challenge] | None = handshake
+        self.admission = admission
         self.step_began = time.monotonic()
         self.name = b""
+        self.role = Role.USE
         self.wanted = HEADER_BYTES
         self.received = bytearray()
         self.unsent: memoryview | None = None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import httpx
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.httpx_proof import prove
+from rankmesh_agent.net.tls import check_scheme, client_context
 from rankmesh_agent.store import http_codec
 from rankmesh_agent.store.base import (
     CONNECT_SECONDS,
@@ -19,8 +22,10 @@ from rankmesh_agent.store.base import (
 )
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.moved import StoreMovedError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     BY_CODE,
+    AuthenticationError,
     DistError,
     DistNetworkError,
     DistStoreError,
@@ -31,6 +36,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
+from rankmesh_agent.wire.http_auth import REFUSAL, MissingProofError
 from rankmesh_agent.wire.schemas import FORWARDED_HEADER, LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 HTTP_MARGIN_SECONDS = 10.0
@@ -138,14 +144,18 @@ class BlockingHttpStore(BlockingStore):
 
 def _options(url: str) -> dict[str, Any]:
     # Loading the certificate authorities takes 20 ms, and plain HTTP does not need them.
-    return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:")}
+    return {"limits": _LIMITS, "trust_env": False, "verify": url.startswith("https:") and client_context()}
 
 
 def _exchange(
     url: str, token: str, command: Command[T], idempotency_key: str, timeout: float, *, forwarded: bool = False
 ) -> Exchange[T]:
     """Request a command, which must have responded ``timeout`` seconds after its own time limit."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        check_scheme(url.partition("://")[0], url)
+    except ValueError as error:
+        raise DistNetworkError(str(error), address=url) from None
+    headers = {}
     if forwarded:
         headers[FORWARDED_HEADER] = "1"
     if command.writes:
@@ -153,22 +163,22 @@ def _exchange(
     try:
         if isinstance(command, Waiting) and command.seconds:
             timeout = max(timeout, HTTP_MARGIN_SECONDS)
-            exchange: Exchange[T] = _long_polls(url, headers, command, timeout)
+            exchange: Exchange[T] = _long_polls(url, token, headers, command, timeout)
         else:
-            exchange = _request(url, headers, command, timeout)
+            exchange = _request(url, token, headers, command, timeout)
         return (yield from exchange)
     except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
         raise unresponsive_error(f"the store at {url}", url, command, timeout) from error
 
 
-def _long_polls(url: str, headers: dict[str, str], command: Waiting[T], timeout: float) -> Exchange[T]:
+def _long_polls(url: str, token: str, headers: dict[str, str], command: Waiting[T], timeout: float) -> Exchange[T]:
     """Request a command that waits, by consecutive long polls."""
     deadline = Deadline(command.seconds)
     while True:
         seconds = min(LONG_POLL_SECONDS, deadline.remaining())
         try:
             part: Command[T] = command.with_timeout(seconds)
-            return (yield from _request(url, headers, part, deadline.remaining() + timeout))
+            return (yield from _request(url, token, headers, part, deadline.remaining() + timeout))
         except StoreUnresponsiveError:  # the agent at the URL forwards to the owner
             raise
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
@@ -176,7 +186,7 @@ def _long_polls(url: str, headers: dict[str, str], command: Waiting[T], timeout:
                 raise
 
 
-def _request(url: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
+def _request(url: str, token: str, headers: dict[str, str], command: Command[T], seconds: float) -> Exchange[T]:
     """Send a request, and send it again if the connection broke: it may have been idle for too long."""
     plain = http_codec.encode_command(command)
     timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
@@ -196,14 +206,36 @@ def _request(url: str, headers: dict[str, str], command: Command[T], seconds: fl
         raise InvalidValueError(f"{len(request.content)} bytes in one request, at most {MAX_BODY_BYTES} are allowed")
     try:
         try:
-            response = yield request
+            response = yield from _proven(request, url, token)
         except _CONNECTION_LOST:
-            response = yield request
+            response = yield from _proven(request, url, token)
     except (httpx.ReadTimeout, httpx.WriteTimeout):
         raise
     except httpx.HTTPError as error:
         raise _unreachable_error(url, error) from error
     return _result_of(url, command, response)
+
+
+def _proven(request: httpx.Request, url: str, token: str) -> Exchange[httpx.Response]:
+    """Send a request with a proof of the token, and return the response of an owner that proves it, too.
+
+    Raises:
+        AuthenticationError: the owner does not prove that it knows the token.
+    """
+    if not token:
+        return (yield request)
+    script = prove(request, token)
+    sent = next(script)
+    while True:
+        response = yield sent
+        try:
+            sent = script.send((response, response.content))
+        except MissingProofError as error:
+            if error.retryable:
+                raise DistNetworkError(f"the store at {url} answered {error.status}", address=url) from error
+            raise AuthenticationError(f"{url} is not the store that it should be: {error}", address=url) from error
+        except StopIteration as end:
+            return response if end.value else httpx.Response(HTTPStatus.UNAUTHORIZED, content=REFUSAL)
 
 
 def _result_of(url: str, command: Command[T], response: httpx.Response) -> T:
@@ -222,7 +254,7 @@ def _result_of(url: str, command: Command[T], response: httpx.Response) -> T:
 def _error_of(url: str, response: httpx.Response) -> DistError:
     """Return a store's error as the owner raised it; any other error is a failure of the owner, not of the caller."""
     try:
-        found = response.json()
+        found = json_text.loads(response.content)
         code, detail = found["code"], found["detail"]
         kind = BY_CODE.get(code)
     except (ValueError, TypeError, KeyError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar, cast
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.keys import check_values
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistStoreError, InvalidValueError, KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
     StoreAdd,
@@ -109,11 +109,11 @@ def _bytes(command: Command[bytes], body: bytes) -> bytes:
 
 
 def _number(command: Command[int], body: bytes) -> Any:
-    return json.loads(body)["value"]
+    return json_text.loads(body)["value"]
 
 
 def _values(command: commands.MultiGet, body: bytes) -> list[bytes]:
-    values = json.loads(body)["values"]
+    values = json_text.loads(body)["values"]
     return [from_base64(values[key]) for key in command.keys]
 
 
@@ -141,11 +141,11 @@ _FORMATS: dict[type[Command[Any]], tuple[Callable[[Any], Request], Callable[[Any
     commands.Wait: (lambda wait: _post("wait", StoreWait(list(wait.keys), wait.seconds)), _none),
     commands.Check: (
         lambda check: _post("check", StoreKeys(list(check.keys))),
-        lambda command, body: json.loads(body)["found"],
+        lambda command, body: json_text.loads(body)["found"],
     ),
     commands.Keys: (
         lambda keys: Request("GET", "/v1/store", {"prefix": keys.prefix}),
-        lambda command, body: json.loads(body),
+        lambda command, body: json_text.loads(body),
     ),
     commands.Count: (lambda count: Request("POST", "/v1/store/count", {"prefix": count.prefix}), _number),
     commands.QueuePush: (_raw("queue_push"), _none),

@@ -12,6 +12,8 @@ from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, Owner
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.ownership import LostRanks, Ownership
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.table import UNLIMITED, Quota
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import DistError, DistStoreError
 from rankmesh_agent.wire.schemas import Member
 from rankmesh_agent.wire.stats import StoreStats
@@ -26,12 +28,13 @@ class JobStore:
     Args:
         rank: this rank.
         members: all ranks, by rank.
-        token: the job's token.
+        credentials: the job's token, or all its credentials.
         name: name of the server's thread.
         lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
         has_left: returns whether this rank has left the job.
         limits: returns the ranks that have had no free descriptor since a time: see OwnerCache.
         on_unreachable: called with a rank whose store does not answer; ``lost`` tells later whether it has ended.
+        quota: limits of the keys and values.
 
     Attributes:
         store: the store, for callers with an event loop.
@@ -42,28 +45,29 @@ class JobStore:
         self,
         rank: int,
         members: Mapping[int, Member],
-        token: str,
+        credentials: str | Credentials,
         name: str,
         lost: LostRanks,
         has_left: Callable[[], bool],
         limits: Callable[[float], Mapping[int, str]] = lambda since: {},
         on_unreachable: Callable[[int], None] = lambda rank: None,
+        quota: Quota = UNLIMITED,
     ) -> None:
-        self._token = token
+        self._token = token = Credentials.of(credentials).run
         self._lock = threading.RLock()
         self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
         self._final: DistError | None = None
         self._ownership: Ownership | None = None
         if len(members) > 1:
-            self._memory = MemoryStore()
+            self._memory = MemoryStore(quota)
             self._ownership = Ownership(rank, members, token, self._memory.table, lost)
             self._memory.ownership = self._ownership
             self._owners = OwnerCache(self._ownership, members, has_left)
             self._owners.limits, self._owners.on_unreachable = limits, on_unreachable
             self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
         else:
-            self.store = self._memory = MemoryStore()
-        self.server = StoreServer(self._memory.table, token, name, self._ownership)
+            self.store = self._memory = MemoryStore(quota)
+        self.server = StoreServer(self._memory.table, credentials, name, self._ownership)
 
     def start(self) -> None:
         """Open the journal of this host, and find a replica; once all ranks have made their JobStore."""

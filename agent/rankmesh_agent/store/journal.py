@@ -26,6 +26,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.store_frames import MAX_BYTES
+
 KEPT_BYTES = 8 << 20
 """Size of the part of each half that the owner keeps mapped: writing to fresh pages takes several times as long."""
 _WINDOW_BYTES = 1 << 20
@@ -43,6 +46,8 @@ _ZEROS = tuple(bytes(count) for count in range(12))
 _CHUNK = 1 << 20
 _LOCKED_SECONDS = 0.001
 _MAX_UNMAPPED = 1 << 30
+_MAX_RECORD = 2 * MAX_BYTES
+"""Maximum size of a record: of a request and its reply."""
 
 
 class Journal:
@@ -128,11 +133,16 @@ class Journal:
 
         Returns:
             The new owner word and all records; None if ``word`` is not the owner word any more.
+
+        Raises:
+            ProtocolError: the memory holds no journal, since one of its ranks has damaged it.
         """
         with self._exclusive() as locked:
             if not locked or self.words[_OWNER] != word:
                 return None
             epoch = (word >> 32) + 1
+            if epoch >= _SIZE >> _REGION_BITS:
+                raise ProtocolError(f"the journal of this host's store is damaged: its epoch is {epoch - 1}")
             self._mine = epoch << 32 | self._rank
             os.pwrite(self._fd, _WORD.pack(self._mine), _WORD.size * _OWNER)  # a system call: no later read precedes it
             found = []
@@ -253,12 +263,17 @@ class Journal:
     def _read(self, at: int) -> Iterator[tuple[bytes, int]]:
         """Yield the records from an offset to the first that is not complete, each with its end."""
         begin, chunk = at, b""
+        half_end = min((at & -_HALF) + _HALF, _SIZE)
         while True:
+            if at + _LENGTH_BYTES > half_end:
+                raise ProtocolError(f"the journal of this host's store is damaged: a record begins at offset {at}")
             if at - begin + _LENGTH_BYTES > len(chunk):
                 begin, chunk = at, os.pread(self._fd, _CHUNK, at)
             (size,) = _LENGTH.unpack_from(chunk, at - begin)
             if not size:
                 return
+            if size > _MAX_RECORD:
+                raise ProtocolError(f"the journal of this host's store is damaged: a record has {size} bytes")
             body = at + _LENGTH_BYTES
             if body - begin + size <= len(chunk):
                 record = chunk[body - begin : body - begin + size]

@@ -17,7 +17,7 @@ from rankmesh_agent.store.idempotency import ReplyCache
 from rankmesh_agent.store.key_waits import KeyWaits
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.records import RequestId
-from rankmesh_agent.store.table import Table
+from rankmesh_agent.store.table import UNLIMITED, Quota, Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistError, IdempotencyKeyReusedError
 
@@ -29,13 +29,16 @@ T = TypeVar("T")
 class MemoryStore(AsyncStore):
     """Keys and values in this process, for several threads and event loops at a time.
 
+    Args:
+        quota: limits of the keys and values.
+
     Attributes:
         table: the same keys and values for callers without an event loop: BlockingMemoryStore takes it.
         ownership: this rank's part in the ownership of the job's store; None for a store that ends with this process.
     """
 
-    def __init__(self) -> None:
-        self.table = Table()
+    def __init__(self, quota: Quota = UNLIMITED) -> None:
+        self.table = Table(quota)
         self.ownership: Ownership | None = None
         self._waits = KeyWaits()
         self._replies: ReplyCache[str, tuple[int, Future[Any]]] = ReplyCache()  # hash of the command, and its result

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from rankmesh_agent.wire.errors import ProtocolError
+
 SET, PUSH, PUSH_FIRST, POP, REPLY = 1, 2, 3, 4, 5
 """New values of keys, none removes a key; a value appended to a queue, or put at its head; the first value of a queue
 removed; nothing but a reply."""
@@ -92,7 +94,17 @@ class StoreState:
         self.replies: Replies = {}
 
     def apply(self, record: bytes) -> None:
-        """Apply the next record."""
+        """Apply the next record.
+
+        Raises:
+            ProtocolError: it is malformed; a part of it may have been applied.
+        """
+        try:
+            self._apply(record)
+        except (struct.error, UnicodeDecodeError, KeyError):
+            raise ProtocolError(f"a record of {len(record)} bytes of a store's changes is malformed") from None
+
+    def _apply(self, record: bytes) -> None:
         op, identity_size, reply_size, number = _HEAD.unpack_from(record)
         at = _HEAD.size + identity_size
         if identity_size:

@@ -25,10 +25,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.handshake import CROWDED_SECONDS, Handshake, step_seconds
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
+from rankmesh_agent.net.tls import binding_of, buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
@@ -38,15 +41,12 @@ from rankmesh_agent.store.records import RequestId
 from rankmesh_agent.store.replicate import Replicate
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.credentials import Credentials, Role
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
-from rankmesh_agent.wire.handshake import server_script
+from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
-MAX_UNAUTHENTICATED = 128
-"""Maximum number of connections in their handshake; more clients wait in the backlog, or among the upgraded ones."""
-MAX_UPGRADED = 1024
-"""Maximum number of upgraded connections that wait for their handshake; the server closes any more at once."""
 MAX_CACHED_BYTES = 64 << 20
 """Maximum size of the cached responses of broken connections, together."""
 MAX_POLL_SECONDS = 3600.0
@@ -57,6 +57,7 @@ _MIN_STALE_TIMERS = 64
 _ACCEPT, _HANDSHAKE = 0, 1
 """Subjects of timers, besides the number of a pending request."""
 _ACCEPT_RETRY_SECONDS = 0.05
+_FULL_SECONDS = 0.001
 
 _log = logging.getLogger("rankmesh.store")
 
@@ -68,24 +69,26 @@ class StoreServer:
 
     Args:
         table: the keys and values.
-        token: the job's secret.
+        token: the job's secret, or all its credentials.
         name: the thread's name.
         ownership: this rank's part in the ownership of the job's store; None for a store that ends with this process.
     """
 
     def __init__(
-        self, table: Table, token: str, name: str = "rankmesh-store-fast", ownership: Ownership | None = None
+        self,
+        table: Table,
+        token: str | Credentials,
+        name: str = "rankmesh-store-fast",
+        ownership: Ownership | None = None,
     ) -> None:
         self._table = table
         self._token = token
         self._ownership = ownership
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
-        self._upgraded: deque[socket.socket] = deque()
+        self._upgraded: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
         self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache(MAX_CACHED_BYTES)  # by a connection's name
-        self._unauthenticated = 0
-        self._crowded = False  # clients wait until another one has completed its handshake
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
@@ -98,12 +101,12 @@ class StoreServer:
     def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has requested the upgrade. From any thread."""
         with self._lock:
-            if self._closed or len(self._upgraded) >= MAX_UPGRADED:
+            if self._closed:
                 sock.close()
                 return
             if self._poll is None:
                 self._start()
-            self._upgraded.append(sock)
+            self._upgraded.append((sock, UNAUTHENTICATED.admit(sock)))
             os.eventfd_write(self._wakeup, 1)
 
     def _start(self) -> None:
@@ -160,10 +163,6 @@ class StoreServer:
                         self._accept_upgraded(poll)
                 if time.monotonic() >= self._due:
                     self._run_timers()
-                if self._crowded and not self._is_full():
-                    self._crowded = False
-                    poll.modify(unix_listener, select.EPOLLIN)
-                    self._accept_upgraded(poll)
         finally:
             with self._lock:
                 self._closed = True
@@ -174,7 +173,9 @@ class StoreServer:
 
     def _close_descriptors(self) -> None:
         while self._upgraded:
-            self._upgraded.popleft().close()
+            sock, admission = self._upgraded.popleft()
+            admission.end()
+            sock.close()
         if self._unix_listener is not None:
             self._unix_listener.close()
         if self._poll is not None:
@@ -185,55 +186,52 @@ class StoreServer:
     # Connections
 
     def _accept_upgraded(self, poll: select.epoll) -> None:
-        """Register the connections that handle() has queued, as far as there is room."""
+        """Register the connections that handle() has queued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         assert self._unix_listener is not None
         response = store_frames.upgrade_response(self._unix_listener.getsockname()[1:].decode())
-        while self._upgraded and not self._is_full():
-            connection = self._register(poll, self._upgraded.popleft())
+        while self._upgraded:
+            connection = self._register(poll, *self._upgraded.popleft())
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 break_when_peer_vanishes(connection.sock)
                 connection.send(response)
             except OSError:
                 self._close_connection(connection)
-        if self._upgraded:
-            self._wait_for_room(poll)
 
     def _accept_unix(self, poll: select.epoll, unix_listener: socket.socket) -> None:
-        """Accept a client on the unix socket, if there is room."""
-        if self._is_full():
-            self._wait_for_room(poll)
+        """Accept a client on the unix socket."""
+        if not UNAUTHENTICATED.has_room():
+            self._accept_later(poll, unix_listener, _FULL_SECONDS)
             return
         try:
-            self._register(poll, unix_listener.accept()[0])
+            sock, _ = unix_listener.accept()
         except BlockingIOError:
             pass
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 if is_exhausted(error):
                     warn_exhausted("a client of the store waits", error)
-                poll.modify(unix_listener, 0)  # the client stays in the backlog: an immediate retry would only spin
-                self._set_timer(_ACCEPT_RETRY_SECONDS, None, _ACCEPT)
+                self._accept_later(poll, unix_listener, _ACCEPT_RETRY_SECONDS)
+        else:
+            if admit_peer(sock, self._token):
+                self._register(poll, sock, UNAUTHENTICATED.admit(sock))
+            else:
+                sock.close()
 
-    def _is_full(self) -> bool:
-        """Return whether as many clients as may be are in their handshake; authenticated ones do not count."""
-        return self._unauthenticated >= MAX_UNAUTHENTICATED
+    def _accept_later(self, poll: select.epoll, unix_listener: socket.socket, seconds: float) -> None:
+        """Leave clients in the backlog for some time: an immediate retry would only spin."""
+        poll.modify(unix_listener, 0)
+        self._set_timer(seconds, None, _ACCEPT)
 
-    def _wait_for_room(self, poll: select.epoll) -> None:
-        """Accept no client until another one has completed its handshake, or has run out of time."""
-        self._crowded = True
-        assert self._unix_listener is not None
-        poll.modify(self._unix_listener, 0)
-
-    def _register(self, poll: select.epoll, sock: socket.socket) -> Connection:
+    def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
         sock.setblocking(False)
-        connection = Connection(sock, poll, Handshake(sock, server_script(self._token)))
+        challenge = Challenge(self._token, Protocol.STORE, client=False, binding=binding_of(sock))
+        connection = Connection(sock, poll, Handshake(sock, server_script(challenge)), admission)
         self._connections[sock.fileno()] = connection
-        self._unauthenticated += 1
         poll.register(sock, select.EPOLLIN)
-        self._set_timer(min(CROWDED_SECONDS, HANDSHAKE_SECONDS), connection, _HANDSHAKE)
+        self._set_timer(HANDSHAKE_SECONDS, connection, _HANDSHAKE)
         return connection
 
     def _close_connection(self, connection: Connection) -> None:
@@ -245,11 +243,10 @@ class StoreServer:
             request = connection.take_pending()
             assert self._poll is not None
             self._poll.unregister(descriptor)  # a forked child may hold the descriptor, too
+            connection.admission.end()
             connection.sock.close()
         del self._connections[descriptor]
-        if connection.handshake is not None:
-            self._unauthenticated -= 1
-            connection.handshake = None
+        connection.handshake = None
         self._by_name.pop(connection.name, None)
         if self._ownership is not None:
             self._ownership.replica.on_closed(connection.name, by_peer=False)
@@ -290,6 +287,8 @@ class StoreServer:
                 self._advance_handshake(connection, connection.handshake)
             else:
                 self._receive(connection)
+                while connection.sock.fileno() >= 0 and buffered(connection.sock):
+                    self._receive(connection)
         except BlockingIOError:
             pass
         except ConnectionResetError:
@@ -331,20 +330,21 @@ class StoreServer:
         if not received:
             received += data
 
-    def _advance_handshake(self, connection: Connection, client_handshake: Handshake[bytes]) -> None:
+    def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Challenge]) -> None:
         """Continue the handshake.
 
         Raises:
             OSError, DistNetworkError: the client fails it.
         """
         steps = client_handshake.steps
-        name = client_handshake.advance()
-        if name is not None:
-            connection.handshake, connection.name = None, name
-            self._by_name[name] = connection
-            self._unauthenticated -= 1
+        challenge = client_handshake.advance()
+        if challenge is not None:
+            connection.handshake, connection.name, connection.role = None, challenge.name, challenge.role
+            self._by_name[challenge.name] = connection
+            connection.admission.end()
         elif client_handshake.steps > steps:
             connection.step_began = time.monotonic()
+            connection.admission.renew()
 
     # Requests
 
@@ -353,6 +353,8 @@ class StoreServer:
     ) -> None:
         """Execute a request."""
         ownership = self._ownership
+        if opcode == codec.REPLICATE and connection.role is not Role.RUN:
+            raise ProtocolError("only a rank replicates: the client's credential is of a lesser role")
         if ownership is not None and opcode == codec.REPLICATE:
             command = codec.decode_command(opcode, flags, seconds, parts)
             assert isinstance(command, Replicate)
@@ -480,16 +482,14 @@ class StoreServer:
             if connection is None:
                 assert self._poll is not None
                 assert self._unix_listener is not None
-                if not self._crowded:
-                    self._poll.modify(self._unix_listener, select.EPOLLIN)
+                self._poll.modify(self._unix_listener, select.EPOLLIN)
             elif not _in_progress(connection, subject):
                 continue
             elif subject == _HANDSHAKE:
                 self._on_ready(connection)  # this thread may not have run since the client sent its part
-                limit = step_seconds(self._unauthenticated, MAX_UNAUTHENTICATED, HANDSHAKE_SECONDS)
-                left = connection.step_began + limit - now
+                left = connection.step_began + HANDSHAKE_SECONDS - now
                 if connection.handshake is not None and left > 0:
-                    self._set_timer(min(left, CROWDED_SECONDS), connection, _HANDSHAKE)
+                    self._set_timer(left, connection, _HANDSHAKE)
                 elif connection.handshake is not None:
                     self._close_connection(connection)
             elif (request := connection.take_pending()) is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from rankmesh_agent.wire.errors import StoreFullError
 from rankmesh_agent.wire.stats import StoreStats
 
 Values = Mapping[str, bytes]
@@ -16,6 +18,21 @@ Changes = Mapping[str, bytes | None]
 """New values by key; None removes the key."""
 
 T = TypeVar("T")
+
+
+class Quota(NamedTuple):
+    """Limits of a table, whose settings are RANKMESH_STORE_KEYS and RANKMESH_STORE_BYTES.
+
+    Attributes:
+        keys: the most keys and queued values.
+        bytes: the most bytes of these together.
+    """
+
+    keys: int
+    bytes: int
+
+
+UNLIMITED = Quota(sys.maxsize, sys.maxsize)
 
 
 class TableLog(Protocol):
@@ -42,12 +59,17 @@ class Table:
 
     A queue has a key, too, but is not the key's value: both may exist at a time.
 
+    Args:
+        quota: limits of the keys and values.
+
     Attributes:
         log: records each change before it is made; None if nothing does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quota: Quota = UNLIMITED) -> None:
         self.log: TableLog | None = None
+        self._quota = quota
+        self._entries, self._bytes = 0, 0
         # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.
         self._lock = threading.RLock()
         self._values: dict[str, bytes] = {}
@@ -82,9 +104,14 @@ class Table:
 
         Returns:
             The plan's result.
+
+        Raises:
+            StoreFullError: the changes exceed the quota; none is made.
         """
         with self._lock:
             result, changes = plan(self._values)
+            entries, size = self._growth(changes)
+            self._check_quota(entries, size)
             if changes and persist is not None:
                 persist(changes)
             if changes and self.log is not None:
@@ -97,6 +124,8 @@ class Table:
                         self._values[key] = value
             else:
                 self._values.update(changes)  # type: ignore[arg-type]  # atomic also for value(), which does not lock
+            self._entries += entries
+            self._bytes += size
             completed = self._complete(changes) if self._watches else ()
         for watch in completed:
             watch.finish()
@@ -161,7 +190,11 @@ class Table:
     # Queues
 
     def push(self, key: str, value: bytes, *, first: bool = False) -> None:
-        """Append ``value`` to the queue, or put it back at its head; the longest-waiting pop gets it at once."""
+        """Append ``value`` to the queue, or put it back at its head; the longest-waiting pop gets it at once.
+
+        Raises:
+            StoreFullError: it exceeds the quota, and is not put back.
+        """
         with self._lock:
             pops = self._pending_pops.get(key) or OrderedDict()
             while pops:
@@ -172,6 +205,10 @@ class Table:
                         log.popped(key, value, pop.request_id)
                     break
             else:
+                if not first:
+                    self._check_quota(1, _size(key, value))
+                self._entries += 1
+                self._bytes += _size(key, value)
                 if self.log is not None:
                     self.log.pushed(key, value, first=first)
                 queue = self._queues.setdefault(key, deque())
@@ -188,6 +225,8 @@ class Table:
             if self.log is not None:
                 self.log.popped(key, queue[0], self.log.request_id())
             value = queue.popleft()
+            self._entries -= 1
+            self._bytes -= _size(key, value)
             if not queue:
                 del self._queues[key]
             return value
@@ -234,6 +273,9 @@ class Table:
         with self._lock:
             self.log = None
             self._values, self._queues = values, queues
+            self._entries = len(values) + sum(map(len, queues.values()))
+            self._bytes = sum(_size(key, value) for key, value in values.items())
+            self._bytes += sum(_size(key, value) for key, queue in queues.items() for value in queue)
             made = None if log is None else log()
             self.log = made
             return made
@@ -253,6 +295,31 @@ class Table:
         self.cancel_waits()
 
     # These need the lock
+
+    def _growth(self, changes: Changes) -> tuple[int, int]:
+        """Return how many entries and bytes changes add; negative if they remove more."""
+        entries, size = 0, 0
+        for key, value in changes.items():
+            before = self._values.get(key)
+            if before is not None:
+                entries -= 1
+                size -= _size(key, before)
+            if value is not None:
+                entries += 1
+                size += _size(key, value)
+        return entries, size
+
+    def _check_quota(self, entries: int, size: int) -> None:
+        """Raise StoreFullError if so many more entries or bytes exceed the quota."""
+        for more, now, most, what, setting in (
+            (entries, self._entries, self._quota.keys, "keys and queued values", "RANKMESH_STORE_KEYS"),
+            (size, self._bytes, self._quota.bytes, "bytes", "RANKMESH_STORE_BYTES"),
+        ):
+            if more > 0 and now + more > most:
+                raise StoreFullError(
+                    f"the store has {now} {what}, and {more} more would exceed its limit of {most}: delete keys, or "
+                    f"raise {setting} in the process that holds the store"
+                )
 
     def _all_waits(self) -> set[Future[Any]]:
         waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
@@ -295,6 +362,11 @@ class Table:
                 pops.pop(pop, None)
                 if not pops:
                     del self._pending_pops[key]
+
+
+def _size(key: str, value: bytes) -> int:
+    """Return the bytes of a key and its value."""
+    return len(value) + (len(key) if key.isascii() else len(key.encode()))
 
 
 class _Pop(Future[bytes]):

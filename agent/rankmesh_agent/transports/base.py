@@ -34,6 +34,10 @@ class Connection(ABC):
             DistNetworkError: the connection is lost.
         """
 
+    def committed(self) -> int:
+        """Return how many bytes ``send`` has taken without reporting them: the next call must begin with them."""
+        return 0
+
     @abstractmethod
     def recv_into(self, buffer: memoryview) -> int:
         """Receive the bytes that have arrived, at most ``len(buffer)``; return their number, 0 if none has arrived.

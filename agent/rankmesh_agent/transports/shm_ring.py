@@ -37,7 +37,7 @@ from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
 from rankmesh_agent.transports.tcp import ACCEPTED, LINKED, NEEDS_LINK, PROPOSAL, Proposal, TcpConnection, TcpTransport
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.handshake import Script
 
 RING_BYTES = 1 << 18
@@ -54,28 +54,49 @@ _fence = reset_after_fork(threading.Lock())
 
 
 class _Ring:
-    """The ring of one direction: a view of its lines and its data."""
+    """The ring of one direction: a view of its lines and its data.
 
-    def __init__(self, mapping: Mapping, offset: int, capacity: int) -> None:
+    The peer can write to all of this memory, so each side keeps its own counter, and checks the peer's.
+
+    Args:
+        mapping: memory of both rings.
+        offset: of this ring.
+        capacity: bytes of data.
+        peer: description of the peer.
+
+    Attributes:
+        words: the lines.
+        position: this side's own counter: the head of the producer, the tail of the consumer.
+    """
+
+    def __init__(self, mapping: Mapping, offset: int, capacity: int, peer: str = "") -> None:
         memory = mapping.bytes.data[offset : offset + _DATA + capacity]
         self.words = memory[:_DATA].cast("Q")
         self.data = memory[_DATA:]
         self.array = np.frombuffer(self.data, np.uint8)
         self.capacity = capacity
+        self.position = 0
+        self._peer = peer
 
-    def readable(self) -> int:
-        """Number of bytes to read."""
-        return self.words[_HEAD] - self.words[_TAIL]
+    def readable(self) -> bool:
+        """Return whether there are bytes to read, for the consumer."""
+        return self.words[_HEAD] != self.position
 
-    def writable(self) -> int:
-        """Number of free bytes."""
-        return self.capacity - self.readable()
+    def writable(self) -> bool:
+        """Return whether there is room, for the producer."""
+        return self.position - self.words[_TAIL] != self.capacity
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Append as many bytes of ``buffers`` as fit; return their number."""
+        """Append as many bytes of ``buffers`` as fit; return their number.
+
+        Raises:
+            ProtocolError: the peer's counter is out of range.
+        """
         words, capacity = self.words, self.capacity
-        begin = head = words[_HEAD]
+        begin = head = self.position
         room = capacity - (head - words[_TAIL])
+        if not 0 <= room <= capacity:
+            raise self._violation("tail", words[_TAIL])
         for buffer in buffers:
             if len(buffer) > room:
                 if not room:
@@ -92,16 +113,22 @@ class _Ring:
             head += length
             room -= length
         if head != begin:
-            words[_HEAD] = head
+            self.position = words[_HEAD] = head
         return head - begin
 
     def read(self, into: memoryview) -> int:
-        """Read at most ``len(into)`` bytes; return their number."""
+        """Read at most ``len(into)`` bytes; return their number.
+
+        Raises:
+            ProtocolError: the peer's counter is out of range.
+        """
         words = self.words
-        tail = words[_TAIL]
+        tail = self.position
         length = words[_HEAD] - tail
-        if not length:
-            return 0
+        if not 0 < length <= self.capacity:
+            if not length:
+                return 0
+            raise self._violation("head", length + tail)
         if length < len(into):
             into = into[:length]
         else:
@@ -113,8 +140,15 @@ class _Ring:
         else:
             self._copy_out(at, into[:first])
             self._copy_out(0, into[first:])
-        words[_TAIL] = tail + length
+        self.position = words[_TAIL] = tail + length
         return length
+
+    def _violation(self, name: str, value: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self._peer} set the {name} of a ring of {self.capacity} bytes to {value}, and this side is at "
+            f"{self.position}",
+            address=self._peer,
+        )
 
     def _copy_in(self, at: int, piece: Buffer) -> None:
         if len(piece) > _LARGE:
@@ -151,13 +185,14 @@ class RingConnection(Connection):
 
     def __init__(self, mapping: Mapping, capacity: int, doorbell: TcpConnection, *, client: bool) -> None:
         self.peer = doorbell.peer
-        first, second = (_Ring(mapping, direction * (_DATA + capacity), capacity) for direction in range(2))
+        first, second = (_Ring(mapping, ring * (_DATA + capacity), capacity, self.peer) for ring in range(2))
         self._out, self._in = (first, second) if client else (second, first)
         self._doorbell = doorbell
         self._lost: DistNetworkError | None = None
         self._parallel_reads = False
+        self._generation = 0
         self._pid = self._in.words[_PID]
-        self._in.words[_CAN_READ] = process_vm.can_read(
+        self._can_read = self._in.words[_CAN_READ] = process_vm.can_read(
             self._pid, self._in.words[_ADDRESS] + _DATA, mapping.bytes[_DATA : _DATA + _NONCE].tobytes()
         )
 
@@ -208,14 +243,16 @@ class RingConnection(Connection):
     def expose(self, view: memoryview) -> tuple[int, int]:
         if not self._out.words[_CAN_READ]:
             return 0, 0
-        return process_vm.address_of(view), self._out.words[_GENERATION]
+        return process_vm.address_of(view), self._generation
 
     def revoke(self) -> None:
         if self._lost is not None:
             return
-        self._out.words[_GENERATION] = (self._out.words[_GENERATION] + 1) % _GENERATIONS
+        self._generation = self._out.words[_GENERATION] = (self._generation + 1) % _GENERATIONS
 
     def read_exposed(self, address: int, into: int, nbytes: int) -> None:
+        if not self._can_read:
+            raise DistNetworkError(f"this process cannot read the memory of {self.peer}", address=self.peer)
         process_vm.read(self._pid, address, into, nbytes, parallel=self._parallel_reads)
 
     def still_exposed(self, generation: int) -> bool:

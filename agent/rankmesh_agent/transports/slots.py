@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.fork import reset_after_fork
-from rankmesh_agent.net.spin import shared_cores
+from rankmesh_agent.net.spin import core_contention
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
 from rankmesh_agent.wire.errors import DistBackendError
 
@@ -206,13 +206,13 @@ class Slots:
     def _wait(self, line: int, other: int, steps: int) -> None:
         words = self._words
         # A sleep and a wakeup take longer than most steps: spin first.
-        if shared_cores.are_free():
+        if core_contention.should_spin():
             rounds, looks = (_YIELDS, 1) if self.oversubscribed else (_SPIN_ROUNDS, _SPINS)
             for _ in range(rounds):
                 for _ in range(looks):
                     if words[line] >= steps:
                         return
-                if not shared_cores.give():
+                if not core_contention.yield_core():
                     break
         address = self._addresses[other]
         while True:

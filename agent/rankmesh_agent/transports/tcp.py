@@ -1,4 +1,4 @@
-"""TCP transport; each connection starts with the mutual challenge of wire.handshake.
+"""TCP transport; each connection starts with the mutual challenge of wire.handshake, between hosts inside TLS.
 
 ::
 
@@ -15,6 +15,9 @@ If the server cannot reach the descriptor of the proposed shared memory, two mes
 Without them, these are two round trips: the client's proposal and identity travel with its proof. They hold no secrets,
 and the server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is
 valid.
+
+Frames between hosts have MACs (``authenticated``), unless TLS protects them or both ranks share memory: if the client
+or the server finds that the connection leaves its host. The one says so in its proposal, the other in its answer.
 """
 
 from __future__ import annotations
@@ -29,21 +32,25 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Container, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from rankmesh_agent.config.tls import TlsSettings, tls_settings
+from rankmesh_agent.net import tls
+from rankmesh_agent.net.addresses import is_beyond_host
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
-from rankmesh_agent.net.handshake import Handshake, step_seconds
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
+from rankmesh_agent.transports.authenticated import AuthenticatedConnection
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.handshake import Script
+from rankmesh_agent.wire.handshake import Challenge, Protocol, Script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of the handshake of a client that is not yet authenticated."""
-MAX_HANDSHAKES = 128
-"""Maximum number of concurrent handshakes; more clients wait in the backlog."""
 SOCKET_BUFFER = 4 << 20
 _CACHED_BUFFER = 1 << 20
 """The same between two ranks of a host that have a core each: the receiver then finds the bytes in a cache."""
@@ -54,10 +61,12 @@ _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
-ACCEPTED, DECLINED, REJECTED, NEEDS_LINK = b"\1", b"\0", b"\2", b"\3"
-"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, or the
-client must link the shared memory."""
+"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP; and
+AUTHENTICATE if frames over TCP have MACs."""
+AUTHENTICATE = 2
+ACCEPTED, DECLINED, REJECTED, NEEDS_LINK, AUTHENTICATED = b"\1", b"\0", b"\2", b"\3", b"\4"
+"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, the client
+must link the shared memory, or the proposal is declined and frames have MACs."""
 LINKED = b"\1"
 """The client has linked the shared memory, or cannot."""
 
@@ -71,7 +80,11 @@ _Admitted = tuple[bytes, Connection]
 
 
 class TcpConnection(Connection):
-    """A connected socket."""
+    """A connected socket.
+
+    Attributes:
+        needs_macs: whether its frames are to have MACs.
+    """
 
     medium: ClassVar[str] = "tcp"
 
@@ -81,6 +94,7 @@ class TcpConnection(Connection):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.peer = peer
+        self.needs_macs = False
         self._fileno = sock.fileno()
 
     def configure_for_data(self) -> None:
@@ -101,6 +115,9 @@ class TcpConnection(Connection):
         except OSError as error:
             raise connection_lost(self.peer, error.strerror or str(error)) from error
 
+    def committed(self) -> int:
+        return self.socket.committed() if isinstance(self.socket, tls.TlsSocket) else 0
+
     def recv_into(self, buffer: memoryview) -> int:
         try:
             received = self.socket.recv_into(buffer)
@@ -119,7 +136,7 @@ class TcpConnection(Connection):
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
     def has_work(self, writing: bool) -> bool:
-        return False
+        return tls.buffered(self.socket)
 
     def prepare_wait(self, writing: bool) -> bool:
         return True
@@ -141,7 +158,7 @@ class TcpConnection(Connection):
             if self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _TCP_CLOSE:
                 return True  # reset, which an earlier call has reported; sent bytes still count as unacknowledged
             return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4), sys.byteorder) == 0
-        except OSError:
+        except (OSError, DistNetworkError):
             return True  # the connection is reset: no acknowledgement will come
 
     def close(self) -> None:
@@ -187,10 +204,14 @@ class PendingTcpConnection:
     Args:
         address: host and port.
         script: returns this side's script for a connection.
+        settings: decide whether the connection has TLS.
     """
 
-    def __init__(self, address: str, script: Callable[[TcpConnection], Script[Connection]]) -> None:
+    def __init__(
+        self, address: str, script: Callable[[TcpConnection], Script[Connection]], settings: TlsSettings
+    ) -> None:
         self._address = address
+        self._tls = settings
         self._script = script
         self._socket_addresses = _resolve(address)
         self._connect_next()
@@ -249,8 +270,19 @@ class PendingTcpConnection:
                 raise _unreachable(self._address, error) from error
             self._connect_next()
             return
+        if tls.secures(self._tls, sock, socket_address[0]):
+            sock = tls.client_side(sock, *split_address(self._address), self._tls)
         self._connection = TcpConnection(sock, self._address)
         self._handshake = Handshake(sock, self._script(self._connection))
+
+
+class _IncomingConnection(NamedTuple):
+    """A client's connection during its handshake, with the time limit of the current step."""
+
+    connection: TcpConnection
+    handshake: Handshake[_Admitted]
+    step: Deadline
+    admission: Admission
 
 
 class TcpListener:
@@ -261,29 +293,37 @@ class TcpListener:
     Args:
         listening: the listening socket.
         script: returns the server's side of the handshake on a connection.
+        settings: decide which connections have TLS.
 
     Attributes:
         address: the address that peers pass to TcpTransport.dial.
     """
 
-    def __init__(self, listening: socket.socket, script: Callable[[TcpConnection, Admit], Script[_Admitted]]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        script: Callable[[TcpConnection, Admit], Script[_Admitted]],
+        settings: TlsSettings,
+    ) -> None:
+        self._tls = settings
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         listening.setblocking(False)
         self._socket = listening
         self._script = script
         self._fileno = listening.fileno()
-        self._handshakes: dict[int, tuple[TcpConnection, Handshake[_Admitted], Deadline]] = {}
+        self._handshakes: dict[int, _IncomingConnection] = {}
+        self._has_room = True
         self._arrived: list[_Admitted] = []
         """Ready connections that ``accept`` has yet to return."""
 
     def descriptors(self) -> list[int]:
         """Return the descriptors to poll for reading; they may change with each ``accept``."""
-        return [*self._handshakes] if self._is_full() else [self._fileno, *self._handshakes]
+        return [self._fileno, *self._handshakes] if self._has_room else [*self._handshakes]
 
     def busy(self) -> bool:
         """Return whether handshakes are under way, so that ``accept`` has to be called from time to time."""
-        return bool(self._handshakes)
+        return bool(self._handshakes) or not self._has_room
 
     def accept(self, ready: Container[int], admits: Admit) -> list[_Admitted]:
         """Continue all handshakes as far as possible; return the ready connections, each with its client's identity.
@@ -300,16 +340,16 @@ class TcpListener:
         """
         if self._socket.fileno() < 0:
             raise DistNetworkError(f"the listener at {self.address} is closed", address=self.address)
-        limit = step_seconds(len(self._handshakes), MAX_HANDSHAKES, HANDSHAKE_SECONDS)
-        for fd, (_, incoming, step) in list(self._handshakes.items()):
+        for fd, incoming in list(self._handshakes.items()):
             if fd in ready:
-                steps = incoming.steps
-                self._advance(fd, incoming)
-                if incoming.steps > steps:
-                    step.restart(HANDSHAKE_SECONDS)
-            if fd in self._handshakes and step.elapsed() >= limit:
+                steps = incoming.handshake.steps
+                self._advance(fd, incoming.handshake)
+                if incoming.handshake.steps > steps:
+                    incoming.step.restart(HANDSHAKE_SECONDS)
+                    incoming.admission.renew()
+            if fd in self._handshakes and incoming.step.expired():
                 self._close_handshake(fd)
-        if self._fileno in ready:
+        if self._fileno in ready or not self._has_room:
             self._accept_clients(admits)
         arrived, self._arrived = self._arrived, []
         return arrived
@@ -325,17 +365,18 @@ class TcpListener:
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
-        for connection, _, _ in self._handshakes.values():
-            connection.close_in_child()
+        for incoming in self._handshakes.values():
+            incoming.connection.close_in_child()
         for _, ready in self._arrived:
             ready.close_in_child()
         self._socket.close()
 
-    def _is_full(self) -> bool:
-        return len(self._handshakes) >= MAX_HANDSHAKES
-
     def _accept_clients(self, admits: Admit) -> None:
-        while not self._is_full():
+        self._has_room = True
+        for _ in range(UNAUTHENTICATED.batch):
+            if not UNAUTHENTICATED.has_room():
+                self._has_room = False
+                return
             try:
                 sock, socket_address = self._socket.accept()
             except BlockingIOError:
@@ -346,18 +387,23 @@ class TcpListener:
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
                 continue  # this client has closed its connection in the backlog
-            self._start_handshake(sock, f"{socket_address[0]}:{socket_address[1]}", admits)
+            self._start_handshake(sock, socket_address[0], socket_address[1], admits)
 
-    def _start_handshake(self, sock: socket.socket, peer: str, admits: Admit) -> None:
+    def _start_handshake(self, sock: socket.socket, host: str, port: int, admits: Admit) -> None:
+        peer = f"{host}:{port}"
         try:
+            if tls.secures(self._tls, sock, host):
+                sock = tls.server_side(sock, peer, self._tls)
             connection = TcpConnection(sock, peer)
         except OSError as error:  # the client has closed the connection already
             sock.close()
             raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             return
-        incoming = Handshake(sock, self._script(connection, admits))
-        self._handshakes[connection.fileno()] = connection, incoming, Deadline(HANDSHAKE_SECONDS)
-        self._advance(connection.fileno(), incoming)  # its first message has usually arrived
+        admission = UNAUTHENTICATED.admit(sock)
+        started = Handshake(sock, self._script(connection, admits))
+        incoming = _IncomingConnection(connection, started, Deadline(HANDSHAKE_SECONDS), admission)
+        self._handshakes[connection.fileno()] = incoming
+        self._advance(connection.fileno(), started)  # its first message has usually arrived
 
     def _advance(self, fd: int, incoming: Handshake[_Admitted]) -> None:
         try:
@@ -368,13 +414,14 @@ class TcpListener:
             self._close_handshake(fd)
         else:
             if admitted is not None:
-                del self._handshakes[fd]
+                self._handshakes.pop(fd).admission.end()
                 self._arrived.append(admitted)
 
     def _close_handshake(self, fd: int) -> None:
-        connection, incoming, _ = self._handshakes.pop(fd)
-        incoming.close()
-        connection.close()
+        incoming = self._handshakes.pop(fd)
+        incoming.admission.end()
+        incoming.handshake.close()
+        incoming.connection.close()
 
 
 class TcpTransport:
@@ -386,6 +433,7 @@ class TcpTransport:
 
     def __init__(self, token: str = "") -> None:
         self._token = token
+        self._tls = tls_settings()
 
     def listen(self, address: str) -> TcpListener:
         """Listen at ``address``.
@@ -393,9 +441,11 @@ class TcpTransport:
         Raises:
             AddressInUseError: another socket listens there.
             DistNetworkError: the address cannot be used.
+            ValueError: this process's TLS settings are invalid.
         """
+        tls.server_context(self._tls)
         host, port = split_address(address)
-        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._server_script)
+        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._server_script, self._tls)
 
     def dial(self, address: str, identity: bytes = b"") -> PendingTcpConnection:
         """Begin to connect to a listener.
@@ -409,24 +459,35 @@ class TcpTransport:
             DistNetworkError: no listener can have this address.
         """
         identity = identity.ljust(IDENTITY_BYTES, b"\0")
-        return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity))
+        return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity), self._tls)
 
     def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        challenge, attachment = yield from handshake.verify_client(self._token, PROPOSAL.size + IDENTITY_BYTES)
-        proposal, identity = attachment[: PROPOSAL.size], attachment[PROPOSAL.size :]
+        challenge = Challenge(self._token, Protocol.MESH, client=False, binding=tls.binding_of(connection.socket))
+        yield from handshake.verify_client(challenge, PROPOSAL.size + IDENTITY_BYTES)
+        if not admit_peer(connection.socket, self._token):
+            raise DistNetworkError(f"{connection.peer} is a process of another user", address=connection.peer)
+        flags, proposal = challenge.attachment[0], challenge.attachment[1 : PROPOSAL.size]
+        identity = challenge.attachment[PROPOSAL.size :]
         if not admits(identity):
             yield challenge.proof() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        return identity, (yield from self._answer(connection, proposal, challenge.proof()))
+        connection.needs_macs = bool(flags & AUTHENTICATE) or _leaves_host(connection)
+        proposal = bytes([flags & ~AUTHENTICATE]) + proposal
+        made = yield from self._answer(connection, proposal, challenge.proof())
+        return identity, _with_macs(made, challenge, client=False)
 
     def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
-        challenge = yield from handshake.client_hello(self._token)
+        challenge = Challenge(self._token, Protocol.MESH, client=True, binding=tls.binding_of(connection.socket))
+        yield from handshake.client_hello(challenge)
         with contextlib.closing(self._offer()) as offer:
             refusal = AuthenticationError(
                 f"{connection.peer} refused the connection: RANKMESH_TOKEN must be the same on every rank",
                 address=connection.peer,
             )
-            answer = yield from handshake.client_proof(challenge, refusal, offer.proposal + identity, len(ACCEPTED))
+            connection.needs_macs = _leaves_host(connection)
+            flags = offer.proposal[0] | (AUTHENTICATE if connection.needs_macs else 0)
+            attachment = bytes([flags]) + offer.proposal[1:] + identity
+            answer = yield from handshake.client_proof(challenge, refusal, attachment, len(ACCEPTED))
             if answer == NEEDS_LINK:
                 with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines
                     offer.link()
@@ -436,7 +497,8 @@ class TcpTransport:
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
                     address=connection.peer,
                 )
-            return offer.resolve(connection, answer == ACCEPTED)
+            connection.needs_macs |= answer == AUTHENTICATED
+            return _with_macs(offer.resolve(connection, answer == ACCEPTED), challenge, client=True)
 
     def _offer(self) -> Proposal:
         """Return the proposal of this transport."""
@@ -445,8 +507,22 @@ class TcpTransport:
     def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
         """Answer a client's proposal, after this side's proof; return the connection to use."""
         connection.configure_for_data()
-        yield proof + DECLINED, 0
+        yield proof + (AUTHENTICATED if connection.needs_macs else DECLINED), 0
         return connection
+
+
+def _leaves_host(connection: TcpConnection) -> bool:
+    """Return whether a connection leaves this host without TLS."""
+    sock = connection.socket
+    return not isinstance(sock, tls.TlsSocket) and is_beyond_host(sock, sock.getpeername()[0])
+
+
+def _with_macs(connection: Connection, challenge: Challenge, *, client: bool) -> Connection:
+    """Return a connection to use after the handshake."""
+    if not isinstance(connection, TcpConnection) or not connection.needs_macs:
+        return connection
+    keys = [challenge.session_key("frames of the client"), challenge.session_key("frames of the server")]
+    return AuthenticatedConnection(connection, *(keys if client else reversed(keys)))
 
 
 def split_address(address: str) -> tuple[str, int]:

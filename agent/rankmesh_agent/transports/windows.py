@@ -145,7 +145,7 @@ class MemoryWindows:
         return Exposure(segment, self, self.decoded(_table_of, notes))
 
     def decoded(self, decode: Callable[[int, Sequence[memoryview]], T], notes: Sequence[memoryview]) -> T:
-        """Return what a function makes of this rank and the notes of all ranks.
+        """Return the result of a function of this rank and the notes of all ranks.
 
         A program that repeats a call mostly has the same arrays again: then the function is not called.
         """
@@ -180,7 +180,7 @@ class MemoryWindows:
 
 
 class ExposureTable(NamedTuple):
-    """What all ranks expose in one call, as one of them sees it.
+    """Memory that all ranks expose in one call, from the view of one of them.
 
     Attributes:
         mapped: whether all exposed arrays are registered.
@@ -211,7 +211,7 @@ class Exposure:
     Args:
         segment: the slots of the group.
         windows: the memory windows of the segment.
-        table: which arrays those are.
+        table: the exposed arrays.
 
     Attributes:
         mapped, any_exposed: see ExposureTable.

@@ -1,8 +1,8 @@
 """Frames between a process and the standalone agent that it is attached to. Pure: this module performs no I/O.
 
 The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
-precedes the frames. On each connection the client has one request at a time in progress; before the response, the agent
-may request details in turn::
+precedes the frames; its attachment is the agent's id. On each connection the client has one request at a time in
+progress; before the response, the agent may request details in turn::
 
     offset  size  field
     0       1     kind      of the request (Request) or response (Response)
@@ -35,14 +35,16 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import struct
 from typing import Any, NamedTuple
 
-from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire import json_text, store_frames
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.upgrade import Upgrade
 
 UPGRADE = Upgrade(b"/v1/attach", b"rankmesh-attach/1")
+ENDPOINT_BYTES = 64
 HEADER = struct.Struct("!BBxxIQ")
 HEADER_BYTES = HEADER.size
 CALL = struct.Struct("!QdqQiBBHHH")
@@ -148,6 +150,11 @@ class Call(NamedTuple):
     subject: str = ""
 
 
+def endpoint(agent_id: str) -> bytes:
+    """Return the attachment of the challenge that names an agent."""
+    return agent_id.encode()[:ENDPOINT_BYTES].ljust(ENDPOINT_BYTES, b"\0")
+
+
 def encode(kind: int, document: bytes = b"", payload: int = 0, flags: int = 0) -> bytes:
     """Return a frame without its payload."""
     return HEADER.pack(kind, flags, len(document), payload) + document
@@ -189,6 +196,8 @@ def decode_call(document: bytes | bytearray) -> Call:
         subject = bytes(document[CALL.size + 8 * count :]).decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
+    if math.isnan(seconds):
+        raise ProtocolError("an attached process described a call that may take NaN seconds")
     return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
 
 
@@ -204,7 +213,7 @@ def decode_json(document: bytes | bytearray) -> dict[str, Any]:
         ProtocolError: the document is not a JSON object.
     """
     try:
-        found = json.loads(document)
+        found = json_text.loads_with_infinity(document)
     except ValueError as error:
         raise ProtocolError("an attached process, or its agent, sent a document that is no JSON") from error
     if not isinstance(found, dict):

@@ -30,6 +30,7 @@
             ├── NotANumberError            the value is not a number to add to (also a ValueError)
             ├── PreconditionFailedError    the key does not hold the expected value
             ├── IdempotencyKeyReusedError  another request has used the idempotency key before
+            ├── StoreFullError             the store has as many keys or bytes as it may
             ├── QueueEmptyError            the queue is empty
             ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
@@ -43,7 +44,10 @@ beside the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, ClassVar
+
+from rankmesh_agent.wire.printable import printable
 
 _DETAILS = ("ranks", "op", "group", "seq", "address")
 """Attributes of an error that cross process boundaries."""
@@ -77,7 +81,7 @@ class DistError(RuntimeError):
         seq: int | None = None,
         address: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(printable(message, lines=True))  # it may quote what another process has sent
         self.ranks = tuple(ranks)
         self.op = op
         self.group = group
@@ -283,6 +287,13 @@ class IdempotencyKeyReusedError(DistStoreError):
     status = 422
 
 
+class StoreFullError(DistStoreError):
+    """The store has as many keys, or bytes, as RANKMESH_STORE_KEYS and RANKMESH_STORE_BYTES allow."""
+
+    code = "store-full"
+    status = 413
+
+
 class QueueEmptyError(DistStoreError):
     """The queue is empty."""
 
@@ -323,6 +334,15 @@ BY_CODE: dict[str, type[DistError]] = _tree(DistError)
 
 
 def from_code(code: str, message: str, **details: Any) -> DistError:
-    """Return the error that another process described; an unknown code (of a newer peer) becomes a plain DistError."""
-    known = {name: details[name] for name in _DETAILS if details.get(name) is not None}
+    """Return the error that another process described; an unknown code (of a newer peer) becomes a plain DistError.
+
+    Details of another type than an error's are left out.
+    """
+    known = {name: value for name in _DETAILS if (value := details.get(name)) is not None and _is_detail(name, value)}
     return BY_CODE.get(code, DistError)(message, **known)
+
+
+def _is_detail(name: str, value: Any) -> bool:
+    if name == "ranks":
+        return isinstance(value, Sequence) and all(isinstance(rank, Integral) for rank in value)
+    return isinstance(value, Integral if name == "seq" else str)

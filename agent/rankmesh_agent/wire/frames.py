@@ -34,6 +34,7 @@ MAGIC = b"RKMH"
 VERSION = 1
 HEADER = struct.Struct("!4sBBHQIIQqQQQ")
 HEADER_BYTES = HEADER.size
+_OPCODE_AND_LENGTH = struct.Struct("!5xB34xQ16x")
 SMALL = 1 << 16
 """Maximum payload, in bytes, of a frame without a posted buffer (eager messages have their own limit)."""
 
@@ -104,6 +105,12 @@ def encode(
     return HEADER.pack(
         MAGIC, VERSION, opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total
     )  # fmt: skip
+
+
+def opcode_and_length(header: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Return the number of the opcode and the length of the payload, unchecked."""
+    found: tuple[int, int] = _OPCODE_AND_LENGTH.unpack(header)
+    return found
 
 
 def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: int = SMALL) -> Header:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from rankmesh_agent.wire import frames
+from rankmesh_agent.wire import frames, json_text
 from rankmesh_agent.wire.errors import DistError, from_code
 
 _DIED, _RAISED, _JSON = 1, 2, 4
@@ -59,7 +59,7 @@ def decode(part: int, payload: bytes) -> Goodbye:
     ranks: tuple[int, ...] = ()
     if part & _JSON:
         try:
-            document: dict[str, Any] = json.loads(payload)
+            document: dict[str, Any] = json_text.loads(payload)
             reason, ranks = str(document["reason"]), tuple(map(int, document["ranks"]))
             error = document.get("failure")
             if error is not None:

@@ -4,25 +4,35 @@
 
     client → server   HELLO   magic, version, client nonce                       40 bytes
     server → client   HELLO   magic, version, server nonce                       40 bytes
-    client → server   PROOF   HMAC(token, "client", both nonces)                 32 bytes
-    server → client   PROOF   HMAC(token, "server", both nonces)                 32 bytes
+    client → server   PROOF   HMAC(key, "client", context)                       32 bytes, then those of the attachment
+    server → client   PROOF   HMAC(key, "server", context)                       32 bytes
+
+    key       HKDF-SHA256 of the credential
+    context   protocol, channel binding, attachment, both nonces
 
 A server that does not accept the client's proof answers with 32 zero bytes and closes the connection; one that closes
 it without them has failed, or has no descriptors left.
 
-Each side proves that it knows the token without sending it. Fresh nonces make the replay of a recorded handshake
-useless, and the role in the proof prevents reflection. The client sends its proof first, so a port scan reveals
-nothing. All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
+Each side proves that it knows the credential without sending it. Fresh nonces make the replay of a recorded handshake
+useless, and "client" and "server" prevent reflection. A relayed proof is worth nothing at a server of another protocol,
+or over another TLS connection: the context differs. The client sends its proof first, so a port scan reveals nothing.
+All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
+
+The attachment names the server that the client means, where it has a name that both ends know: an agent's id where a
+process attaches; the instances of both ranks in the mesh. Never an address, which port forwarding changes. The owner of
+a store or a snapshot may change, and a TCPStore has no name, so these protocols have none.
 """
 
 from __future__ import annotations
 
+import enum
 import hmac
 import secrets
 import struct
 from collections.abc import Generator
 from typing import TypeVar
 
+from rankmesh_agent.wire.credentials import Credentials, Role, encode, hkdf
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
 from rankmesh_agent.wire.frames import VERSION
 
@@ -38,19 +48,43 @@ Script = Generator[tuple[bytes, int], bytes, T]
 returns its result. An error of the connection is thrown into it. ``net.handshake`` runs it."""
 
 
+class Protocol(enum.Enum):
+    """Protocol behind a challenge, and the role that its clients need."""
+
+    MESH = "mesh", Role.RUN
+    STORE = "store", Role.USE
+    ATTACH = "attach", Role.RUN
+    SNAPSHOT = "snapshot", Role.RUN
+
+    def __init__(self, label: str, role: Role) -> None:
+        self.label = label
+        self.role = role
+
+
 class Challenge:
     """One side of the challenge.
 
     Args:
-        token: the job's secret; an empty token is valid (jobs on loopback may have none).
+        token: the client's credential, or those that the server accepts; an empty token is valid (jobs on loopback may
+            have none).
+        protocol: the protocol that follows.
         client: whether this side opened the connection.
+        binding: channel binding of the TLS connection that carries the challenge (RFC 9266); empty without TLS.
+
+    Attributes:
+        attachment: the bytes that follow the client's proof; both proofs cover them.
+        role: at the server, the role of the client's credential, after its proof.
     """
 
-    def __init__(self, token: str, *, client: bool) -> None:
-        self._key = token.encode()
+    def __init__(self, token: str | Credentials, protocol: Protocol, *, client: bool, binding: bytes = b"") -> None:
+        accepted = [(Role.RUN, str(token))] if client else Credentials.of(token).sufficient(protocol.role)
+        self._keys = {role: hkdf(credential.encode(), "rankmesh challenge") for role, credential in accepted}
+        self.role = Role.RUN
+        self._fields = protocol.label.encode(), binding
         self._client = client
         self._nonce = secrets.token_bytes(32)
         self._both = b""
+        self.attachment = b""
 
     def hello(self) -> bytes:
         """Return this side's HELLO."""
@@ -77,25 +111,37 @@ class Challenge:
         return self._both
 
     def proof(self) -> bytes:
-        """Return this side's proof that it knows the token."""
-        return self._mac(self._client)
+        """Return this side's proof that it knows the credential."""
+        return self._mac(self._keys[self.role], self._client)
 
     def receive_proof(self, data: bytes) -> None:
         """Check the other side's proof.
 
         Raises:
-            AuthenticationError: the other side does not know the token.
+            AuthenticationError: the other side does not know the credential.
         """
-        if not hmac.compare_digest(data, self._mac(not self._client)):
-            raise AuthenticationError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")
+        for role, key in self._keys.items():
+            if hmac.compare_digest(data, self._mac(key, not self._client)):
+                self.role = role
+                return
+        raise AuthenticationError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")
 
-    def _mac(self, client: bool) -> bytes:
-        return hmac.digest(self._key, (b"client" if client else b"server") + self._both, "sha256")
+    def session_key(self, purpose: str) -> bytes:
+        """Return a key for one purpose that both ends know after the proofs, and no process without the credential.
+
+        It has no forward secrecy: who learns the credential can derive the keys of recorded connections.
+        """
+        return hkdf(self._keys[self.role], f"rankmesh session {purpose}", self._both, self._context())
+
+    def _mac(self, key: bytes, client: bool) -> bytes:
+        return hmac.digest(key, encode(b"client" if client else b"server") + self._context(), "sha256")
+
+    def _context(self) -> bytes:
+        return encode(*self._fields, self.attachment, self._both)
 
 
-def client_hello(token: str) -> Script[Challenge]:
+def client_hello(challenge: Challenge) -> Script[Challenge]:
     """Exchange HELLOs as the client."""
-    challenge = Challenge(token, client=True)
     challenge.receive_hello((yield challenge.hello(), HELLO_BYTES))
     return challenge
 
@@ -108,9 +154,10 @@ def client_proof(
     Args:
         challenge: the challenge after the HELLOs.
         refusal: raised if the server has another token.
-        attachment: sent after the proof.
+        attachment: sent after the proof, which covers it.
         reply_bytes: number of bytes that follow the server's proof.
     """
+    challenge.attachment = attachment
     try:
         challenge.receive_proof((yield challenge.proof() + attachment, PROOF_BYTES))
     except AuthenticationError:
@@ -118,28 +165,27 @@ def client_proof(
     return (yield b"", reply_bytes) if reply_bytes else b""
 
 
-def verify_client(token: str, attachment_bytes: int = 0) -> Script[tuple[Challenge, bytes]]:
-    """Check the client as the server, whose proof must follow; return what follows the client's proof."""
-    challenge = Challenge(token, client=False)
+def verify_client(challenge: Challenge, attachment_bytes: int = 0) -> Script[None]:
+    """Check the client as the server, whose proof must follow."""
     challenge.receive_hello((yield b"", HELLO_BYTES))
     message = yield challenge.hello(), PROOF_BYTES + attachment_bytes
+    challenge.attachment = message[PROOF_BYTES:]
     try:
         challenge.receive_proof(message[:PROOF_BYTES])
     except AuthenticationError:
         yield _REFUSAL, 0
         raise
-    return challenge, message[PROOF_BYTES:]
 
 
-def client_script(token: str, refusal: AuthenticationError) -> Script[bytes]:
-    """Run the whole challenge as the client; return the connection's name."""
-    challenge = yield from client_hello(token)
-    yield from client_proof(challenge, refusal)
-    return challenge.name
+def client_script(challenge: Challenge, refusal: AuthenticationError, attachment: bytes = b"") -> Script[Challenge]:
+    """Run the whole challenge as the client, and return it."""
+    yield from client_hello(challenge)
+    yield from client_proof(challenge, refusal, attachment)
+    return challenge
 
 
-def server_script(token: str) -> Script[bytes]:
-    """Run the whole challenge as the server; return the connection's name."""
-    challenge, _ = yield from verify_client(token)
+def server_script(challenge: Challenge, attachment_bytes: int = 0) -> Script[Challenge]:
+    """Run the whole challenge as the server, and return it."""
+    yield from verify_client(challenge, attachment_bytes)
     yield challenge.proof(), 0
-    return challenge.name
+    return challenge

@@ -99,7 +99,8 @@ class Call:
         reduce_op: reduction operation, None for collectives without one.
         root: global rank of the source or destination, None for collectives without one.
         counts: elements of each rank where they differ, otherwise None.
-        subject: further arguments that must be equal, as text (for example the ranks of a new group).
+        subject: further arguments that must be equal, as text (for example the ranks of a new group); OBJECTS if the
+            arrays are rests of encoded objects.
         place: memory of the arrays: empty for host memory, ``cuda`` for GPU memory.
     """
 

@@ -48,6 +48,8 @@ _LENGTH = struct.Struct("!I")
 HEADER_BYTES = REQUEST.size
 MAX_BYTES = (2 * 64 + 1) << 20
 """Maximum bytes after a header: the maximum number of keys of maximum length, and the largest value."""
+MAX_REQUEST_PARTS = (2 << 16) + 64
+"""Maximum parts of a request: the maximum number of keys, each with a value, and some more; a part takes memory."""
 
 RETRY = 0x80
 """A flag: the client sent the request before over a connection that broke; its first part identifies it."""
@@ -141,11 +143,14 @@ def decode_request(data: bytes | bytearray) -> Request:
     """Return the header that ``data`` begins with: opcode, flags, seq, count, length, seconds.
 
     Raises:
-        ProtocolError: the length exceeds the limit, or the time is invalid.
+        ProtocolError: the header is not complete, the length exceeds the limit, or the time is invalid.
     """
-    found: Request = REQUEST.unpack_from(data)
+    try:
+        found: Request = REQUEST.unpack_from(data)
+    except struct.error:
+        raise _incomplete_error(data) from None
     _, _, _, count, length, seconds = found
-    if length > MAX_BYTES or 4 * count > length:
+    if length > MAX_BYTES or 4 * count > length or count > MAX_REQUEST_PARTS:
         raise _size_error(count, length)
     if not 0.0 <= seconds < math.inf:
         raise ProtocolError(f"a request of the store's binary protocol would wait {seconds} seconds")
@@ -156,9 +161,12 @@ def decode_response(data: bytes | bytearray) -> Response:
     """Return the header that ``data`` begins with: kind, seq, count, length, number.
 
     Raises:
-        ProtocolError: the length exceeds the limit.
+        ProtocolError: the header is not complete, or the length exceeds the limit.
     """
-    found: Response = RESPONSE.unpack_from(data)
+    try:
+        found: Response = RESPONSE.unpack_from(data)
+    except struct.error:
+        raise _incomplete_error(data) from None
     _, _, count, length, _ = found
     if length > MAX_BYTES or 4 * count > length:
         raise _size_error(count, length)
@@ -172,6 +180,8 @@ def decode_parts(frame: bytes | bytearray, count: int) -> list[bytes]:
         ProtocolError: their lengths do not add up.
     """
     start = HEADER_BYTES + 4 * count
+    if start > len(frame):
+        raise _incomplete_error(frame)
     if count == 1 and _LENGTH.unpack_from(frame, HEADER_BYTES)[0] == len(frame) - start:
         return [bytes(memoryview(frame)[start:]) if isinstance(frame, bytearray) else frame[start:]]
     view = memoryview(frame) if isinstance(frame, bytearray) else frame  # large parts: one copy only
@@ -190,8 +200,12 @@ def _layout(header: str, count: int) -> struct.Struct:
     return struct.Struct(f"{header}{count}I")
 
 
+def _incomplete_error(data: bytes | bytearray) -> ProtocolError:
+    return ProtocolError(f"{len(data)} bytes are no frame of the store's binary protocol")
+
+
 def _size_error(count: int, length: int) -> ProtocolError:
     return ProtocolError(
         f"a frame of the store's binary protocol would have {count} parts and {length} bytes; at most {MAX_BYTES} "
-        "bytes are allowed"
+        f"bytes, and in a request {MAX_REQUEST_PARTS} parts, are allowed"
     )

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import httpx
+
+from rankmesh_agent.net.httpx_proof import prove
+from rankmesh_agent.net.tls import check_scheme, client_context
+from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.http_auth import REFUSAL, MissingProofError
 
 CONNECT_SECONDS = 2.0
 """Limit for connecting to an agent."""
@@ -48,7 +52,7 @@ class AgentClient:
     """
 
     def __init__(self, token: str = "") -> None:
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._token = token
 
     async def request(self, method: str, url: str, document: Any = None, *, seconds: float) -> AgentReply:
         """Send a request to one agent.
@@ -77,12 +81,11 @@ class AgentClient:
         Returns:
             The replies by rank, in the order in which they came.
         """
-        # verify=False: loading the TLS authorities takes 20 ms, and the agents' URLs are plain HTTP.
-        async with httpx.AsyncClient(
-            headers=self._headers, limits=_LIMITS, trust_env=False, verify=False, follow_redirects=False
-        ) as client:
+        # Loading the certificate authorities takes 20 ms, and plain HTTP does not need them.
+        verify = client_context() if any(url.startswith("https:") for url in urls.values()) else False
+        async with httpx.AsyncClient(limits=_LIMITS, trust_env=False, verify=verify, follow_redirects=False) as client:
             asking = {
-                asyncio.ensure_future(_request(client, method, url, document, seconds)): rank
+                asyncio.ensure_future(_request(client, self._token, method, url, document, seconds)): rank
                 for rank, url in urls.items()
             }
             found: dict[int, AgentReply] = {}
@@ -100,29 +103,75 @@ class AgentClient:
         return found
 
 
-async def _request(client: httpx.AsyncClient, method: str, url: str, document: Any, seconds: float) -> AgentReply:
+async def _request(
+    client: httpx.AsyncClient, token: str, method: str, url: str, document: Any, seconds: float
+) -> AgentReply:
     timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
     try:
-        async with asyncio.timeout(seconds), client.stream(method, url, json=document, timeout=timeout) as answer:
-            body = bytearray()
-            async for piece in answer.aiter_bytes():
-                body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    return AgentReply(answer.status_code, detail=f"its answer has more than {MAX_ANSWER_BYTES} bytes")
-            return _parse(answer.status_code, bytes(body))
+        check_scheme(httpx.URL(url).scheme, url)
+        request = client.build_request(method, url, json=document, timeout=timeout)
+        async with asyncio.timeout(seconds):
+            if token:
+                return _parse(*await _request_proven(client, token, request))
+            answer, body = await _exchange(client, request)
+            return _parse(answer.status_code, body)
+    except _ResponseTooLargeError as error:
+        return AgentReply(error.status, detail=f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+    except MissingProofError as error:
+        return AgentReply(error.status, detail=f"{url} is not the agent that it should be: {error}")
     except httpx.ConnectTimeout:
         return AgentReply(0, detail=f"no answer at {url} within {timeout.connect:g} s")
     except (httpx.TimeoutException, TimeoutError):
         return AgentReply(0, detail=f"{url} did not answer within {seconds:g} s")
-    except httpx.ConnectError:
+    except httpx.ConnectError as error:
+        if "SSL" in str(error):
+            return AgentReply(0, detail=f"no TLS with {url}: {error}")
         return AgentReply(0, detail=f"no process listens at {url}")
+    except ValueError as error:
+        return AgentReply(0, detail=str(error))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return AgentReply(0, detail=f"the answer of {url} broke off: {error or type(error).__name__}")
 
 
+async def _request_proven(client: httpx.AsyncClient, token: str, request: httpx.Request) -> tuple[int, bytes]:
+    """Send a request with a proof of the token, and return status and body from an agent that proves it, too."""
+    script = prove(request, token)
+    sent = next(script)
+    while True:
+        answer, body = await _exchange(client, sent)
+        try:
+            sent = script.send((answer, body))
+        except StopIteration as end:
+            return (answer.status_code, body) if end.value else (HTTPStatus.UNAUTHORIZED, REFUSAL)
+
+
+class _ResponseTooLargeError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
+async def _exchange(client: httpx.AsyncClient, request: httpx.Request) -> tuple[httpx.Response, bytes]:
+    """Send a request, and return the response and its body.
+
+    Raises:
+        _ResponseTooLargeError: the body is too long.
+    """
+    answer = await client.send(request, stream=True)
+    try:
+        body = bytearray()
+        async for piece in answer.aiter_bytes():
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
+                raise _ResponseTooLargeError(answer.status_code)
+        return answer, bytes(body)
+    finally:
+        await answer.aclose()
+
+
 def _parse(status: int, body: bytes) -> AgentReply:
     try:
-        document = json.loads(body) if body else None
+        document = json_text.loads(body) if body else None
     except ValueError:
         document = None
     if status < HTTPStatus.BAD_REQUEST:

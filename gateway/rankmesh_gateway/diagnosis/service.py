@@ -128,7 +128,7 @@ def _read(report: RankReport) -> RankSnapshot | None:
         return None
     try:
         return from_document(RankSnapshot, report.snapshot)
-    except (TypeError, RecursionError):
+    except TypeError:
         report.snapshot = None
         report.error = "its agent answers in a form that this gateway does not know: their versions differ"
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +9,11 @@ from pathlib import Path
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.net.upgrade import connect_upgraded
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
-from rankmesh_agent.wire.handshake import client_script
+from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
 from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
 from rankmesh_gateway.diagnosis.reports import RankReport, Snapshot
 
@@ -76,7 +77,8 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
     sock, _ = connect_upgraded(url, UPGRADE, connect_seconds=seconds, seconds=seconds)
     with sock:
         refusal = AuthenticationError(f"the agent at {url} refuses the token given")
-        handshake = Handshake(sock, client_script(token, refusal))
+        challenge = Challenge(token, Protocol.SNAPSHOT, client=True, binding=binding_of(sock))
+        handshake = Handshake(sock, client_script(challenge, refusal))
         try:
             handshake.run(deadline.remaining())
         finally:
@@ -92,7 +94,7 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
                 raise TimeoutError
             if len(document) > MAX_SNAPSHOT_BYTES:
                 raise ValueError("the snapshot is too large")
-    found = json.loads(document)
+    found = json_text.loads(document)
     if found is not None and not isinstance(found, dict):
         raise ValueError("the snapshot is not an object")
     return found

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.http.middleware import Application, SecurityMiddleware
+from rankmesh_agent.http.middleware import Application, SecurityMiddleware, role_table
 from rankmesh_agent.http.server import create_application
 from rankmesh_agent.net.host import host_id
+from rankmesh_agent.wire.credentials import Credentials, Role
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http import handlers
@@ -17,23 +18,31 @@ from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
 
+_role_of = role_table(
+    {
+        Role.READ: r"GET /(metrics|openapi\.json"
+        r"|v1/(jobs|ranks|agents|groups(/[^/]+(/inflight)?)?|waiting|snapshot|events|overview))"
+    }
+)
 MAX_BODY_BYTES = 8 << 20
 """Limit of a request's body: the heartbeat of a rank in several groups of a large world."""
 
 
-def create_app(registry: Registry | None = None, *, token: str = "", names: Iterable[str] = ()) -> SecurityMiddleware:
+def create_app(
+    registry: Registry | None = None, *, token: str | Credentials = "", names: Iterable[str] = ()
+) -> SecurityMiddleware:
     """Return the gateway's ASGI application.
 
     Args:
         registry: the registry that it serves; a new one if left out.
-        token: the secret that every request needs but health and the dashboard's page, which holds no data; empty for
-            none.
+        token: the secret that every request needs but health and the dashboard's page, which holds no data, or all
+            credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
     """
     served = Registry() if registry is None else registry
-    make_framework_app = partial(create_application, partial(create_framework_app, served, token))
+    make_framework_app = partial(create_application, partial(create_framework_app, served, Credentials.of(token).run))
     app = GatewayApplication(served, make_framework_app)
-    return SecurityMiddleware(app, token, names, MAX_BODY_BYTES, open_paths=dashboard.paths())
+    return SecurityMiddleware(app, token, names, MAX_BODY_BYTES, open_paths=dashboard.paths(), role_of=_role_of)
 
 
 def create_framework_app(registry: Registry, token: str = "") -> Application:

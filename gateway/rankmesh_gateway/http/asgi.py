@@ -65,7 +65,7 @@ class GatewayApplication:
             return
         try:
             body = None if kind is None else _parse(kind, scope, content)
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError):
             await self._forward(scope, _replay(content, receive), send)
             return
         try:

@@ -79,7 +79,7 @@ class RegistryFile:
         try:
             rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
             epochs = [read(SavedEpoch, data.encode()) for (data,) in self._database.execute("SELECT data FROM epoch")]
-        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+        except (sqlite3.Error, ValueError, TypeError) as error:
             raise RegistryFileError(f"the state file {self._path} is damaged: {error}; move it away") from None
         known = get_args(EventKind)
         registry.events.restore([Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known])

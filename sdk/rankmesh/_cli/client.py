@@ -39,10 +39,12 @@ class ServiceClient:
         Raises:
             CommandError: there is no response.
         """
-        from rankmesh_agent.net.http_client import NoResponseError
+        from rankmesh_agent.net.http_client import NoResponseError, UnauthenticatedServerError
 
         try:
             return self._http.request(method, self.url + path, document, timeout=self._timeout)
+        except UnauthenticatedServerError as error:
+            raise CommandError(f"{self.url} is not a RankMesh {self.kind} of this job: {error}") from error
         except NoResponseError as error:
             hint = {
                 "gateway": "is the job still running? --gateway or RANKMESH_GATEWAY has the URL of its gateway"

@@ -21,9 +21,9 @@ from rankmesh._cli.options import (
     TokenFileOption,
     settings,
 )
+from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.humanize import printable
 from rankmesh_gateway.schemas import Stall
 
 

@@ -10,6 +10,8 @@ from typing import ParamSpec
 
 import typer
 
+from rankmesh_agent.wire.printable import printable
+
 OK = 0
 NEGATIVE = 1
 """A negative result: no such key or group, or an unhealthy job."""
@@ -64,7 +66,7 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
 def print_error(message: str) -> None:
     """Write a line to standard error."""
     try:
-        print(f"rankmesh: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"rankmesh: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
     except OSError:
         _discard(2)
 

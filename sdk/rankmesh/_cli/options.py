@@ -13,6 +13,7 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import USAGE, CommandError
 from rankmesh._cli.local_jobs import local_jobs
 from rankmesh_agent.config.settings import Settings, read_token
+from rankmesh_agent.net.tls import client_scheme
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Default address of 'rankmesh gateway'."""
@@ -78,7 +79,7 @@ def gateway(given: str, token_file: Path | None) -> ServiceClient:
         raise CommandError(f"several jobs of yours run here: give --gateway, one of {jobs}", USAGE)
     if here:
         url, secret = here[0].gateway, secret or here[0].token
-    return ServiceClient("gateway", base_url(url or DEFAULT_GATEWAY), secret)
+    return ServiceClient("gateway", base_url(url or DEFAULT_GATEWAY.partition("://")[2]), secret)
 
 
 def _master(environment: Settings) -> str:
@@ -94,10 +95,10 @@ def base_url(text: str) -> str:
     Raises:
         CommandError: the text is neither.
     """
-    url = text if "://" in text else f"http://{text}"
+    url = text if "://" in text else f"{client_scheme()}://{text}"
     try:
         parts = urlsplit(url)
-        fine = parts.scheme == "http" and bool(parts.hostname) and parts.port is not None
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
     except ValueError:
         fine = False
     if not fine:

@@ -19,9 +19,10 @@ from rankmesh._cli.options import (
     TokenFileOption,
     settings,
 )
+from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.frames import Frame, Thread, folded, short, user_threads
 from rankmesh_gateway.diagnosis.reports import RankReport
-from rankmesh_gateway.humanize import printable, ranks
+from rankmesh_gateway.humanize import ranks
 
 
 @command

@@ -15,6 +15,7 @@ from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, co
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
 from rankmesh._cli.overview import Overview, fetch_overview, problems, summary, tables
 from rankmesh._cli.tables import Table, show
+from rankmesh_agent.wire.printable import printable
 
 _LEAST_INTERVAL = 0.1
 
@@ -47,7 +48,9 @@ def status(
 
 def _all(overview: Overview, url: str, remark: str = "") -> list[Table]:
     return [
-        Table(summary(overview, url) + remark, [], [], "\n  ".join(problems(overview)) or "all is well"),
+        Table(
+            summary(overview, url) + remark, [], [], "\n  ".join(map(printable, problems(overview))) or "all is well"
+        ),
         *tables(overview),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankmesh_gateway.humanize import printable
+from rankmesh_agent.wire.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +61,7 @@ def lines(tables: Iterable[Table]) -> str:
     for table in tables:
         if not table.visible:
             continue
-        text = [table.title]
+        text = [printable(table.title)]
         if table.rows:
             headings = [heading.lstrip(">") for heading in table.columns]
             cells = [headings] if any(headings) else []
@@ -75,7 +75,7 @@ def lines(tables: Iterable[Table]) -> str:
                 )
                 text.append((_GAP + _GAP.join(fitted)).rstrip())
         else:
-            text.append(_GAP + table.empty)
+            text.append(_GAP + printable(table.empty, lines=True))
         parts.append("\n".join(text) + "\n")
     return "\n".join(parts)
 
@@ -91,10 +91,12 @@ def renderable(tables: Iterable[Table]) -> RenderableType:
         if not table.visible:
             continue
         if not table.rows:
-            found.append(Text(f"{table.title}\n{_GAP}{table.empty}\n"))
+            found.append(Text(f"{printable(table.title)}\n{_GAP}{printable(table.empty, lines=True)}\n"))
             continue
         # No lines, so that more rows fit on the screen.
-        made = RichTable(title=Text(table.title, "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0))
+        made = RichTable(
+            title=Text(printable(table.title), "bold"), title_justify="left", box=None, padding=(0, 2, 0, 0)
+        )
         made.show_header = any(table.columns)
         for heading in table.columns:
             made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left")

@@ -24,17 +24,14 @@ from rankmesh._collectives.serialize import loads
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
+from rankmesh_agent.wire.object_records import MAGIC, MIN_TAG, RECORD_BYTES, RECORD_TAG
 
 Octets = npt.NDArray[np.uint8]
 
-_MAGIC = b"RMP\x01"
 _HEAD = struct.Struct("!4s?3xQQq")
 HEAD_BYTES = _HEAD.size
-RECORD_BYTES = 1024
 _FIRST = RECORD_BYTES - HEAD_BYTES
 
-RECORD_TAG = -(1 << 63)
-"""Tag of a record sent point to point. It and the tags above it are not for users' messages."""
 _tags = itertools.count(RECORD_TAG + 1)
 
 
@@ -56,7 +53,7 @@ class Outgoing:
         self.tag = next(_tags)
         record = bytearray(RECORD_BYTES)
         first = payload[:_FIRST]
-        _HEAD.pack_into(record, 0, _MAGIC, failed, count, len(payload), self.tag)
+        _HEAD.pack_into(record, 0, MAGIC, failed, count, len(payload), self.tag)
         record[HEAD_BYTES : HEAD_BYTES + len(first)] = first
         self.record: Octets = np.frombuffer(record, np.uint8)
         self.rest: Octets = np.frombuffer(payload, np.uint8)[_FIRST:]
@@ -79,9 +76,14 @@ class Incoming:
 
     def __init__(self, record: Octets) -> None:
         magic, self.failed, self.count, size, self.tag = _HEAD.unpack_from(record.data)
-        if magic != _MAGIC:
+        if magic != MAGIC:
             raise ProtocolError("the array of another call arrived in the place of an object")
-        self._payload: Octets = np.empty(size, np.uint8)
+        if not RECORD_TAG < self.tag < MIN_TAG:
+            raise ProtocolError(f"the rest of an object would come with the tag {self.tag} of other messages")
+        try:
+            self._payload: Octets = np.empty(size, np.uint8)
+        except (MemoryError, ValueError):
+            raise ProtocolError(f"there is no memory for the {size} bytes of an object") from None
         first = record[HEAD_BYTES : HEAD_BYTES + size]
         self._payload[: first.size] = first
         self.rest = self._payload[first.size :]

@@ -16,7 +16,6 @@ from typing import Any
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
 from rankmesh._collectives.object_frames import (
     HEAD_BYTES,
-    RECORD_TAG,
     Incoming,
     Outgoing,
     pack,
@@ -29,6 +28,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
+from rankmesh_agent.wire.object_records import OBJECTS, RECORD_TAG
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, timeout: Timeout = None) -> None:
@@ -66,7 +66,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
     comm.all_gather(arrived, mine.record, next_options(False))
     incoming = [Incoming(record) for record in arrived]
     if any(each.rest.size for each in incoming):
-        comm.all_gather([each.rest for each in incoming], mine.rest, next_options(False))
+        comm.all_gather([each.rest for each in incoming], mine.rest, next_options(False), OBJECTS)
     _raise(error)
     object_list[:] = [each.decode(comm, rank, "all_gather_object") for rank, each in enumerate(incoming)]
 
@@ -121,7 +121,7 @@ def broadcast_object_list(
     incoming = [Incoming(record) for record in arrived]
     _same_count(comm, [each.count for each in incoming], root)
     if incoming[root].rest.size:
-        comm.broadcast(mine.rest if comm.rank == root else incoming[root].rest, root, next_options(False))
+        comm.broadcast(mine.rest if comm.rank == root else incoming[root].rest, root, next_options(False), OBJECTS)
     _raise(error)
     if comm.rank != root:
         object_list[:] = _decode_list(incoming[root], comm, root, count, "broadcast_object_list")

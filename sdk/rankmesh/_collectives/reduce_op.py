@@ -44,7 +44,8 @@ def reduction(op: Any, dtype: np.dtype[Any]) -> Reduction:
     torchs = getattr(op, "op", op)  # a script may import ReduceOp from torch
     if type(op).__module__.startswith("torch.") and getattr(torchs, "name", None) in ReduceOp.__members__:
         return _checked(ReduceOp[torchs.name], dtype)
-    raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}")
+    names = ", ".join(f"ReduceOp.{name}" for name in ReduceOp.__members__)
+    raise TypeError(f"op must be a rankmesh.ReduceOp, got {op!r}: one of {names}")
 
 
 @lru_cache(1024)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from rankmesh._launcher.devices import cores, gpus
 from rankmesh._launcher.torchrun import add_arguments as take_theirs
 from rankmesh._launcher.torchrun import spellings
+from rankmesh_agent.net.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
 AUTO = 0
@@ -59,6 +60,7 @@ class Options:
         max_restarts: how often all ranks start again after a failure, or when a node is lost; with ``replace``, how
             often a process of this node is started in place of one that has failed.
         replace: whether the other ranks go on when one fails, and another process takes its place.
+        as_gloo: whether torch's backend gloo is RankMesh.
         failure_grace: seconds for the other ranks to end by themselves after a failure.
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
         remarks: notes about the given arguments, for the user.
@@ -81,6 +83,7 @@ class Options:
     role: str
     max_restarts: int
     replace: bool
+    as_gloo: bool
     failure_grace: float
     stop_grace: float
     remarks: tuple[str, ...]
@@ -158,6 +161,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         role=given.role,
         max_restarts=given.max_restarts,
         replace=given.replace,
+        as_gloo=given.as_gloo,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
         remarks=remarks,
@@ -236,6 +240,11 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         "meanwhile. At most N times on each node, with --max-restarts N",
     )
     add(
+        "as-gloo",
+        action="store_true",
+        help="torch's backend gloo is RankMesh at the ranks (RANKMESH_AS=gloo): for libraries that know no other name",
+    )
+    add(
         "failure-grace",
         type=_seconds,
         default=5.0,
@@ -295,8 +304,9 @@ def _nodes(text: str) -> tuple[int, int]:
 def _gateway(text: str) -> tuple[str, int]:
     scheme, _, place = text.rpartition("://")
     host, port = _endpoint(place.rstrip("/"))
-    if scheme not in ("", "http") or port is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a gateway, such as http://host:8700")
+    if scheme not in ("", client_scheme()) or port is None:
+        example = f"{client_scheme()}://host:8700"
+        raise argparse.ArgumentTypeError(f"{text!r} is not the URL of a gateway, such as {example}")
     return host, port
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rankmesh._launcher.plan import Plan
 from rankmesh._launcher.rank import Rank
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.wire.schemas import RankInfo
 
@@ -27,7 +30,7 @@ class LauncherGateway:
         self._job = job
         self._attempt = job.attempt
         self._registry: Registry | None = None
-        self._http = HttpServer(listener, "rankmesh-gateway")
+        self._http = HttpServer(listener, "rankmesh-gateway", token=job.token)
 
     def start(self) -> None:
         """Start serving. Does nothing the second time."""
@@ -74,4 +77,5 @@ class LauncherGateway:
     def _app(self) -> Any:
         from rankmesh_gateway.http.app import create_app
 
-        return create_app(self._registry, token=self._job.token, names=(self._job.options.master_addr,))
+        credentials = replace(Settings.from_env(os.environ), token=self._job.token).credentials
+        return create_app(self._registry, token=credentials, names=(self._job.options.master_addr,))

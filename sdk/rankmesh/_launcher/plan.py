@@ -92,6 +92,8 @@ class Plan:
         }
         if options.local_addr:
             environment["RANKMESH_BIND"] = options.local_addr
+        if options.as_gloo:
+            environment["RANKMESH_AS"] = "gloo"
         if options.nproc > 1:
             # Each rank's BLAS would take all cores: N ranks would run N times as many threads as there are cores.
             environment.setdefault("OMP_NUM_THREADS", "1")

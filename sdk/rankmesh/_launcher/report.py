@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.rank import ExitStatus, Rank
+from rankmesh_agent.wire.printable import printable
 
 
 def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes]:
@@ -80,4 +81,4 @@ def _exit_status(rank: Rank) -> ExitStatus:
 
 
 def _line(text: str) -> bytes:
-    return f"[rankmesh] {text}".encode()
+    return f"[rankmesh] {printable(text)}".encode()

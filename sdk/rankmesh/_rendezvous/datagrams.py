@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from rankmesh_agent.config.settings import is_loopback
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 
 MAX_BYTES = 1200
@@ -76,8 +77,8 @@ def decode(datagram: bytes, token: str) -> Datagram | None:
     if (magic, version) != (_MAGIC, _VERSION) or not hmac.compare_digest(seal, _mac(body, token)):
         return None
     try:
-        message = Datagram(**json.loads(body))
-    except (ValueError, TypeError, RecursionError):
+        message = Datagram(**json_text.loads(body))
+    except (ValueError, TypeError):
         return None
     if message.kind not in get_args(Kind):
         return None
@@ -91,7 +92,7 @@ def decode(datagram: bytes, token: str) -> Datagram | None:
 def _is_local(url: str) -> bool:
     scheme, _, rest = url.partition("://")
     host = rest.partition("/")[0].rpartition(":")[0]
-    return scheme == "http" and is_loopback(host)
+    return scheme in ("http", "https") and is_loopback(host)
 
 
 def _mac(body: bytes, token: str) -> bytes:

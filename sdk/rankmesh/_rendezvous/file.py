@@ -9,15 +9,20 @@ on single bytes far beyond the end of the file:
 
 An entry of a dead process is harmless: no gateway with its id answers at its URL. Locks are tried, never waited for:
 the caller of ``find`` keeps its deadline and tries again.
+
+Another user could name a gateway of its own in the file, and a path may by mistake be that of a file with other
+content. So a file is refused unless it is a regular one of this user that is empty or was written by this module.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,7 @@ from typing import Any
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, configured_address
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _WRITER = 1 << 40
@@ -33,6 +39,8 @@ _JOB_BYTES = 5
 _MAX_BYTES = 1 << 20
 _CLOSE_SECONDS = 1.0
 _RETRY_SECONDS = 0.01
+_OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a FIFO, which is refused, would block
+_START = b'{"gateways": '
 
 
 class FileLocator(GatewayLocator):
@@ -74,8 +82,9 @@ class FileLocator(GatewayLocator):
 
     def _try_serve(self) -> str | None:
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
         except OSError as error:
+            _check_no_link(self._path, error)
             raise ValueError(
                 f"file://{self._path}: {error.strerror}; the file is made if needed, but its directory must exist and "
                 "be writable"
@@ -86,6 +95,8 @@ class FileLocator(GatewayLocator):
                 return None
             if self._replaced(descriptor):
                 return None
+            _check_ours(self._path, descriptor)
+            os.fchmod(descriptor, 0o600)
             hosted = HostedGateway(self.bind_host, 0, self._settings)
             undo.callback(hosted.close, self._settings.job)
             try:
@@ -126,7 +137,7 @@ class FileLocator(GatewayLocator):
     def _replaced(self, descriptor: int) -> bool:
         """Return whether the path names another file now: a former host has removed this one."""
         try:
-            return not os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+            return not os.path.samestat(os.fstat(descriptor), os.lstat(self._path))
         except FileNotFoundError:
             return True
 
@@ -160,19 +171,44 @@ def _unlock(descriptor: int, byte: int) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | _OPEN)
     except OSError:
         return {}  # opening it for writing reports why
     try:
+        _check_ours(path, descriptor)
         return _gateways(descriptor)
     finally:
         os.close(descriptor)
 
 
+def _check_no_link(path: Path, error: OSError) -> None:
+    """Raise ValueError if a file could not be opened because it is a symbolic link."""
+    if error.errno == errno.ELOOP:
+        raise _refusal(path, "it is a symbolic link") from error
+
+
+def _check_ours(path: Path, descriptor: int) -> None:
+    """Raise ValueError unless a file is this user's, and holds what this module writes, or nothing."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise _refusal(path, "it is not a regular file")
+    if found.st_uid != os.geteuid():
+        raise _refusal(path, f"it belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
+    if found.st_mode & stat.S_IWOTH:
+        raise _refusal(path, f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o})")
+    start = os.pread(descriptor, len(_START), 0)
+    if not _START.startswith(start):
+        raise _refusal(path, "it has other content than the addresses of gateways")
+
+
+def _refusal(path: Path, why: str) -> ValueError:
+    return ValueError(f"file://{path} is refused, and was not changed: {why}; remove it, or choose another path")
+
+
 def _gateways(descriptor: int) -> dict[str, Any]:
     """Return the entries by job; none if the file is empty, invalid, or just being written."""
     with contextlib.suppress(OSError, ValueError):
-        match json.loads(os.pread(descriptor, _MAX_BYTES, 0)):
+        match json_text.loads(os.pread(descriptor, _MAX_BYTES, 0)):
             case {"gateways": dict(gateways)}:
                 return gateways
     return {}

@@ -11,7 +11,7 @@ from rankmesh._rendezvous.urls import host_and_port, number_parameter, path_of
 
 _TIMEOUT = timedelta(seconds=300)
 """Default timeout of the stores of built-in schemes, as in torch."""
-BUILT_IN = frozenset({"env", "tcp", "file", "http"})
+BUILT_IN = frozenset({"env", "tcp", "file", "http", "https"})
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 _handlers: dict[str, Handler] = {}

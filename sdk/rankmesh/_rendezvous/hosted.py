@@ -7,6 +7,7 @@ import logging
 from typing import Any, NamedTuple
 
 from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.wire import json_text
 
 _log = logging.getLogger("rankmesh")
 
@@ -39,7 +40,7 @@ class GatewayAddress(NamedTuple):
     def from_json(cls, text: str | bytes) -> GatewayAddress | None:
         """Parse the output of ``to_json``; None if the text is something else."""
         try:
-            return cls.from_document(json.loads(text))
+            return cls.from_document(json_text.loads(text))
         except ValueError:
             return None
 
@@ -87,7 +88,7 @@ class HostedGateway:
         def make() -> Any:
             from rankmesh_gateway.http.app import create_app
 
-            return create_app(self._registry, token=settings.token, names=[*names, *self._http.names])
+            return create_app(self._registry, token=settings.credentials, names=[*names, *self._http.names])
 
         self._http.start(make)
 

@@ -25,6 +25,7 @@ _LAUNCHERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Jo
 
 _NO_HOST = 1
 """A rank that does not host the gateway."""
+_HTTP = ("http", "https")
 
 
 class Rendezvous(NamedTuple):
@@ -84,9 +85,7 @@ def resolve_late_join(
     settings = _with_launchers_job(settings)
     hosting = hosting_parameter(url) or settings.hosting
     locator = _locator(url, method, _NO_HOST, _NO_HOST + 1, settings)
-    found = rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme == "http")._replace(
-        awaits_growth=True
-    )
+    found = rendezvous_through(locator, UNASSIGNED, 1, hosting, either=url.scheme in _HTTP)._replace(awaits_growth=True)
     if settings.join and settings.rank is not None and settings.world_size is not None:
         # In place of a process that may have been lost before the first world was complete.
         return found._replace(rank=settings.rank, world_size=settings.world_size)
@@ -145,7 +144,7 @@ def resolve_init_method(
     world_size = _number("world_size", world_size, url, settings, settings.world_size)
     hosting = hosting_parameter(url) or settings.hosting
     locator = _locator(url, method, _checked(rank, world_size), world_size, settings)
-    return rendezvous_through(locator, rank, world_size, hosting, either=url.scheme == "http")
+    return rendezvous_through(locator, rank, world_size, hosting, either=url.scheme in _HTTP)
 
 
 def rendezvous_through(
@@ -183,9 +182,9 @@ def _locator(url: SplitResult, method: str, rank: int, world_size: int, settings
             return _at_address(host, port, rank, world_size, settings)
         case "file":
             return FileLocator(path_of(url, method), settings)
-        case "http":
+        case "http" | "https":
             host, port = host_and_port(url, method)
-            return KnownGateway(url_for(host, port), host, port, settings)
+            return KnownGateway(url_for(host, port, url.scheme), host, port, settings)
     raise ValueError(
         f"init_method {method!r} is not known: use env://, tcp://host:port, file:///path or http://host:port, or "
         "register_rendezvous_handler() for a scheme of your own"
@@ -194,8 +193,9 @@ def _locator(url: SplitResult, method: str, rank: int, world_size: int, settings
 
 def _env_locator(rank: int, world_size: int, settings: Settings) -> GatewayLocator:
     if settings.gateway is not None:
-        host, port = host_and_port(urlsplit(settings.gateway), f"RANKMESH_GATEWAY={settings.gateway}")
-        return KnownGateway(url_for(host, port), host, port, settings)
+        known = urlsplit(settings.gateway)
+        host, port = host_and_port(known, f"RANKMESH_GATEWAY={settings.gateway}")
+        return KnownGateway(url_for(host, port, known.scheme), host, port, settings)
     if settings.launcher is not None:
         settings = with_master_address(settings, settings.launcher)
     if settings.master_port is None:

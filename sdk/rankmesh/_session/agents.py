@@ -16,7 +16,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
-from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
+from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -178,6 +178,8 @@ def _offered(
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, here, wait)
             try:
                 answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+            except UnauthenticatedServerError as error:
+                raise AuthenticationError(error.message, address=url) from error
             except NoResponseError as error:
                 if rendezvous.hosting is None:
                     return None  # the embedded agent waits for the gateway

@@ -43,7 +43,10 @@ class ProcessGroup:
         return self._description or "undefined"
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.group_name!r} rank {self.rank()} of {self.size()}>"
+        comm = self._communicator
+        failure = "" if comm.failure is None else f", failed: {comm.failure}"
+        medium, calls = comm.medium, comm.state.seq
+        return f"<ProcessGroup {comm.name!r}, rank {comm.rank} of {comm.size}, {medium}, {calls} calls{failure}>"
 
 
 class NonMember:

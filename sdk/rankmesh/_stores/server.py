@@ -13,6 +13,7 @@ from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.sockets import BACKLOG, bind
 from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.table import Quota
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 
@@ -33,16 +34,17 @@ class TCPStoreServer:
 
     def __init__(self, listener: socket.socket, settings: Settings, host: str) -> None:
         self.port: int = listener.getsockname()[1]
-        self._store = MemoryStore()
+        self._store = MemoryStore(Quota(settings.store_keys, settings.store_bytes))
         self._references = 0
-        self._http = HttpServer(listener, f"rankmesh-store-{self.port}", advertise=settings.advertise)
+        name = f"rankmesh-store-{self.port}"
+        self._http = HttpServer(listener, name, token=settings.token, advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            return create_store_app(self._store, token=settings.token, names=[host, *self._http.names])
+            return create_store_app(self._store, token=settings.credentials, names=[host, *self._http.names])
 
-        store_server = StoreServer(self._store.table, settings.token, f"rankmesh-store-fast-{self.port}")
+        store_server = StoreServer(self._store.table, settings.credentials, f"rankmesh-store-fast-{self.port}")
         self._http.start(make, {store_frames.UPGRADE: store_server}, on_demand=True)
 
     def acquire(self) -> ServerReference:

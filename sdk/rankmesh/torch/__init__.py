@@ -6,28 +6,48 @@ group ``torch.backends``). So this module imports next to nothing; the creation 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from rankmesh_agent.config.env import replaces_gloo
 
 if TYPE_CHECKING:
     from rankmesh.torch._functions import monitored_barrier as monitored_barrier
     from rankmesh.torch._functions import split_group as split_group
+    from rankmesh.torch._gloo import replace_gloo as replace_gloo
     from rankmesh.torch._group import ProcessGroup as ProcessGroup
     from rankmesh.torch._store import Store as Store
 
-__all__ = ["ProcessGroup", "Store", "monitored_barrier", "register", "split_group"]
+__all__ = ["ProcessGroup", "Store", "monitored_barrier", "register", "replace_gloo", "split_group"]
 
-_MODULES = {"ProcessGroup": "_group", "Store": "_store", "monitored_barrier": "_functions", "split_group": "_functions"}
+_MODULES = {
+    "ProcessGroup": "_group",
+    "Store": "_store",
+    "monitored_barrier": "_functions",
+    "replace_gloo": "_gloo",
+    "split_group": "_functions",
+}
 
 
 def register() -> None:
-    """Register the backend ``rankmesh`` in torch. Does nothing the second time, or without c10d."""
+    """Register the backend ``rankmesh`` in torch, and replace gloo if RANKMESH_AS=gloo.
+
+    Does nothing the second time, or without c10d.
+
+    Raises:
+        ValueError: RANKMESH_AS has another value.
+    """
     import torch.distributed as c10d
 
     if not c10d.is_available() or hasattr(c10d.Backend, "RANKMESH"):
         return
     c10d.Backend.register_backend("rankmesh", _create, extended_api=True, devices=["cpu"])
     _take_over_env()
+    if replaces_gloo(os.environ):
+        from rankmesh.torch._gloo import replace_gloo
+
+        replace_gloo()
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -33,7 +33,10 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         session: see above.
         mesh: see above; ``rankmesh``'s functions take it as ``group``.
         comm: the communicator of ``mesh``.
+        backend_name: name of the backend in torch.
     """
+
+    backend_name = "rankmesh"
 
     def __init__(
         self, session: Session, mesh: MeshGroup, store: c10d.Store | None, name: str, leave: Callable[[], None]
@@ -51,8 +54,8 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     # Identity
 
     def name(self) -> str:
-        """Return ``rankmesh``."""
-        return "rankmesh"
+        """Return the backend's name: ``rankmesh``, or ``gloo`` after replace_gloo."""
+        return self.backend_name
 
     getBackendName = name  # noqa: N815  # torch's name
 
@@ -106,7 +109,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
     @property
     def options(self) -> Any:
         """Options of the backend, as those of torch's backends: name, timeout and global ranks; a copy."""
-        options = BackendOptions("rankmesh", self._timeout)
+        options = BackendOptions(self.backend_name, self._timeout)
         options.global_ranks_in_group = list(self.comm.global_ranks)
         options.group_name = self._name
         return options

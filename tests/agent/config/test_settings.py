@@ -43,6 +43,11 @@ VARIABLES = [
     ("RANKMESH_EAGER_BYTES", "1048576", "eager_bytes", 1 << 20),
     ("RANKMESH_TIMEOUT", "2.5", "timeout", 2.5),
     ("RANKMESH_MAX_BODY", "1", "max_body", 1),
+    ("RANKMESH_TOKEN_USE", "u" * 16, "token_use", "u" * 16),
+    ("RANKMESH_TOKEN_READ", "r" * 16, "token_read", "r" * 16),
+    ("RANKMESH_PRIVATE_NETWORK", "1", "private_network", True),
+    ("RANKMESH_STORE_KEYS", "1", "store_keys", 1),
+    ("RANKMESH_STORE_BYTES", "1", "store_bytes", 1),
     ("RANKMESH_DUMP_DIR", "/tmp/dumps", "dump_dir", "/tmp/dumps"),
     ("RANKMESH_PICKLE", "never", "pickle", "never"),
     ("RANKMESH_PICKLE", "Authenticated", "pickle", "authenticated"),
@@ -94,6 +99,8 @@ def test_gloos_interface_comes_before_nccls():
         ("RANKMESH_SLOT_BYTES", ("4095", "0", "1M")),
         ("RANKMESH_EAGER_BYTES", ("-1", str((1 << 20) + 1))),
         ("RANKMESH_MAX_BODY", ("0", "1G")),
+        ("RANKMESH_STORE_KEYS", ("0", "1M")),
+        ("RANKMESH_STORE_BYTES", ("0", "1G")),
         ("RANKMESH_TIMEOUT", ("0", "-1", "nan", "30s")),
     ],
 )
@@ -130,7 +137,9 @@ def test_where_others_reach_us_a_token_is_needed():
         require_token_beyond_loopback(host, "", "the agent")
     for host in REACHABLE:
         assert not is_loopback(host)
-        require_token_beyond_loopback(host, "secret", "the agent")
+        require_token_beyond_loopback(host, "0123456789abcdef", "the agent")
+        with pytest.raises(ValueError, match=r"with a token of fewer than 16 characters\. Set RANKMESH_TOKEN"):
+            require_token_beyond_loopback(host, "0123456789abcde", "the agent")
         with pytest.raises(ValueError, match=r"the agent would listen on .* without a token\. Set RANKMESH_TOKEN"):
             require_token_beyond_loopback(host, "", "the agent")
 
@@ -156,3 +165,9 @@ def test_a_fresh_token_is_made_once(tmp_path):
     assert os.listdir(tmp_path) == ["token"]
     create_token(tmp_path / "other")
     assert read_token(tmp_path / "other") != token
+
+
+@pytest.mark.parametrize("name", ["RANKMESH_TOKEN_USE", "RANKMESH_TOKEN_READ"])
+def test_a_short_credential_of_a_role_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} has fewer than 16 characters"):
+        Settings.from_env({name: "15 characters ."})

@@ -173,11 +173,11 @@ class TestWhoIsAsked:
         monkeypatch.setattr("rankmesh_agent.diagnostics.probe.measure", lambda *arguments: arguments)
 
     def probe(self, gateway: str, url: str) -> object:
-        return Prober(lambda: gateway, Settings, "secret").probe(ProbeRequest(url, 5, 2.0))
+        return Prober(lambda: gateway, Settings, "").probe(ProbeRequest(url, 5, 2.0))
 
     def test_those_that_the_gateway_lists(self, gateway: Double):
         for url in ("http://10.0.0.0:8000", "http://10.0.0.1:8001", "http://10.0.0.7:1", "http://10.0.0.8:1"):
-            assert self.probe(gateway.url, url) == (url, "secret", 5, 2.0)
+            assert self.probe(gateway.url, url) == (url, "", 5, 2.0)
 
     def test_nobody_else(self, gateway: Double):
         host, path = "http://169.254.169.254/latest", "http://10.0.0.0:8000/v1/x"

@@ -143,3 +143,17 @@ def test_all_threads_that_wait_for_a_message_are_told_why_it_did_not_come_in_tim
     for thread in threads:
         thread.join(20)
     assert told == [(1,)] * 3
+
+
+def test_a_work_shows_its_operation_and_state():
+    work = QueuedWork(lambda: None, [], "all_reduce")
+    assert repr(work) == "<Work all_reduce, running>"
+    work.run()
+    assert repr(work) == "<Work all_reduce, done>"
+    failed = QueuedWork(lambda: 1 / 0, [], "barrier")
+    failed.run()
+    assert repr(failed) == "<Work barrier, failed: division by zero>"
+    assert repr(MessageWork(lambda deadline: False, [], Deadline(1))) == "<Work send, running>"
+    message = MessageWork(lambda deadline: True, [], Deadline(1), lambda: 3)
+    message.wait()
+    assert repr(message) == "<Work recv, done>"

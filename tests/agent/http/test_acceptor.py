@@ -86,13 +86,11 @@ def test_a_client_of_http_ends_it_and_nothing_is_lost(port):
         assert idle.fileno() >= 0
 
 
-def test_clients_over_the_limit_wait_until_idle_ones_are_out_of_time(port, monkeypatch):
-    monkeypatch.setattr(acceptor, "MAX_UNDECIDED", 2)
-    monkeypatch.setattr("rankmesh_agent.net.handshake.CROWDED_SECONDS", 0.2)
+def test_the_oldest_idle_client_makes_room(port, two_unauthenticated):
     with contextlib.ExitStack() as clients:
         idle = [clients.enter_context(port.connect(REQUEST[:part])) for part in (0, 20, 0, 20)]
         assert served(port)
-        for client in idle[:2]:
+        for client in idle[:3]:
             with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
                 assert client.recv(1) == b""
     assert not port.result.done()

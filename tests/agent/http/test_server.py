@@ -10,7 +10,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from rankmesh_agent.http import uvicorn_server
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -77,6 +78,27 @@ def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
     assert served.ask() == b"hello"
     served.server.close(timeout=20.0)
     assert not is_served("served")
+
+
+def test_a_connection_that_comes_at_the_end_is_closed():
+    """Its task is cancelled before it has begun."""
+    server = uvicorn_server.EventDrivenServer(hello, {}, [])
+    waiting = len(UNAUTHENTICATED)
+    near, far = socket.socketpair()
+
+    async def begin_and_cancel() -> None:
+        server._loop = asyncio.get_running_loop()
+        server._begin(near)
+        (task,) = server._connecting
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(0)  # the callbacks
+
+    with near, far:
+        asyncio.run(begin_and_cancel())
+        assert near.fileno() == -1
+        assert far.recv(1) == b""
+    assert len(UNAUTHENTICATED) == waiting
 
 
 def test_a_forked_child_holds_no_connection():
@@ -241,3 +263,58 @@ def test_one_that_cannot_be_made_sends_its_clients_away(monkeypatch):
         assert client.recv(1) == b""
     server.close()
     assert [str(error) for error in told] == ["no framework"]
+
+
+class TestSlowClients:
+    """Each is closed, and the others are served."""
+
+    @pytest.fixture(params=[False, True], ids=["http", "with upgrades"])
+    def served(self, request, monkeypatch) -> Iterator[Served]:
+        async def read_body(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            while scope["type"] == "http" and (await receive()).get("more_body"):
+                pass
+            await hello(scope, receive, send)
+
+        monkeypatch.setattr(Served, "make", lambda _: read_body)
+        monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_server, "BODY_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_server, "_TICK_SECONDS", 0.05)
+        served = Served({WAY: Way()} if request.param else {}, on_demand=False)
+        assert served.ask() == b"hello"
+        yield served
+        assert served.ask() == b"hello"
+        served.server.close()
+
+    @pytest.mark.parametrize("begin", [b"", b"GET ", b"GET / HTTP/1.1\r\nHost: a"])
+    def test_a_head_that_does_not_end(self, served, begin):
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            client.sendall(begin)
+            assert client.recv(100) == b""
+
+    def test_a_second_head_that_does_not_end(self, served):
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            received = b""
+            while not received.endswith(b"hello"):
+                received += client.recv(1000)
+            client.sendall(b"GET /")
+            assert client.recv(100) == b""
+
+    @pytest.mark.parametrize("body", [b"", b"a", bytes(99)])
+    def test_a_body_that_does_not_end(self, served, body):
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            client.sendall(b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n" + body)
+            assert client.recv(100) == b""
+
+    def test_a_head_that_comes_byte_by_byte(self, served):
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            client.settimeout(0.05)
+            while True:
+                try:
+                    client.sendall(b"G")
+                    assert client.recv(1) == b""
+                    break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break

@@ -10,9 +10,13 @@ import pytest
 
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire.errors import AuthenticationError
-from rankmesh_agent.wire.handshake import HELLO_BYTES, Challenge, client_script, server_script
+from rankmesh_agent.wire.handshake import HELLO_BYTES, Challenge, Protocol, client_script, server_script
 
 REFUSAL = AuthenticationError("refused")
+
+
+def challenge(token: str, *, client: bool = True) -> Challenge:
+    return Challenge(token, Protocol.STORE, client=client)
 
 
 @pytest.fixture
@@ -25,13 +29,13 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_blocking_client_and_a_server_that_does_not_block(ends):
     client, server = ends
     server.setblocking(False)
-    serving = Handshake(server, server_script("secret"))
+    serving = Handshake(server, server_script(challenge("secret", client=False)))
     assert (serving.advance(), serving.started) == (None, False)
     with ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(Handshake(client, client_script("secret", REFUSAL)).run, 10.0)
-        while (name := serving.advance()) is None:
+        connecting = pool.submit(Handshake(client, client_script(challenge("secret"), REFUSAL)).run, 10.0)
+        while (served := serving.advance()) is None:
             pass
-        assert connecting.result() == name
+        assert connecting.result().name == served.name
     assert client.gettimeout() is None
     client.sendall(b"next")
     assert server.recv(10) == b"next", "no byte after the handshake has been read"
@@ -40,39 +44,41 @@ def test_a_blocking_client_and_a_server_that_does_not_block(ends):
 def test_messages_that_arrive_byte_by_byte(ends):
     client, server = ends
     server.setblocking(False)
-    serving = Handshake(server, server_script("secret"))
-    challenge = Challenge("secret", client=True)
+    serving = Handshake(server, server_script(challenge("secret", client=False)))
+    ours = challenge("secret")
 
-    def send(data: bytes) -> bytes | None:
+    def send(data: bytes) -> Challenge | None:
         for byte in data:
-            assert name is None
+            assert served is None
             client.send(bytes([byte]))
             found = serving.advance()
         return found
 
-    name = None
-    name = send(challenge.hello())
-    challenge.receive_hello(client.recv(HELLO_BYTES))
-    assert send(challenge.proof()) == challenge.name
+    served = None
+    served = send(ours.hello())
+    ours.receive_hello(client.recv(HELLO_BYTES))
+    served = send(ours.proof())
+    assert served is not None
+    assert served.name == ours.name
 
 
 @pytest.mark.parametrize("received", [0, HELLO_BYTES])
 def test_the_end_of_the_connection_is_no_refusal(ends, received):
     """A server that fails, or has no descriptors left, closes it at any moment."""
     client, server = ends
-    server.send(Challenge("secret", client=False).hello()[:received])
+    server.send(challenge("secret", client=False).hello()[:received])
     server.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionResetError):
-        Handshake(client, client_script("secret", REFUSAL)).run(10.0)
+        Handshake(client, client_script(challenge("secret"), REFUSAL)).run(10.0)
 
 
 def test_a_refusal(ends):
     """The server says so before it closes the connection."""
     client, server = ends
     with ThreadPoolExecutor() as threads:
-        refusing = threads.submit(Handshake(server, server_script("secret")).run, 10.0)
+        refusing = threads.submit(Handshake(server, server_script(challenge("secret", client=False))).run, 10.0)
         with pytest.raises(AuthenticationError) as caught:
-            Handshake(client, client_script("another", REFUSAL)).run(10.0)
+            Handshake(client, client_script(challenge("another"), REFUSAL)).run(10.0)
         assert caught.value is REFUSAL
         with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
             refusing.result()
@@ -80,4 +86,4 @@ def test_a_refusal(ends):
 
 def test_a_time_limit_of_the_whole_handshake(ends):
     with pytest.raises(TimeoutError, match=r"not complete after 0\.05 s"):
-        Handshake(ends[0], client_script("secret", REFUSAL)).run(0.05)
+        Handshake(ends[0], client_script(challenge("secret"), REFUSAL)).run(0.05)

@@ -65,12 +65,12 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def asker() -> Iterator[HttpClient]:
-    made = HttpClient("secret")
+    made = HttpClient()
     yield made
     made.close()
 
 
-def test_the_connection_is_kept_and_the_token_goes_along(server, asker):
+def test_the_connection_is_kept_and_the_document_goes_along(server, asker):
     server.answers = [OK, OK]
     for _ in range(2):
         answer = asker.request("POST", f"{server.url}/v1/join", {"rank": 0}, timeout=10)
@@ -78,18 +78,15 @@ def test_the_connection_is_kept_and_the_token_goes_along(server, asker):
     assert server.connections == 1
     head, _, body = server.heard[1].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/join HTTP/1.1\r\n")
-    assert b"Authorization: Bearer secret" in head
-    assert b"Content-Type: application/json" in head
+    assert b"content-type: application/json" in head
     assert body == b'{"rank": 0}'
 
 
-def test_without_a_token_or_a_document_neither_goes_along(server):
-    asker = HttpClient()
+def test_without_a_token_or_a_document_neither_goes_along(server, asker):
     server.answers = [OK]
     assert asker.request("GET", f"{server.url}/health", timeout=10).json() == {"a": 1}
-    asker.close()
-    assert b"Authorization" not in server.heard[0]
-    assert b"Content-Type" not in server.heard[0]
+    assert b"authorization" not in server.heard[0].lower()
+    assert b"content-type" not in server.heard[0].lower()
 
 
 def test_one_that_the_server_has_closed_is_opened_again(server, asker):
@@ -131,7 +128,7 @@ def test_somebody_who_says_nothing_and_the_late_answer_is_not_the_next_ones(aske
         assert asker._connection is None
 
 
-@pytest.mark.parametrize("url", ["no url", "http://[", "https://127.0.0.1:1/", "http:///path", "http://a:99999/"])
+@pytest.mark.parametrize("url", ["no url", "http://[", "ftp://127.0.0.1:1/", "http:///path", "http://a:99999/"])
 def test_what_is_no_url(asker, url):
     with pytest.raises(ValueError, match=r"URL|port|Port"):
         asker.request("GET", url, timeout=1)

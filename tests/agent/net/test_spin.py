@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from rankmesh_agent.net import spin
-from rankmesh_agent.net.spin import SPIN_SECONDS, AdaptiveSpin, SharedCores
+from rankmesh_agent.net.spin import SPIN_SECONDS, AdaptiveSpin, CoreContention
 
 
 class World:
@@ -41,7 +41,7 @@ def world(monkeypatch) -> World:
     found = World()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(spin, "monotonic", lambda: found.now)
-    monkeypatch.setattr(spin, "shared_cores", SharedCores())
+    monkeypatch.setattr(spin, "core_contention", CoreContention())
     return found
 
 
@@ -68,7 +68,9 @@ def test_what_does_not_come_is_not(world, one):
     assert world.looks == 4
 
 
-def test_arguments_are_passed_on():
+def test_arguments_are_passed_on(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(spin, "core_contention", CoreContention())
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.send(b"word")
@@ -128,7 +130,7 @@ class Host:
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.turn = 1e-6
-        self.cores = SharedCores()
+        self.cores = CoreContention()
         self._world = world
         monkeypatch.setattr(os, "sched_yield", self._turn)
 
@@ -138,10 +140,10 @@ class Host:
     def blocked(self, seconds: float = 0.0) -> float:
         """Poll after some seconds; return how long waits block at once from then on."""
         self._world.now += seconds
-        assert self.cores.are_free()
-        self.cores.give()
+        assert self.cores.should_spin()
+        self.cores.yield_core()
         began = self._world.now
-        while not self.cores.are_free():
+        while not self.cores.should_spin():
             self._world.now += 0.001
         return round(self._world.now - began, 2)
 
@@ -153,13 +155,13 @@ def host(world, monkeypatch) -> Host:
 
 def test_on_free_cores_waits_poll(host):
     assert [host.blocked() for _ in range(100)] == [0] * 100
-    assert host.cores.give()
+    assert host.cores.yield_core()
 
 
 def test_a_single_turn_of_another_program_is_a_disturbance(host):
     host.turn = 0.003
-    assert not host.cores.give()
-    assert host.cores.are_free()
+    assert not host.cores.yield_core()
+    assert host.cores.should_spin()
     assert [host.blocked(1.0) for _ in range(5)] == [0] * 5
 
 
@@ -178,10 +180,10 @@ def test_after_they_have_gone_it_begins_anew(host):
 
 
 def test_on_a_busy_host_a_message_is_not_looked_for(host, world, one, monkeypatch):
-    monkeypatch.setattr(spin, "shared_cores", host.cores)
+    monkeypatch.setattr(spin, "core_contention", host.cores)
     host.turn = 0.003
-    while host.cores.are_free():
-        host.cores.give()
+    while host.cores.should_spin():
+        host.cores.yield_core()
     world.reported = ["here"]
     assert one.poll() is None
     world.now += 1.0

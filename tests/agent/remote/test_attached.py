@@ -328,7 +328,7 @@ class TestLeases:
             attach(standalones[0], 0, 1, job="another")
         attached.close()
         with pytest.raises(JoinTimeoutError) as caught:
-            attach(standalones[0], 0, 2, job=next(_jobs), timeout=0.3)
+            attach(standalones[0], 0, 2, job=next(_jobs), timeout=2.0)
         assert caught.value.ranks == (1,)
 
     def test_a_process_that_goes_while_it_joins_frees_the_agent(self, standalones, monkeypatch):

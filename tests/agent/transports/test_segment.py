@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.threads import in_threads
 
-from rankmesh_agent.net.spin import SharedCores
+from rankmesh_agent.net.spin import CoreContention
 from rankmesh_agent.transports import slots
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.shared_memory import Mapping
@@ -89,7 +89,7 @@ def test_who_waits_gives_way_before_it_sleeps(segments, monkeypatch):
     one, other = segments(2)
     for each in (one, other):
         each.begin(1, 7, give_up())
-    monkeypatch.setattr(slots, "shared_cores", SharedCores())
+    monkeypatch.setattr(slots, "core_contention", CoreContention())
     monkeypatch.setattr(os, "sched_yield", other.step)
     monkeypatch.setattr(slots, "futex_wait", lambda *arguments: pytest.fail("it fell asleep"))
     one.step()
@@ -100,9 +100,9 @@ def test_who_waits_sleeps_at_once_while_other_programs_want_the_cores(segments, 
     one, other = segments(2)
     for each in (one, other):
         each.begin(1, 7, give_up())
-    cores = SharedCores()
-    monkeypatch.setattr(slots, "shared_cores", cores)
-    monkeypatch.setattr(cores, "are_free", lambda: False)
+    cores = CoreContention()
+    monkeypatch.setattr(slots, "core_contention", cores)
+    monkeypatch.setattr(cores, "should_spin", lambda: False)
     monkeypatch.setattr(os, "sched_yield", lambda: pytest.fail("it gave way"))
     monkeypatch.setattr(slots, "futex_wait", lambda *arguments: other.step())
     one.step()

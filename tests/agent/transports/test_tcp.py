@@ -15,7 +15,7 @@ from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import TcpTransport, split_address
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
-from rankmesh_agent.wire.handshake import Challenge
+from rankmesh_agent.wire.handshake import Challenge, Protocol
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_connections_with_garbage_are_closed(listener, data):
 
 def test_handshakes_that_stop_delay_no_other_and_time_out(listener, monkeypatch):
     monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.5)
-    challenge = Challenge("secret", client=True)
+    challenge = Challenge("secret", Protocol.MESH, client=True)
     with contextlib.ExitStack() as strangers:
         silent = [strangers.enter_context(stranger(listener.address, data)) for data in (b"", b"", b"RKMH")]
         greeted, proven = (strangers.enter_context(stranger(listener.address, challenge.hello())) for _ in range(2))
@@ -84,14 +84,11 @@ def test_handshakes_that_stop_delay_no_other_and_time_out(listener, monkeypatch)
             assert receive(sock, listener) == b""
 
 
-def test_clients_over_the_limit_wait_until_others_are_in_or_out_of_time(listener, monkeypatch):
-    monkeypatch.setattr(tcp, "MAX_HANDSHAKES", 4)
-    monkeypatch.setattr("rankmesh_agent.net.handshake.CROWDED_SECONDS", 0.2)
+def test_the_oldest_silent_client_makes_room(listener, two_unauthenticated):
     with contextlib.ExitStack() as strangers:
         silent = [strangers.enter_context(stranger(listener.address)) for _ in range(6)]
-        for _ in range(3):
-            check_a_proper_client_gets_in(listener)
-        for sock in silent[:4]:
+        check_a_proper_client_gets_in(listener)
+        for sock in silent[:5]:
             assert receive(sock, listener) == b""
 
 
@@ -128,7 +125,7 @@ def web(sock: socket.socket) -> None:
 
 
 def impostor(sock: socket.socket) -> None:
-    challenge = Challenge("guess", client=False)
+    challenge = Challenge("guess", Protocol.MESH, client=False)
     challenge.receive_hello(sock.recv(40))
     sock.sendall(challenge.hello())
     sock.recv(32)

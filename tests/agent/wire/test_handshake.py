@@ -6,15 +6,20 @@ import hashlib
 import hmac
 import random
 import struct
+from typing import Any
 
 import pytest
 
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
-from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge
+from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Protocol
+
+
+def challenge(token: str, *, client: bool = True, **options: Any) -> Challenge:
+    return Challenge(token, options.pop("protocol", Protocol.MESH), client=client, **options)
 
 
 def greeted(client_token: str = "secret", server_token: str = "secret") -> tuple[Challenge, Challenge]:
-    client, server = Challenge(client_token, client=True), Challenge(server_token, client=False)
+    client, server = challenge(client_token), challenge(server_token, client=False)
     server.receive_hello(client.hello())
     client.receive_hello(server.hello())
     return client, server
@@ -27,8 +32,11 @@ def test_golden(token):
     assert all(len(hello) == HELLO_BYTES == 40 and hello[:8] == b"RKMH-HI\x01" for hello in hellos)
     nonces = hellos[0][8:] + hellos[1][8:]
     assert nonces == client.name == server.name
-    assert client.proof() == hmac.new(token.encode(), b"client" + nonces, hashlib.sha256).digest()
-    assert server.proof() == hmac.new(token.encode(), b"server" + nonces, hashlib.sha256).digest()
+    extracted = hmac.new(bytes(32), token.encode(), hashlib.sha256).digest()
+    key = hmac.new(extracted, b"rankmesh challenge\x01", hashlib.sha256).digest()
+    context = b"\0\0\0\x04mesh" + bytes(8) + b"\0\0\0\x40" + nonces
+    assert client.proof() == hmac.new(key, b"\0\0\0\x06client" + context, hashlib.sha256).digest()
+    assert server.proof() == hmac.new(key, b"\0\0\0\x06server" + context, hashlib.sha256).digest()
     assert len(client.proof()) == PROOF_BYTES
     server.receive_proof(client.proof())
     client.receive_proof(server.proof())
@@ -65,8 +73,8 @@ def test_reflected_messages_are_refused():
 
 
 def test_a_proof_cannot_be_had_from_another_server():
-    victim = Challenge("secret", client=True)
-    oracle = Challenge("secret", client=True)  # what an attacker gets another client to say to it
+    victim = challenge("secret")
+    oracle = challenge("secret")  # what an attacker gets another client to say to it
     victim.receive_hello(oracle.hello())
     oracle.receive_hello(victim.hello())
     with pytest.raises(AuthenticationError):
@@ -76,7 +84,7 @@ def test_a_proof_cannot_be_had_from_another_server():
 def test_a_recorded_proof_is_worth_nothing_against_a_fresh_nonce():
     client, _ = greeted()
     hello, proof = client.hello(), client.proof()
-    server = Challenge("secret", client=False)
+    server = challenge("secret", client=False)
     server.receive_hello(hello)
     with pytest.raises(AuthenticationError):
         server.receive_proof(proof)
@@ -86,7 +94,7 @@ def test_a_recorded_proof_is_worth_nothing_against_a_fresh_nonce():
 def test_another_version_is_refused(client):
     hello = struct.pack("!7sB32s", b"RKMH-HI", 2, bytes(32))
     with pytest.raises(ProtocolError, match="protocol version 2, this one 1"):
-        Challenge("", client=client).receive_hello(hello)
+        challenge("", client=client).receive_hello(hello)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +102,4 @@ def test_another_version_is_refused(client):
 )
 def test_garbage_is_refused(garbage):
     with pytest.raises(ProtocolError, match="does not speak"):
-        Challenge("", client=False).receive_hello(garbage)
+        challenge("", client=False).receive_hello(garbage)

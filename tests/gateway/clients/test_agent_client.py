@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def members() -> AgentClient:
-    return AgentClient("secret")
+    return AgentClient()
 
 
 def urls(agents, *ranks: int) -> dict[int, str]:

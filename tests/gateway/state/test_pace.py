@@ -75,9 +75,9 @@ def calls(function, *arguments):
 
 
 @pytest.mark.parametrize("unassigned", [False, True])
-def test_no_request_costs_more_in_a_larger_world(ask, unassigned):
+def test_no_request_costs_more_in_a_larger_world(ask, clock, unassigned):
     def most(size: int) -> dict[str, int]:
-        registry = Registry()
+        registry = Registry(clock)
         join = ask.join_unassigned if unassigned else ask.join
         joins = [calls(registry.join, join(rank, size)) for rank in range(size - 1)]
         repeated = calls(registry.join, join(5, size))

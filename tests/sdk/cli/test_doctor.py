@@ -82,7 +82,7 @@ def test_a_pair_of_hosts_that_is_cut_is_named(hosts: list[Host], ranks: Ranks, t
         "import pathlib, rankmesh, sys, time; rankmesh.init_process_group()\n"
         "pathlib.Path(f'{sys.argv[1]}/joined-{rankmesh.get_rank()}').touch(); time.sleep(1000)"
     )
-    common = {"RANKMESH_GATEWAY": f"http://{hosts[0].address}:8700", "RANKMESH_TOKEN": "a secret"}
+    common = {"RANKMESH_GATEWAY": f"http://{hosts[0].address}:8700", "RANKMESH_TOKEN": "the secret of all"}
 
     def start(host: Host, *arguments: str, **variables: str) -> None:
         inside = ["-c", "import os, sys; os.execvp('ip', ['ip', 'netns', 'exec', *sys.argv[1:]])", host.namespace]

@@ -91,7 +91,7 @@ def test_a_failure_before_the_world_is_complete(launchers: Launchers) -> None:
         if rank == 1 and attempt == 0:
             import urllib.request
             url = os.environ["RANKMESH_GATEWAY"] + "/v1/ranks"
-            request = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
+            request = urllib.request.Request(url, headers={"Authorization": "Bearer the secret of all"})
             wait_until(lambda: len(json.load(urllib.request.urlopen(request))) == 2, "the others to join")
             sys.exit("no data")
         dist.init_process_group()
@@ -149,7 +149,7 @@ def test_the_gateway_shows_the_new_epoch_alone(launchers: Launchers) -> None:
         import urllib.request
         def get(path):
             request = urllib.request.Request(os.environ["RANKMESH_GATEWAY"] + path)
-            request.add_header("Authorization", "Bearer secret")
+            request.add_header("Authorization", "Bearer the secret of all")
             return json.load(urllib.request.urlopen(request))
         if attempt == 1 and rank == 0:
             assert get("/v1/ranks") == get("/v1/jobs") == [], "what is left of the attempt before"

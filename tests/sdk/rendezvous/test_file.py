@@ -149,9 +149,9 @@ class TestSeveralJobs:
             foreign.close("foreign")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"gateways": 1}', '{"gateways": {"job": "http://"}}', "\xff" * 99])
-def test_what_else_is_in_the_file_does_not_matter(opened, settings, path, content):
-    path.write_text(content, encoding="latin-1")
+@pytest.mark.parametrize("content", ["", "{", '{"gateways": 1}', '{"gateways": {"job": "http://"}}'])
+def test_a_spoiled_file_of_an_earlier_job_does_not_matter(opened, settings, path, content):
+    path.write_text(content)
     url = opened(FileLocator, path, settings).find()
     assert gateways(path)["job"]["url"] == url
 

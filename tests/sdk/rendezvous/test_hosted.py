@@ -57,7 +57,7 @@ def test_beyond_loopback_it_wants_a_token(settings):
 
 
 def test_a_wildcard_is_not_an_address_to_tell_others():
-    settings = Settings(token="secret", advertise=("gateway.example",))
+    settings = Settings(token="the secret of all", advertise=("gateway.example",))
     hosted = HostedGateway("0.0.0.0", 0, settings)
     try:
         assert hosted.address.url.startswith("http://gateway.example:")

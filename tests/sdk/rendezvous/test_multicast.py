@@ -159,7 +159,7 @@ def test_beyond_loopback_it_wants_a_token(port):
 
 def test_a_link_local_address_is_no_use_to_others(port):
     with pytest.raises(ValueError, match="wider scope"):
-        MulticastLocator("ff12::77", port, 0, Settings(bind="fe80::1", token="secret"))
+        MulticastLocator("ff12::77", port, 0, Settings(bind="fe80::1", token="the secret of all"))
 
 
 def test_nothing_is_left_behind(meet):

@@ -83,7 +83,7 @@ class TestAnotherHostsAddress:
         assert not locator._may_serve
 
     def test_rank_0_cannot_host_there(self):
-        settings = Settings(token="secret", bind=self.ELSEWHERE)
+        settings = Settings(token="the secret of all", bind=self.ELSEWHERE)
         with pytest.raises(DistNetworkError, match=r"192\.0\.2\.77"):
             TcpLocator(self.ELSEWHERE, free_port(), 0, settings)
 

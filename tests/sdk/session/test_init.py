@@ -169,7 +169,7 @@ def test_ipv6_multicast(ranks: Ranks) -> None:
     if not ipv6_multicast_address():
         pytest.skip("this machine has no route for IPv6 multicast, or no global address on it")
     method = f"tcp://[ff15:1e18:5d4c:4cf0:d02d:b659:53ba:b0a7]:{free_port()}"
-    env = {"RANKMESH_TOKEN": "secret"}
+    env = {"RANKMESH_TOKEN": "the secret of all"}
     ranks.succeed(ranks.start(by_multicast, 2, env=env, method=method))
 
 
@@ -351,7 +351,7 @@ def test_a_stale_file_does_not_matter(ranks: Ranks) -> None:
         stale = {
             "dead gateway": named(ranks.job, free_port()),
             "another program's port": named(ranks.job, port),
-            "no json": "http://",
+            "no json": '{"gateways": {',
             "empty": "",
             "longer than the new one": named(ranks.job, free_port(), more="x" * 500),
         }

@@ -1,10 +1,11 @@
-"""Health of the agent, and of a store without an agent: without a token."""
+"""Health of the agent, and of a store without an agent: without a token, but then without the reasons of failures."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from http import HTTPStatus
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.http.routes.dependencies import AgentDep, StoreDep
 from rankmesh_agent.http.routes.problems import problems
@@ -16,6 +17,8 @@ from rankmesh_agent.wire.version import __version__
 router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 store_router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
 
+_WITHHELD = "a group has failed; the reasons need the job's token"
+
 
 class NotReadyError(DistError):
     """The rank has not joined, is leaving, or has a failed group."""
@@ -25,9 +28,11 @@ class NotReadyError(DistError):
 
 
 @router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})
-async def health(agent: AgentDep, response: Response) -> AgentHealth:
-    """Return whether the rank can do its work, and if not, why."""
+async def health(agent: AgentDep, request: Request, response: Response) -> AgentHealth:
+    """Return whether the rank can do its work; if not, why, to clients with the job's token."""
     found = agent.health()
+    if found.reasons and not getattr(request.state, "details", True):
+        found = replace(found, reasons=[_WITHHELD])
     if found.status == "failing":
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
     return found

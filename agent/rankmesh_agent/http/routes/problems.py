@@ -8,8 +8,9 @@ MEANINGS = {
     400: "The request body cannot be read (`bad-request`), or is not the array that the request "
     "describes (`invalid-tensor`).",
     401: "The job's token is missing or wrong.",
-    403: "The request comes from another site's page, or the gateway does not list the address that it is about "
-    "(`address-not-listed`).",
+    403: "The credential has a lesser role than the request needs (`forbidden-role`), or crossed a network in clear "
+    "(`cleartext-token`). The request comes from another site's page, or the gateway does not list the address that it "
+    "is about (`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
     408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
     "the middle of an array (`body-timeout`).",
@@ -20,7 +21,8 @@ MEANINGS = {
     "job's (`group-in-use`), or an attached process makes its calls (`rank-elsewhere`).",
     410: "The lease has ended (`lease-ended`), or the group (`group-aborted`).",
     412: "The key does not hold what the request's conditions say (`precondition-failed`).",
-    413: "The request body is too large (`body-too-large`), or the array to be received is.",
+    413: "The request body is too large (`body-too-large`), or the array to be received is; or the store has as many "
+    "keys or bytes as it may (`store-full`), the detail names the setting.",
     415: "The body is of a media type that holds no array (`unsupported-media-type`).",
     421: "The Host header is not a name of this agent; or another agent has forwarded the request, and this one does "
     "not own the store any more (`store-moved`).",

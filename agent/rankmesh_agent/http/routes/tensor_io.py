@@ -12,9 +12,11 @@ import numpy as np
 from fastapi import Depends, Header, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from rankmesh_agent.net.memory import GrowableMemory
 from rankmesh_agent.wire import npy
 from rankmesh_agent.wire.dtypes import FROM_NAME, display
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.object_records import MAGIC, RECORD_BYTES
 
 Array = npy.Array
 
@@ -28,7 +30,6 @@ _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
 """Bytes of a response that are given to the connection at a time."""
-_INITIAL_BYTES = 1 << 16
 _SHAPE = r"^(\d{1,15}(,\d{1,15}){0,31})?$"
 
 BODY: dict[str, Any] = {
@@ -97,7 +98,7 @@ class TensorIO:
         """Return the array of the request, in C order and writable.
 
         Raises:
-            InvalidTensorError: the body is empty, or not the array that the request describes.
+            InvalidTensorError: the body is empty, or not the array that the request describes, or an encoded object.
             InvalidCallError: its dtype is not supported.
             MediaTypeError: its media type holds no array.
         """
@@ -106,7 +107,10 @@ class TensorIO:
             raise InvalidTensorError(
                 "the request has no body: send an array as a .npy file, or its elements with ?dtype=float32&shape=2,3"
             )
-        return self._read(body)
+        array = self._read(body)
+        if _has_record(array):
+            raise InvalidTensorError("the array begins like an encoded object, and objects are not sent over HTTP")
+        return array
 
     async def receive_or_allocate(self) -> Array:
         """Return memory for an array whose dtype and shape the request gives, or has an example of.
@@ -128,7 +132,7 @@ class TensorIO:
         """Return memory for an array.
 
         Raises:
-            TensorTooLargeError: it is too large.
+            TensorTooLargeError: it is too large, or there is no memory.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self._limit:
@@ -137,6 +141,8 @@ class TensorIO:
             )
         try:
             return np.empty(shape, dtype)
+        except MemoryError as error:
+            raise TensorTooLargeError(f"there is no memory for {display(dtype)}{list(shape)}") from error
         except ValueError as error:
             raise InvalidCallError(f"no array has the shape {list(shape)}: {error}") from None
 
@@ -197,10 +203,20 @@ async def receive_empty_body(request: Request) -> None:
         raise InvalidCallError("this call takes no array: leave the body out")
 
 
+def _has_record(array: Array) -> bool:
+    """Return whether an array, or one of a stack, begins as the record of an object does."""
+    octets = array.reshape(-1).view(np.uint8)
+    if octets.size < RECORD_BYTES:
+        return False
+    rows = octets.reshape(array.shape[0] if array.ndim else 1, -1)
+    starts = (rows if rows.shape[1] >= RECORD_BYTES else octets[np.newaxis])[:, : len(MAGIC)]
+    return bool((starts == np.frombuffer(MAGIC, np.uint8)).all(axis=1).any())
+
+
 async def _receive_body(request: Request) -> Array:
-    """Return a request's body; with a Content-Length, it is written to memory once."""
-    length = int(request.headers.get("content-length", _INITIAL_BYTES))
-    buffer = np.empty(length, np.uint8)
+    """Return a request's body; its memory grows with the bytes that have arrived."""
+    length = int(request.headers.get("content-length", 0))
+    memory = GrowableMemory(length)
     filled = 0
     clock = asyncio.get_running_loop().time
     try:
@@ -208,17 +224,17 @@ async def _receive_body(request: Request) -> Array:
             async for chunk in request.stream():
                 silence.reschedule(clock() + IDLE_SECONDS)
                 end = filled + len(chunk)
-                if end > buffer.nbytes:
-                    grown = np.empty(max(end, 2 * buffer.nbytes), np.uint8)
-                    grown[:filled] = buffer[:filled]
-                    buffer = grown
-                buffer[filled:end] = np.frombuffer(chunk, np.uint8)
+                if end > len(memory.pages):
+                    memory.grow(end)
+                memory.pages[filled:end] = chunk
                 filled = end
     except TimeoutError:
         raise BodyTimeoutError(
             f"nothing came for {IDLE_SECONDS:g} s in the middle of the body, after {filled} bytes"
         ) from None
-    return buffer[:filled]
+    except MemoryError as error:
+        raise TensorTooLargeError(str(error)) from None
+    return memory.array()[:filled]
 
 
 class _TensorResponse(Response):

@@ -15,6 +15,7 @@ from rankmesh_agent.http.routes.group_calls import CallerDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TensorDep, receive_empty_body
 from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.wire.object_records import MIN_TAG
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 router = APIRouter(
@@ -35,7 +36,7 @@ Factor = Annotated[
 Src = Annotated[int | None, Query(alias="src", ge=0, description="Global rank that the data comes from.")]
 Dst = Annotated[int | None, Query(alias="dst", ge=0, description="Global rank that the data goes to.")]
 Tag = Annotated[
-    int, Query(alias="tag", ge=-(1 << 63), lt=1 << 63, description="A receive matches messages of its tag only.")
+    int, Query(alias="tag", ge=MIN_TAG, lt=1 << 63, description="A receive matches messages of its tag only.")
 ]
 
 _HEADERS = {

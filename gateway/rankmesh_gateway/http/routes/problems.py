@@ -7,7 +7,8 @@ from rankmesh_agent.http.application import problem_responses
 MEANINGS = {
     400: "The request body cannot be read (`bad-request`).",
     401: "The job's token is missing or wrong.",
-    403: "The request comes from another site's page.",
+    403: "The credential has a lesser role than the request needs (`forbidden-role`), or crossed a network in clear "
+    "(`cleartext-token`); or the request comes from another site's page.",
     404: "No standalone agent is registered (`no-agents`), no rank reports the group (`group-not-found`), no "
     "world of the job is complete (`job-not-found`), or there is no such rank (`rank-not-found`).",
     409: "Other processes hold the rank, or all ranks (`rank-taken`), the world size differs "

@@ -25,11 +25,16 @@ async def test_health(client):
     }
 
 
-async def test_failing_health_says_why(client, agent):
-    agent.reasons = ["group 'world': rank 2 failed"]
+async def test_failing_health_says_why_to_clients_with_the_token(client, agent):
+    agent.reasons = ["group 'world': rank 2 (host 'node-3', pid 318) failed"]
     answer = await client.get("/health")
     assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
-    assert (answer.json()["status"], answer.json()["reasons"]) == ("failing", agent.reasons)
+    assert (answer.json()["status"], answer.json()["reasons"]) == (
+        "failing",
+        ["a group has failed; the reasons need the job's token"],
+    )
+    answer = await client.get("/health", headers={"Authorization": "Bearer secret"})
+    assert (answer.status_code, answer.json()["reasons"]) == (503, agent.reasons)
 
 
 async def test_ready_and_not_and_alive_all_the_same(client, agent):

@@ -1,0 +1,225 @@
+"""User id of the process at the other end of a connection over loopback or a unix socket, from the kernel.
+
+Without a token, a server accepts the processes of its own user and of root alone. The peer of a unix socket is in
+SO_PEERCRED. The peer of a TCP connection is the owner of the socket with the same two addresses, exchanged: one
+inet_diag query (sock_diag(7)) finds it, or /proc/net/tcp where netlink is not permitted. A socket that its process has
+closed has no owner: the kernel then reports inode 0, and user 0, which must not count as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import struct
+import time
+
+from rankmesh_agent.net.descriptors import is_exhausted
+from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
+
+Endpoint = tuple[str, int]
+"""Numeric IP address, and port."""
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST = 1
+_NLMSG_HEADER = struct.Struct("=IHHII")  # linux/netlink.h: length, type, flags, sequence number, port id
+_NLMSG_ERROR = 2
+_REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2 of linux/inet_diag.h: family, protocol, extensions, states
+_SOCKET_ID = struct.Struct("!HH16s16s12s")  # inet_diag_sockid: ports, addresses, and interface and cookie: any
+_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+_REPLY = struct.Struct("=4x48s12xII")  # inet_diag_msg: socket id, user id, inode
+_ALL_STATES = 0xFFFFFFFF
+_QUERY_SECONDS = 1.0
+_UCRED = struct.Struct("3i")
+_WARN_SECONDS = 60.0
+_IPV6_BYTES = 16
+_MAPPED = bytes(10) + b"\xff\xff"
+"""Start of an IPv6 address that stands for an IPv4 one."""
+
+_log = logging.getLogger("rankmesh")
+_warn_at = 0.0
+
+
+class PeerRefusedError(DistNetworkError):
+    """A process of another user has connected, and there is no token by which it could prove that it may."""
+
+    code = "other-user"
+    status = 403
+
+
+class PeerClosedError(PeerRefusedError):
+    """The peer has closed the connection: its user is unknown, and there is no client to refuse."""
+
+
+def check_peer(sock: socket.socket) -> None:
+    """Check that the peer of a connection is a process of this user or of root.
+
+    Raises:
+        PeerRefusedError: it is not, or that cannot be determined.
+        OSError: there is no free descriptor for the query.
+    """
+    if sock.family == socket.AF_UNIX:
+        _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        _check_uid(uid)
+        return
+    try:
+        peer, own = sock.getpeername()[:2], sock.getsockname()[:2]
+    except OSError as error:
+        raise PeerClosedError("the connection is closed") from error
+    try:
+        check_tcp_peer(peer, own)
+    except PeerRefusedError:
+        if _is_closed(sock):
+            raise PeerClosedError("the client has closed the connection") from None
+        raise
+
+
+def check_tcp_peer(peer: Endpoint, own: Endpoint) -> None:
+    """Check that the peer of an open TCP connection is a process of this user or of root; see ``check_peer``.
+
+    Args:
+        peer: the peer's end of the connection.
+        own: this end.
+    """
+    try:
+        uid = _owner(peer, own)
+    except OSError as error:
+        if is_exhausted(error):
+            raise
+        raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
+    if uid is None:
+        raise _refusal(f"no process of this host has the connection from {peer[0]} port {peer[1]} open")
+    _check_uid(uid)
+
+
+def admit_peer(sock: socket.socket, token: str | Credentials) -> bool:
+    """Return whether a peer may begin the handshake; a job's token decides about the rest.
+
+    Raises:
+        OSError: there is no free descriptor for the query.
+    """
+    try:
+        if not token:
+            check_peer(sock)
+    except PeerRefusedError as error:
+        warn_refused(error)
+        return False
+    return True
+
+
+def warn_refused(error: DistError) -> None:
+    """Log that a connection was refused, unless it is closed, at most once a minute in this process."""
+    global _warn_at
+    now = time.monotonic()
+    if now >= _warn_at and not isinstance(error, PeerClosedError):
+        _warn_at = now + _WARN_SECONDS
+        _log.warning("refused a connection: %s", error.message)
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Return whether the peer has closed the connection."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _check_uid(uid: int) -> None:
+    own = os.geteuid()
+    if uid not in (own, 0):
+        raise _refusal(f"the process is of user {uid}, this one of user {own}")
+    if uid and uid == _unmapped_uid():
+        raise _refusal(f"user {uid} stands for all users whom this user namespace does not map")
+
+
+def _refusal(reason: str) -> PeerRefusedError:
+    return PeerRefusedError(
+        f"{reason}; without a token, only processes of the same user and root are served. Set RANKMESH_TOKEN to the "
+        "same secret on every rank and client (for example the output of 'openssl rand -hex 32')"
+    )
+
+
+def _unmapped_uid() -> int | None:
+    """Return the id that the kernel reports for users whom the user namespace does not map, None if it maps all."""
+    try:
+        with open("/proc/self/uid_map") as ranges, open("/proc/sys/kernel/overflowuid") as unmapped:
+            maps_all = ranges.read().split() == ["0", "0", "4294967295"]
+            return None if maps_all else int(unmapped.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _owner(peer: Endpoint, own: Endpoint) -> int | None:
+    """Return the user id of the process that has a socket open; None if no process has.
+
+    Args:
+        peer: the socket's own address.
+        own: the address of its peer.
+
+    Raises:
+        OSError: the kernel does not answer.
+    """
+    try:
+        return _query(peer, own)
+    except OSError as error:
+        if is_exhausted(error):
+            raise
+    return _look_up(peer, own)
+
+
+def _query(peer: Endpoint, own: Endpoint) -> int | None:
+    """Query the kernel by inet_diag; see ``_owner``."""
+    addresses = [_packed(host) for host, _ in (peer, own)]
+    family = socket.AF_INET6 if len(addresses[0]) == _IPV6_BYTES else socket.AF_INET
+    wanted = _SOCKET_ID.pack(peer[1], own[1], *addresses, _ANY)
+    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted
+    header = _NLMSG_HEADER.pack(_NLMSG_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(_QUERY_SECONDS)
+        netlink.send(header + body)
+        reply = netlink.recv(4096)
+    _, kind, _, _, _ = _NLMSG_HEADER.unpack_from(reply)
+    if kind == _NLMSG_ERROR:
+        code = -struct.unpack_from("=i", reply, _NLMSG_HEADER.size)[0]
+        if code == errno.ENOENT:
+            return None
+        raise OSError(code, os.strerror(code))
+    found, uid, inode = _REPLY.unpack_from(reply, _NLMSG_HEADER.size)
+    # Without such a connection, the kernel returns a socket that listens at the peer's address: its peer's port is 0.
+    return int(uid) if inode and found[:4] == wanted[:4] else None
+
+
+def _look_up(peer: Endpoint, own: Endpoint) -> int | None:
+    """Look into /proc/net/tcp and tcp6; see ``_owner``."""
+    packed = _packed(peer[0]), _packed(own[0])
+    if len(packed[0]) == _IPV6_BYTES:
+        return _look_up_in("/proc/net/tcp6", packed, peer[1], own[1])
+    uid = _look_up_in("/proc/net/tcp", packed, peer[1], own[1])
+    if uid is None:
+        with contextlib.suppress(FileNotFoundError):  # this host has no IPv6
+            near, far = packed
+            uid = _look_up_in("/proc/net/tcp6", (_MAPPED + near, _MAPPED + far), peer[1], own[1])
+    return uid
+
+
+def _look_up_in(path: str, addresses: tuple[bytes, bytes], *ports: int) -> int | None:
+    wanted = [f"{_words(address)}:{port:04X}" for address, port in zip(addresses, ports, strict=True)]
+    with open(path) as table:
+        rows = [row for row in map(str.split, table) if row[1:3] == wanted]
+    return next((int(row[7]) for row in rows if int(row[9])), None)
+
+
+def _packed(host: str) -> bytes:
+    """Return the bytes of a numeric address, 4 of one that is mapped from IPv4."""
+    if ":" not in host:
+        return socket.inet_aton(host)
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).removeprefix(_MAPPED)
+
+
+def _words(address: bytes) -> str:
+    """Return an address as in /proc/net/tcp: 32-bit words of the machine's byte order."""
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(address) // 4}I", address))

@@ -1,0 +1,337 @@
+"""HTTP's authentication scheme ``RankMesh``: like Digest (RFC 7616), but mutual and with HMAC-SHA256. Pure: no I/O.
+
+A client's first request to a server has no content::
+
+    Authorization: RankMesh key="ID", client="RANDOM", count="1"
+    WWW-Authenticate: RankMesh nonce="RANDOM", mac="MAC"                 in the response 401
+
+The server thereby proves that it knows the credential, before the client sends it anything. Every other request has a
+proof, and so has its response::
+
+    Authorization: RankMesh key="ID", client="RANDOM", count="2", nonce="RANDOM", body="DIGEST", mac="MAC"
+    Authentication-Info: body="DIGEST", mac="MAC"
+
+The MAC of a request covers nonce, client, count, Host, method, target, the header fields COVERED, and the SHA-256
+digest of the body; that of a response nonce, client, count, status and digest. The nonce is the server's, which refuses
+a count that it has seen. The digest of a response that is a stream is "-": only its status is authenticated.
+
+The scheme hides nothing, which takes TLS. A process in the way may also pass a request on to another server of the same
+credential: addresses change on the way, so the proof does not bind them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Generator, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+from rankmesh_agent.wire.credentials import Credentials, Role, hkdf
+from rankmesh_agent.wire.schemas import FORWARDED_HEADER
+
+SCHEME = "RankMesh "
+INFO = "Authentication-Info"
+UNKNOWN_KEY = SCHEME + 'realm="rankmesh"'
+"""Value of WWW-Authenticate for a client whose credential is not accepted."""
+STREAM = "-"
+"""Digest of a body that is a stream."""
+COVERED = ("content-type", "if-match", "if-none-match", "idempotency-key", FORWARDED_HEADER.lower())
+"""Header fields of a request, in lower case, that change what it does."""
+MAX_CLIENTS = 1 << 16
+"""Clients whose counts a server remembers; it begins anew, with another nonce, when there are more."""
+_WINDOW = 1024
+"""Counts below a client's highest one that a server still accepts: requests overtake each other."""
+_SEEN_ALL = (1 << _WINDOW) - 1
+_PARAMETER = re.compile(r'([a-z]+)="([0-9a-f-]{1,64})"')
+_MAX_DIGITS = 18
+
+
+def digest(body: bytes | bytearray | memoryview) -> str:
+    """Return the digest of a body."""
+    return hashlib.sha256(body).hexdigest()
+
+
+_EMPTY = digest(b"")
+
+
+@functools.lru_cache(64)
+def _keys(credential: str) -> tuple[str, bytes]:
+    """Return the public id of a credential, and the key of its MACs."""
+    secret = credential.encode()
+    return hkdf(secret, "rankmesh http id").hex()[:16], hkdf(secret, "rankmesh http")
+
+
+def _mac(key: bytes, *fields: str) -> str:
+    """Return the MAC of fields of an HTTP head, none of which can contain a line break."""
+    return hmac.digest(key, "\n".join(fields).encode("latin-1", "replace"), "sha256").hex()
+
+
+def _parameters(text: str) -> dict[str, str]:
+    return dict(_PARAMETER.findall(text))
+
+
+def _covered(headers: Mapping[str, str]) -> list[str]:
+    return [headers.get(name, "") for name in COVERED]
+
+
+class SignedRequest(NamedTuple):
+    """A request's proof, and what the response must prove.
+
+    Attributes:
+        authorization: value of the Authorization header.
+    """
+
+    authorization: str
+    key: bytes
+    nonce: str
+    client: str
+    number: str
+
+    def digest_of_response(self, status: int, info: str) -> str | None:
+        """Return the digest of a response's body; None if the response does not prove that it is the server's.
+
+        Args:
+            status: the response's status.
+            info: its Authentication-Info header; empty for none.
+        """
+        found = _parameters(info)
+        body = found.get("body", "")
+        expected = _mac(self.key, "response", self.nonce, self.client, self.number, str(status), body)
+        return body if hmac.compare_digest(found.get("mac", ""), expected) else None
+
+
+class ServerSession:
+    """A server, as seen by its clients in one process. For any number of threads.
+
+    Args:
+        credential: the clients' credential.
+    """
+
+    def __init__(self, credential: str) -> None:
+        self._id, self._key = _keys(credential)
+        self._client = secrets.token_hex(8)
+        self._counts = itertools.count(1)
+        self._nonce = ""
+
+    @property
+    def is_open(self) -> bool:
+        """True once the server has proved that it knows the credential: requests can be signed."""
+        return bool(self._nonce)
+
+    def hello(self) -> SignedRequest:
+        """Return the proofless header of the first request."""
+        count = str(next(self._counts))
+        text = f'{SCHEME}key="{self._id}", client="{self._client}", count="{count}"'
+        return SignedRequest(text, self._key, "", self._client, count)
+
+    def sign(self, method: str, target: str, host: str, headers: Mapping[str, str], body: bytes = b"") -> SignedRequest:
+        """Return the proof of a request.
+
+        Args:
+            method: its method.
+            target: its path and query, as sent.
+            host: its Host header.
+            headers: its other headers, by name in lower case.
+            body: its body.
+        """
+        text, key, _, client, count = self.hello()
+        nonce, content = self._nonce, digest(body) if body else _EMPTY
+        mac = _mac(key, "request", nonce, client, count, host, method, target, *_covered(headers), content)
+        return SignedRequest(f'{text}, nonce="{nonce}", body="{content}", mac="{mac}"', key, nonce, client, count)
+
+    def accept_challenge(self, sent: SignedRequest, challenge: str) -> bool:
+        """Take the server's nonce from a response 401; return whether the server has proved itself.
+
+        Args:
+            sent: the request.
+            challenge: the response's WWW-Authenticate header; empty for none.
+        """
+        found = _parameters(challenge)
+        nonce = found.get("nonce", "")
+        expected = _mac(self._key, "challenge", sent.client, sent.number, nonce)
+        if not nonce or not hmac.compare_digest(found.get("mac", ""), expected):
+            return False
+        self._nonce = nonce
+        return True
+
+
+class PreparedRequest(NamedTuple):
+    """A request to send: the caller's own, or the one before it.
+
+    Attributes:
+        authorization: value of its Authorization header; it has no other header if it is not the caller's own.
+        own: whether it is the caller's own.
+    """
+
+    authorization: str
+    own: bool = True
+
+
+HELLO_METHOD, HELLO_TARGET = "GET", "/livez"
+"""Method and target of a request that is not the caller's own."""
+
+
+class ReceivedResponse(NamedTuple):
+    """A response that has been received.
+
+    Attributes:
+        status: its status.
+        challenge: its WWW-Authenticate header; empty for none.
+        info: its Authentication-Info header; empty for none.
+        body: its body, as received; None if only its head has been received.
+    """
+
+    status: int
+    challenge: str
+    info: str
+    body: bytes | None = None
+
+
+class MissingProofError(Exception):
+    """A response without the proof that its sender knows the credential.
+
+    Attributes:
+        status: its status.
+        retryable: whether it may be that of a server that starts or ends, or has no room.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(
+            f"it answers {status} without the proof that it knows the token: another program has the port, or RankMesh "
+            "there has no token, or is of another version"
+        )
+        self.status = status
+        self.retryable = status in (429, 500, 502, 503, 504)
+
+
+REFUSAL = json.dumps(
+    {
+        "type": "about:blank",
+        "title": HTTPStatus.UNAUTHORIZED.phrase,
+        "status": HTTPStatus.UNAUTHORIZED,
+        "detail": "it does not accept the token given: RANKMESH_TOKEN must be the same there and here",
+        "code": "unauthenticated",
+    }
+).encode()
+"""Problem document in place of the body of a response 401 without a proof."""
+
+
+def exchange(
+    session: ServerSession, method: str, target: str, host: str, headers: Mapping[str, str], body: bytes = b""
+) -> Generator[PreparedRequest, ReceivedResponse, bool]:
+    """Yield requests to send, and receive their responses; return whether the last one is the server's.
+
+    Otherwise it is a refusal, a response 401, of which nothing else may be used.
+
+    Args:
+        session: the session with the server.
+        method, target, host, headers, body: of the request, see ServerSession.sign.
+
+    Raises:
+        MissingProofError: a response is not the server's.
+    """
+    if not session.is_open:
+        hello = session.hello()
+        response = yield PreparedRequest(hello.authorization, own=False)
+        if not session.accept_challenge(hello, response.challenge):
+            return _refused(response)
+    signed = session.sign(method, target, host, headers, body)
+    response = yield PreparedRequest(signed.authorization)
+    if response.status == HTTPStatus.UNAUTHORIZED and session.accept_challenge(signed, response.challenge):
+        signed = session.sign(method, target, host, headers, body)
+        response = yield PreparedRequest(signed.authorization)
+    content = signed.digest_of_response(response.status, response.info)
+    if content is None or (response.body is not None and content != digest(response.body)):
+        return _refused(response)
+    return True
+
+
+def _refused(response: ReceivedResponse) -> bool:
+    if response.status != HTTPStatus.UNAUTHORIZED:
+        raise MissingProofError(response.status)
+    return False
+
+
+class AuthenticatedClient(NamedTuple):
+    """The client of an authenticated request.
+
+    Attributes:
+        role: its role.
+        content: digest of the request's body.
+    """
+
+    role: Role
+    content: str
+    key: bytes
+    nonce: str
+    client: str
+    number: str
+
+    def sign_response(self, status: int, content: str) -> str:
+        """Return the Authentication-Info header of the response with a status, and a body of a digest."""
+        mac = _mac(self.key, "response", self.nonce, self.client, self.number, str(status), content)
+        return f'body="{content}", mac="{mac}"'
+
+
+class Authenticator:
+    """A server's side. For one thread.
+
+    Args:
+        credentials: of the clients.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._roles: dict[str, tuple[Role, bytes]] = {}
+        for role, credential in credentials.sufficient(Role.READ):
+            key_id, key = _keys(credential)
+            self._roles.setdefault(key_id, (role, key))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._nonce = secrets.token_hex(16)
+        self._seen: dict[str, tuple[int, int]] = {}
+        """By client, its highest count, and a bit for each one seen below."""
+
+    def authenticate(
+        self, authorization: str, method: str, target: str, host: str, headers: Mapping[str, str]
+    ) -> AuthenticatedClient | str:
+        """Return the client of a request, or the WWW-Authenticate header of its refusal.
+
+        Args:
+            authorization: the Authorization header.
+            method, target, host, headers: see ServerSession.sign.
+        """
+        found = _parameters(authorization)
+        client, count, content = found.get("client", ""), found.get("count", ""), found.get("body", "")
+        role, key = self._roles.get(found.get("key", ""), (None, b""))
+        if role is None:
+            return UNKNOWN_KEY
+        if found.get("nonce") == self._nonce and count.isdigit() and len(count) <= _MAX_DIGITS:
+            expected = _mac(
+                key, "request", self._nonce, client, count, host, method, target, *_covered(headers), content
+            )
+            if hmac.compare_digest(found.get("mac", ""), expected) and self._is_new(client, int(count)):
+                return AuthenticatedClient(role, content, key, self._nonce, client, count)
+        mac = _mac(key, "challenge", client, count, self._nonce)
+        return f'{SCHEME}nonce="{self._nonce}", mac="{mac}"'
+
+    def _is_new(self, client: str, count: int) -> bool:
+        """Return whether a count of a client is used for the first time, and remember it."""
+        if client not in self._seen and len(self._seen) >= MAX_CLIENTS:
+            self._begin()
+            return False
+        highest, seen = self._seen.get(client, (0, 0))
+        ahead = count - highest
+        if ahead > 0:
+            self._seen[client] = count, (((seen << ahead) | 1) & _SEEN_ALL) if ahead < _WINDOW else 1
+            return True
+        if ahead <= -_WINDOW or seen >> -ahead & 1:
+            return False
+        self._seen[client] = highest, seen | 1 << -ahead
+        return True

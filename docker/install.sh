@@ -1,0 +1,15 @@
+#!/bin/sh
+# Install the project's dependencies, and those of the extras named as arguments, into /opt/rankmesh.
+#
+# locked/ has versions and hashes for no extra (core), and for some extras alone. Other choices, and a base image that
+# brings its own wheels (pip's no-index), are installed by the names in pyproject.toml.
+set -eu
+locked="locked/${*:-core}.txt"
+if [ -f "$locked" ] && [ "$(pip config get global.no-index 2>/dev/null)" != true ]; then
+    set -- --require-hashes -r "$locked"
+else
+    python requirements.py "$@" >requirements.txt
+    set -- -r requirements.txt
+fi
+pip --python /opt/rankmesh/bin/python install --disable-pip-version-check "$@"
+find /opt/rankmesh -type d -name tests -prune -exec rm -rf {} +

@@ -1,0 +1,137 @@
+"""The user of the process at the other end of a connection."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.users import OTHER_USER, as_other_user, as_root
+
+from rankmesh_agent.net import peer_credentials
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
+
+MAPPED = "::ffff:127.0.0.1"
+ENDS = {
+    "IPv4": ("127.0.0.1", "127.0.0.1"),
+    "IPv6": ("::1", "::1"),
+    "mapped client": ("127.0.0.1", MAPPED),
+    "mapped server": (MAPPED, "127.0.0.1"),
+}
+
+
+@pytest.fixture(params=ENDS)
+def ends(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Addresses of a server, and of the server as the client has it."""
+    return ENDS[request.param]
+
+
+@pytest.fixture(params=["netlink", "/proc"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the user is found."""
+    if request.param == "/proc":
+        monkeypatch.setattr(peer_credentials, "_query", no_netlink)
+    return str(request.param)
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    sock.listen()
+    return sock
+
+
+@pytest.fixture
+def listener(ends: tuple[str, str]) -> Iterator[socket.socket]:
+    with listen(ends[0]) as sock:
+        yield sock
+
+
+def no_netlink(*_: object) -> None:
+    raise PermissionError("netlink is not permitted")
+
+
+def connect(listener: socket.socket, host: str) -> socket.socket:
+    return socket.create_connection((host, listener.getsockname()[1]), 10)
+
+
+def test_a_process_of_the_same_user(listener: socket.socket, ends: tuple[str, str], source: str):
+    with connect(listener, ends[1]), listener.accept()[0] as accepted:
+        check_peer(accepted)
+
+
+def test_a_client_that_has_gone_is_not_warned_of(
+    listener: socket.socket, ends: tuple[str, str], source: str, caplog: pytest.LogCaptureFixture
+):
+    connect(listener, ends[1]).close()
+    with listener.accept()[0] as accepted:
+        assert not peer_credentials.admit_peer(accepted, "")
+    assert not caplog.records
+
+
+@as_root
+def test_a_process_of_another_user(listener: socket.socket, ends: tuple[str, str], source: str):
+    def check() -> None:
+        with listener.accept()[0] as accepted:
+            check_peer(accepted)
+
+    def wait_for_end() -> bytes:
+        with connect(listener, ends[1]) as sock:
+            return sock.recv(1)
+
+    with ThreadPoolExecutor(1) as thread:
+        checked = thread.submit(check)
+        assert as_other_user(lambda: wait_for_end().decode()) == ""
+        with pytest.raises(PeerRefusedError, match=f"of user {OTHER_USER}, this one of user 0; .*Set RANKMESH_TOKEN"):
+            checked.result()
+
+
+@as_root
+def test_a_process_that_has_closed_the_connection(listener: socket.socket, ends: tuple[str, str], source: str):
+    assert as_other_user(lambda: connect(listener, ends[1]).close()) is None
+    with listener.accept()[0] as accepted, pytest.raises(PeerRefusedError, match="the client has closed"):
+        check_peer(accepted)
+
+
+def test_a_socket_that_listens_at_the_peers_address(source: str):
+    """The kernel returns it where there is no connection."""
+    with listen("127.0.0.1") as sock, pytest.raises(PeerRefusedError, match="no process"):
+        peer_credentials.check_tcp_peer(sock.getsockname(), ("127.0.0.1", 1))
+
+
+def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peer_credentials, "_query", no_netlink)
+    monkeypatch.setattr(peer_credentials, "_look_up", no_netlink)
+    with pytest.raises(PeerRefusedError, match=r"cannot determine the user .*not permitted.*Set RANKMESH_TOKEN"):
+        peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
+
+
+@as_root
+def test_a_unix_socket(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind("\0" + str(tmp_path))
+        listener.listen()
+        client.connect("\0" + str(tmp_path))
+        with listener.accept()[0] as accepted:
+            check_peer(accepted)
+
+        def connect() -> None:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect("\0" + str(tmp_path))
+
+        assert as_other_user(connect) is None
+        with listener.accept()[0] as accepted, pytest.raises(PeerRefusedError, match=f"of user {OTHER_USER}"):
+            check_peer(accepted)
+
+
+def test_a_user_that_stands_for_all_unmapped_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
+    monkeypatch.setattr(peer_credentials, "_owner", lambda *_: OTHER_USER)
+    monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: None)
+    peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
+    monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: OTHER_USER)
+    with pytest.raises(PeerRefusedError, match="user namespace"):
+        peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))

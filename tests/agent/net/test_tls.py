@@ -1,0 +1,177 @@
+"""Sockets with TLS behave as sockets do, and settings that cannot work raise errors that name the variable."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+from support.certificates import in_environment, required, tls_of
+
+from rankmesh_agent.config.tls import TlsSettings
+from rankmesh_agent.net import tls
+
+DATA = bytes(range(256)) * 4096
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture
+def ends(folder):
+    """A client's and a server's end, which block."""
+    with in_environment(tls_of(folder)), socket.create_server(("127.0.0.1", 0)) as listener:
+        client = tls.client_side(socket.create_connection(listener.getsockname()), "localhost", 1)
+        server = tls.server_side(listener.accept()[0], "client")
+        thread = threading.Thread(target=server.handshake)
+        thread.start()
+        client.handshake()
+        thread.join()
+        with client, server:
+            client.settimeout(10)
+            server.settimeout(10)
+            yield client, server
+
+
+def take(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        received = sock.recv(count - len(data))
+        assert received
+        data += received
+    return data
+
+
+def test_bytes_arrive_in_order_whatever_the_buffers(ends):
+    client, server = ends
+    buffers = [DATA[:10], memoryview(DATA)[10:20], b"", DATA[20:70_000], DATA[70_000:70_001]]
+    assert client.sendmsg(buffers) == 70_001
+    assert take(server, 70_001) == DATA[:70_001]
+    thread = threading.Thread(target=server.sendall, args=(DATA,))
+    thread.start()
+    assert take(client, len(DATA)) == DATA
+    thread.join()
+
+
+def test_what_is_reported_has_left(ends):
+    """So that nothing of it is lost if the connection is closed; the rest is what the next call begins with."""
+    client, server = ends
+    client.setblocking(False)
+    sent, endless = 0, DATA * 64
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += client.send(memoryview(endless)[sent:])
+    assert client.wants_to_write()
+    assert client.committed() > 0
+    assert take(server, sent) == endless[:sent]
+    sent += client.send(memoryview(endless)[sent : sent + client.committed()])
+    assert client.committed() == 0
+    client.close()
+
+
+def test_a_receive_that_is_not_full_leaves_nothing_buffered(ends):
+    client, server = ends
+    client.sendall(DATA[:100])
+    assert server.recv(10) == DATA[:10]
+    assert tls.buffered(server), "the rest of the record is decrypted, and the descriptor not readable"
+    assert server.recv(1000) == DATA[10:100]
+    assert not tls.buffered(server)
+
+
+def test_flags(ends):
+    client, server = ends
+    server.setblocking(True)
+    with pytest.raises(BlockingIOError):
+        server.recv(1, socket.MSG_DONTWAIT)
+    client.sendall(b"first")
+    assert server.recv(3, socket.MSG_PEEK) == b"fir"
+    assert server.recv(2) == b"fi"
+    client.sendall(b"second")
+    whole = bytearray(9)
+    assert server.recv_into(whole, 0, socket.MSG_WAITALL) == 9
+    assert whole == b"rstsecond"
+
+
+def test_the_end_of_the_connection_is_the_end_of_the_data(ends):
+    client, server = ends
+    client.sendall(b"last")
+    client.close()
+    assert server.recv(100) == b"last"
+    assert server.recv(100) == b""
+
+
+def test_a_changed_record_ends_the_connection(ends):
+    client, server = ends
+    record = bytearray(tls_record(client, b"data"))
+    record[-1] ^= 1
+    socket.socket.sendall(client, record)
+    with pytest.raises(OSError, match="a record was changed on its way"):
+        server.recv(100)
+
+
+def tls_record(sock: tls.TlsSocket, data: bytes) -> bytes:
+    sock._write(data)
+    return sock._tls.outgoing.read()
+
+
+def test_both_ends_have_the_same_binding(ends):
+    client, server = ends
+    assert client.binding == server.binding
+    assert client.binding.startswith(b"tls-server-end-point:")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"RANKMESH_TLS_CERT": "/nowhere"}, "RANKMESH_TLS_CERT: cannot read /nowhere: No such file"),
+        ({"RANKMESH_TLS_KEY": "/nowhere"}, "RANKMESH_TLS_KEY: cannot read /nowhere: No such file"),
+        ({"RANKMESH_TLS_CA": "/nowhere"}, "RANKMESH_TLS_CA: there is no file /nowhere"),
+        ({"RANKMESH_TLS_CA": "/dev/null"}, "RANKMESH_TLS_CA: /dev/null has no certificate"),
+        ({"RANKMESH_TLS_CERT": "/dev/null"}, "/dev/null or RANKMESH_TLS_KEY .* is not PEM"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(folder, changes, error):
+    with in_environment(tls_of(folder) | changes), pytest.raises(ValueError, match=error):
+        tls.server_context()
+
+
+def test_a_key_of_another_certificate_is_named(folder):
+    of_another = {"RANKMESH_TLS_KEY": tls_of(folder, "there")["RANKMESH_TLS_KEY"]}
+    error = r"the key in RANKMESH_TLS_KEY .* does not belong to"
+    with in_environment(tls_of(folder) | of_another), pytest.raises(ValueError, match=error):
+        tls.server_context()
+
+
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"RANKMESH_TLS_CERT": "c"}, "RANKMESH_TLS_CERT is set, but RANKMESH_TLS_KEY is not"),
+        ({"RANKMESH_TLS_KEY": "k"}, "RANKMESH_TLS_KEY is set, but RANKMESH_TLS_CERT is not"),
+        ({"RANKMESH_TLS": "yes"}, "RANKMESH_TLS='yes': set it to 'require', or leave it out"),
+    ],
+)
+def test_settings_that_contradict_one_another(variables, error):
+    with pytest.raises(ValueError, match=error):
+        TlsSettings.from_env(variables)
+
+
+@pytest.mark.parametrize(
+    ("require", "own", "peer", "secured"),
+    [
+        (False, "127.0.0.1", "127.0.0.2", False),
+        (False, "10.0.0.5", "10.0.0.5", False),
+        (False, "10.0.0.5", "10.0.0.6", True),
+        (True, "127.0.0.1", "127.0.0.1", True),
+    ],
+)
+def test_ranks_of_one_host_are_exempt_unless_it_is_required(folder, require, own, peer, secured):
+    class Sock:
+        def getsockname(self):
+            return own, 1
+
+    variables = required(folder) if require else tls_of(folder)
+    assert tls.secures(TlsSettings.from_env(variables), Sock(), peer) is secured
+    assert not tls.secures(TlsSettings(), Sock(), peer)

@@ -1,0 +1,57 @@
+"""Documents that other processes write, read by agents and ranks: whatever they hold, no other error comes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankmesh._rendezvous import file
+from rankmesh._rendezvous.hosted import GatewayAddress
+from rankmesh_agent.membership import gateway_client
+from rankmesh_agent.net.http_client import HttpResponse
+from rankmesh_agent.remote.codec import error_from_json
+from rankmesh_agent.wire import goodbye
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
+
+HOSTILE = {
+    "deep": b'{"gateways": ' + b"[" * 100_000,
+    "not UTF-8": b'{"gateways": "\xff"}',
+    "10**5000": b'{"gateways": 1' + b"0" * 5000 + b"}",
+    "NaN": b'{"gateways": NaN}',
+    "list": b'{"gateways": []}',
+    "number": b'{"gateways": 7}',
+}
+
+
+@pytest.fixture(params=HOSTILE.values(), ids=HOSTILE)
+def text(request: pytest.FixtureRequest) -> bytes:
+    found: bytes = request.param
+    return found
+
+
+def test_rendezvous_files(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rendezvous"
+    path.write_bytes(text)
+    assert file._read(path) == {}
+    assert GatewayAddress.from_json(text) is None
+
+
+def test_answers_of_a_gateway(text: bytes) -> None:
+    answer = HttpResponse(200, text)
+    assert gateway_client._heartbeat_reply(answer) is None
+    assert isinstance(gateway_client._refusal(HttpResponse(500, text), "http://gateway"), DistNetworkError)
+
+
+def test_goodbyes(text: bytes) -> None:
+    assert goodbye.decode(goodbye._JSON, text).reason == "its reason cannot be read"
+
+
+@pytest.mark.parametrize(
+    "details", [{"ranks": 7}, {"ranks": ["x"]}, {"ranks": {"1": 2}}, {"seq": "x"}, {"op": 5}, {"group": [[]]}]
+)
+def test_details_of_errors(details: dict[str, Any]) -> None:
+    assert from_code("rank-failed", "it failed", **details).details() == {}
+    error = error_from_json({"code": "rank-failed", "message": "it failed", **details})
+    assert isinstance(error, DistError)

@@ -1,0 +1,216 @@
+"""A hostile client of the store: mutated and reordered requests end its own connection, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from support.hostile import allocations_within, fuzzed, memory_within, sequences_like
+
+from rankmesh_agent.net.admission import UNAUTHENTICATED
+from rankmesh_agent.store import codec, commands, records
+from rankmesh_agent.store.condition import Condition
+from rankmesh_agent.store.journal import Journal
+from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.replicate import BEGIN, Replicate
+from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.credentials import Role
+from rankmesh_agent.wire.errors import DistError, InvalidKeyError, ProtocolError
+
+MEMORY = 64 << 20
+"""Bytes that a hostile client makes the server allocate, at most."""
+
+
+class Server:
+    """A store's server without its thread, and one client that has proved a credential."""
+
+    def __init__(self) -> None:
+        self.server = StoreServer(MemoryStore().table, "")
+        self.server._thread = SimpleNamespace(start=lambda: None, is_alive=lambda: False)  # type: ignore[assignment]
+        self.server._start()
+        self._client: socket.socket | None = None
+
+    def receive(self, *sent: bytes) -> bytes:
+        """Have the server process what a new client sends; return its responses."""
+        with self._connect() as client:
+            connection = next(iter(self.server._connections.values()))
+            responses = b""
+            for frame in sent:
+                client.sendall(frame)
+                while connection.sock.fileno() >= 0 and _readable(connection.sock):
+                    self.server._on_ready(connection)
+                    responses += _drain(client)
+                if connection.sock.fileno() < 0:
+                    break
+            self.server._close_connection(connection)
+            return responses
+
+    def close(self) -> None:
+        self.server._close_descriptors()
+
+    def _connect(self) -> socket.socket:
+        client, accepted = socket.socketpair()
+        admission = UNAUTHENTICATED.admit(accepted)
+        assert self.server._poll is not None
+        connection = self.server._register(self.server._poll, accepted, admission)
+        connection.handshake, connection.role = None, Role.RUN
+        admission.end()
+        self.server._timers.clear()
+        client.setblocking(False)
+        return client
+
+
+def _readable(sock: socket.socket) -> bool:
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+def _drain(client: socket.socket) -> bytes:
+    try:
+        return client.recv(1 << 16)
+    except (BlockingIOError, ConnectionError):
+        return b""
+
+
+def corpus() -> Iterator[bytes]:
+    made = [
+        commands.Get("key", 0.0),
+        commands.Get("missing", 60.0),
+        commands.Set("key", b"value"),
+        commands.Set("key", b"value", Condition(("tag",), True, ("other",))),
+        commands.Delete("key"),
+        commands.Add("count", 5),
+        commands.CompareSet("key", b"value", b"new"),
+        commands.Append("key", b"more"),
+        commands.MultiGet(("key", "count"), 0.0),
+        commands.MultiSet((("key", b"1"), ("other", b"2"))),
+        commands.Wait(("key", "other"), 1.0),
+        commands.Check(("key",)),
+        commands.Keys(""),
+        commands.Count("k"),
+        commands.QueuePush("queue", b"value"),
+        commands.QueuePop("queue", 0.0),
+        commands.QueueLen("queue"),
+        Replicate(BEGIN, (b"".join(records.encode(records.SET, [("key", b"value")])),)),
+    ]
+    for seq, command in enumerate(made):
+        yield codec.encode_command(command, seq)
+        yield codec.encode_command(command, seq, retried=store_frames.RETRIED_REQUEST.pack(b"a" * 64, 1))
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+def test_mutated_requests_end_in_our_errors(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    @fuzzed
+    @given(sequences_like(list(corpus())))
+    def run(sequences: list[list[bytes]]) -> None:
+        for sent in sequences:
+            server.receive(*sent)
+
+    with memory_within(MEMORY), caplog.at_level(logging.WARNING, "rankmesh.store"):
+        run()
+    assert not caplog.records, caplog.text
+    answer = server.receive(codec.encode_command(commands.QueueLen("another"), 9))
+    assert codec.decode_result(commands.QueueLen("another"), store_frames.decode_response(answer), answer) == 0
+
+
+def test_mutated_responses_end_in_our_errors() -> None:
+    command = commands.MultiGet(("key", "other"), 0.0)
+    error = codec.encode_error(1, InvalidKeyError("the key is invalid", ranks=[1]))
+    results = [None, b"value", True, 7, ["key"], [b"equal", b"sizes"], [b"two", b"sizes"], [b"\0", b"\0\0"]]
+
+    @fuzzed
+    @given(sequences_like([*(codec.encode_result(1, result) for result in results), error]))
+    def run(sequences: list[list[bytes]]) -> None:
+        for frame in itertools.chain.from_iterable(sequences):
+            with contextlib.suppress(DistError):
+                codec.decode_result(command, store_frames.decode_response(frame), frame)
+
+    with memory_within(MEMORY):
+        run()
+
+
+def test_mutated_records_end_in_our_errors() -> None:
+    request = records.RequestId(b"client", 3)
+    pairs = [("key", b"value"), ("other", None)]
+    written = [b"".join(records.encode(op, pairs, request, b"reply")) for op in (1, 2, 3, 4, 5)]
+
+    @fuzzed
+    @given(sequences_like([*written, records.encode_one(records.SET, "key", b"value")]))
+    def run(sequences: list[list[bytes]]) -> None:
+        for received in sequences:
+            state = records.StoreState()
+            for record in received:
+                with contextlib.suppress(DistError):
+                    state.apply(record)
+
+    with memory_within(MEMORY):
+        run()
+
+
+def test_a_request_of_33_million_parts_is_refused_before_it_is_split(server: Server) -> None:
+    count = 33_000_000
+    head = store_frames.REQUEST.pack(8, 0, 1, count, store_frames.MAX_BYTES, 0.0)
+    with allocations_within(1 << 20):
+        assert server.receive(head + bytes(64)) == b""
+        with pytest.raises(ProtocolError, match=f"{count} parts"):
+            store_frames.decode_request(head)
+
+
+def test_a_part_of_many_keys_is_refused_before_it_is_split() -> None:
+    joined = b"\0" * (16 << 20)
+    with allocations_within(1 << 20), pytest.raises(InvalidKeyError, match="keys in one call"):
+        codec.decode_command(10, codec._JOINED, 0.0, [joined])
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "part"),
+    [(store_frames.Kind.EQUAL, 1, b"a" * (16 << 20)), (store_frames.Kind.JOINED, 0, b"\0" * (16 << 20))],
+)
+def test_a_response_of_other_values_than_requested_is_refused_before_it_is_split(kind, number, part) -> None:
+    frame = store_frames.encode_response(kind, 1, number, [part])
+    with allocations_within(len(frame) + (1 << 20)), pytest.raises(ProtocolError):
+        codec.decode_result(commands.MultiGet(("key",), 0.0), store_frames.decode_response(frame), frame)
+
+
+def test_nothing_is_allocated_for_bytes_that_have_not_come(server: Server) -> None:
+    head = store_frames.REQUEST.pack(2, 0, 1, 2, store_frames.MAX_BYTES, 0.0) + struct.pack("!II", 3, 64 << 20)
+    with allocations_within(4 << 20):
+        server.receive(head + b"key")
+
+
+@pytest.fixture
+def journal() -> Iterator[Journal]:
+    made = Journal.create("test", 0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("start", [1 << 47, (1 << 62) - 2, 1 << 62, (1 << 64) - 8])
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 1 << 30])
+def test_a_damaged_journal_is_no_journal(journal: Journal, start: int, length: int) -> None:
+    if start < 1 << 61:
+        os.pwrite(journal._fd, struct.pack("@I", length), start)
+    journal.words[1] = start
+    with allocations_within(4 << 20), pytest.raises(ProtocolError, match="is damaged"):
+        journal.claim(0)
+
+
+def test_a_damaged_epoch_is_no_journal(journal: Journal) -> None:
+    journal.words[0] = word = ((1 << 32) - 1) << 32
+    with pytest.raises(ProtocolError, match="is damaged"):
+        journal.claim(word)

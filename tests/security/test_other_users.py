@@ -1,0 +1,167 @@
+"""Without a token, processes of other users of this host get no more than health."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support import hosting
+from support.attached import offer
+from support.users import as_other_user, as_root
+
+from rankmesh._session.session import current
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.peer_credentials import check_peer
+from rankmesh_agent.remote.address import socket_path
+from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.transports.tcp import TcpTransport
+from rankmesh_agent.wire import attach_frames, snapshot, store_frames
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
+from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
+from rankmesh_agent.wire.upgrade import Upgrade
+
+pytestmark = [as_root, hosting.embedded_only("the agents of the tests have a token")]
+
+
+@pytest.fixture
+def rank(alone: None) -> Any:
+    """This process's agent, which has no token."""
+    session = current()
+    assert session is not None
+    return session.agent
+
+
+@pytest.fixture
+def standalone(rank: Any) -> Iterator[Standalone]:
+    agent = Standalone(Settings(), lambda: None, host="127.0.0.1")
+    agent.start()
+    yield agent
+    agent.close()
+
+
+def ask(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """Return status and text of a response."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def upgrade(url: str, protocol: Upgrade) -> str:
+    """Return the first bytes of the response to a request for another protocol."""
+    split = urlsplit(url)
+    with socket.create_connection((split.hostname or "", split.port or 0), 10) as sock:
+        sock.sendall(protocol.request(split.netloc))
+        return sock.recv(4096).decode()
+
+
+def challenge(sock: socket.socket, protocol: Protocol) -> str:
+    """Prove the empty token to a server."""
+    script = client_script(Challenge("", protocol, client=True), AuthenticationError("refused"))
+    Handshake(sock, script).run(10)
+    return "admitted"
+
+
+def test_another_user_gets_only_health_over_http(rank: Any):
+    url = rank.member.http
+    for method, path in [
+        ("GET", "/v1/stacks"),
+        ("PUT", "/v1/store/key"),
+        ("GET", "/metrics"),
+        ("GET", "/openapi.json"),
+    ]:
+        status, body = as_other_user(lambda method=method, path=path: ask(url, method, path))
+        assert (status, '"code": "other-user"' in body, "RANKMESH_TOKEN" in body) == (403, True, True), body
+    for path in ("/health", "/livez", "/readyz"):
+        assert as_other_user(lambda path=path: ask(url, "GET", path))[0] == 200
+    assert ask(url, "PUT", "/v1/store/key", b"own")[0] in (200, 201, 204)
+
+
+def test_another_user_gets_nothing_of_the_gateway(rank: Any):
+    url = rank.info().gateway
+    assert ask(url, "GET", "/v1/ranks")[0] == 200
+    for method, path in [("GET", "/v1/ranks"), ("POST", "/v1/join"), ("GET", "/")]:
+        assert as_other_user(lambda method=method, path=path: ask(url, method, path))[0] == 403
+
+
+@pytest.mark.parametrize("protocol", [store_frames.UPGRADE, snapshot.UPGRADE], ids=["store", "snapshot"])
+def test_another_user_cannot_switch_to_a_binary_protocol(rank: Any, protocol: Upgrade):
+    url = rank.member.http
+    assert upgrade(url, protocol).startswith("HTTP/1.1 101")
+    assert as_other_user(lambda: upgrade(url, protocol)).startswith("HTTP/1.1 403 Forbidden")
+
+
+def test_another_user_cannot_attach(standalone: Standalone):
+    url = standalone.urls[0]
+    assert upgrade(url, attach_frames.UPGRADE).startswith("HTTP/1.1 101")
+    assert as_other_user(lambda: upgrade(url, attach_frames.UPGRADE)).startswith("HTTP/1.1 403 Forbidden")
+    path = socket_path(standalone.settings.shm_dir, offer(standalone).id)
+
+    def connect() -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)
+
+    assert as_other_user(connect).startswith("PermissionError")
+
+
+def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
+    name = store_frames.unix_socket_of(upgrade(rank.member.http, store_frames.UPGRADE).encode())
+
+    def connect() -> str:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"\0{name}")
+            return challenge(sock, Protocol.STORE)
+
+    assert connect() == "admitted"
+    assert as_other_user(connect).startswith(("ConnectionResetError", "BrokenPipeError"))
+
+
+def test_another_user_is_cut_off_the_mesh():
+    listener = TcpTransport().listen("127.0.0.1:0")
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.wait(0.005):
+            for _, connection in listener.accept(listener.descriptors(), lambda identity: True):
+                connection.close()
+
+    def connect() -> str:
+        dialed, deadline = TcpTransport().dial(listener.address), time.monotonic() + 10
+        with contextlib.closing(dialed):
+            while time.monotonic() < deadline:
+                if dialed.advance() is not None:
+                    return "admitted"
+        return "no answer"
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert connect() == "admitted"
+        assert as_other_user(connect).startswith(("PeerLostError", "DistNetworkError"))
+    finally:
+        stop.set()
+        thread.join()
+        listener.close()
+
+
+def test_a_connection_that_its_process_has_closed_is_of_nobody():
+    """The kernel reports root as its user."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def connect_and_close() -> None:
+            with socket.create_connection(listener.getsockname(), 10) as sock:
+                sock.sendall(b"PUT /v1/store/key HTTP/1.1\r\n\r\n")
+
+        as_other_user(connect_and_close)
+        accepted, _ = listener.accept()
+        with accepted, pytest.raises(DistNetworkError, match="the client has closed"):
+            check_peer(accepted)
