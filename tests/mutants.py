@@ -56,6 +56,7 @@ GROUPS = "agent/group agent/backends"
 FILES = "agent/transports/test_shared_memory.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
+PROOF = "security/test_challenge.py security/test_http_proof.py security/test_roles.py"
 MATCHING = "agent/progress/test_matching.py"
 P2P = "agent/group/test_p2p_read.py"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
@@ -64,6 +65,7 @@ TABLE = "agent/store/test_table.py agent/store/test_memory.py agent/store/test_s
 GATEWAY = "gateway/state"
 CODEC = "sdk/collectives/test_codec.py"
 LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launcher/test_failure.py"
+PEERS = "agent/net/test_peer_credentials.py security/test_other_users.py"
 LINES = "sdk/launcher/test_line_buffer.py sdk/launcher/test_output.py"
 
 
@@ -181,6 +183,14 @@ FAULTS = [
     Fault(W + "frames.py", "if dtype and dtype not in dtypes.FROM_CODE:", "if False:", FRAMES, "an unknown dtype is passed on"),
     Fault(W + "frames.py", "length > (eager_limit if opcode is Opcode.EAGER else SMALL)", "length > eager_limit", FRAMES, "a frame of any kind may be as long as an eager one"),
     Fault(W + "frames.py", "frozenset({Opcode.PART, Opcode.BULK})", "frozenset({Opcode.PART, Opcode.BULK, Opcode.ABORT})", FRAMES, "an ABORT of any length is read"),
+    # Credentials
+    Fault(W + "handshake.py", "encode(*self._fields, self.attachment, self._both)", "encode(*self._fields, self._both)", PROOF, "what follows a proof can be replaced"),
+    Fault(W + "handshake.py", "self._fields = protocol.label.encode(), binding", "self._fields = b'', binding", PROOF, "a proof is worth something in another protocol"),
+    Fault(W + "credentials.py", "if role >= needed:", "if role:", PROOF, "a lesser role opens every protocol"),
+    Fault(W + "http_auth.py", " and self._is_new(client, int(count))", "", PROOF, "a request can be replayed"),
+    Fault(W + "http_auth.py", "(response.body is not None and content != digest(response.body))", "False", PROOF, "the body of a response can be replaced"),
+    Fault("agent/rankmesh_agent/http/middleware.py", "if held < needed:", "if held > needed:", PROOF, "a role has no limit"),
+    Fault("agent/rankmesh_agent/http/middleware.py", "hashed.hexdigest() != caller.content", "not hashed", PROOF, "the body of a request can be replaced"),
     # Messages
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "matching.py", "for message in self.unexpected:", "for message in reversed(self.unexpected):", MATCHING, "messages overtake each other"),
@@ -288,6 +298,15 @@ FAULTS = [
     Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and cause.ended_by_itself else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
+    # Access without a token, and files
+    Fault("agent/rankmesh_agent/net/peer_credentials.py", "if inode and found", "if found", PEERS, "a closed connection counts as root's (netlink)"),
+    Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
+    Fault("agent/rankmesh_agent/net/peer_credentials.py", " and found[:4] == wanted[:4]", "", PEERS, "a socket that listens counts as the client's"),
+    Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
+    Fault("agent/rankmesh_agent/http/same_user.py", 'elif scope["path"] in OPEN_PATHS:', "elif True:", PEERS, "all paths are open to other users"),
+    Fault("sdk/rankmesh/_rendezvous/file.py", "if found.st_uid != os.geteuid():", "if False:", "security/test_files.py", "another user's file names the gateway"),
+    Fault("sdk/rankmesh/_rendezvous/file.py", "if not _START.startswith(start):", "if False:", "security/test_files.py", "file:// overwrites any file"),
+    Fault("sdk/rankmesh/_rendezvous/file.py", "os.O_CLOEXEC | os.O_NOFOLLOW |", "os.O_CLOEXEC |", "security/test_files.py", "file:// follows links"),
 ]
 # fmt: on
 

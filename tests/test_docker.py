@@ -58,6 +58,87 @@ def test_the_image_gets_what_the_project_asks_for() -> None:
     assert run("requirements.py", "examples").stdout.splitlines() == wanted
 
 
+@pytest.mark.parametrize("extra", ["core", "gpu", "examples"])
+def test_the_locked_versions_are_those_that_the_project_asks_for(extra: str) -> None:
+    requirements = pytest.importorskip("packaging.requirements")
+    locked: dict[str, list[str]] = {}
+    for entry in (DOCKER / "locked" / f"{extra}.txt").read_text().replace("\\\n", " ").splitlines():
+        assert "--hash=sha256:" in entry
+        pin = requirements.Requirement(entry.partition(" --hash")[0])
+        locked.setdefault(pin.name, []).append(str(pin.specifier).removeprefix("=="))
+    for line in run("requirements.py", *([extra] if extra != "core" else [])).stdout.splitlines():
+        wanted = requirements.Requirement(line)
+        versions = locked[wanted.name.replace("_", "-")]
+        assert all(version in wanted.specifier for version in versions), f"{line}: run 'make lock'"
+
+
+@pytest.mark.parametrize(
+    ("extras", "no_index", "arguments"),
+    [
+        ([], "", "--require-hashes -r locked/core.txt"),
+        (["gpu"], "", "--require-hashes -r locked/gpu.txt"),
+        (["gpu", "mpi"], "", "-r requirements.txt"),
+        ([], "true", "-r requirements.txt"),
+    ],
+)
+def test_the_image_checks_hashes_where_it_has_them(
+    tmp_path: Path, extras: list[str], no_index: str, arguments: str
+) -> None:
+    for name, text in {
+        "pip": f'if [ "$1" = config ]; then echo {no_index}; else echo "$@" >&2; fi',
+        "find": ":",
+        "python": f'exec {sys.executable} "$@"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for name in ("requirements.py", "install.sh"):
+        (tmp_path / name).write_bytes((DOCKER / name).read_bytes())
+    (tmp_path / "locked").symlink_to(DOCKER / "locked")
+    (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "install.sh", *extras], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr.strip().endswith(f"install --disable-pip-version-check {arguments}")) == (
+        0,
+        True,
+    )
+
+
+def test_every_container_is_limited_and_without_privileges() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the file; it comes with the development dependencies")
+    for name in ("compose.yaml", "compose.gpu.yaml"):
+        services = yaml.safe_load((ROOT / name).read_text())["services"]
+        assert all(service["pids_limit"] and service["mem_limit"] for service in services.values())
+    for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values():
+        assert service["ulimits"]["nofile"] == {"soft": 16384, "hard": 16384}
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_the_pods_of_the_kubernetes_example_have_no_privileges() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads the file; it comes with the development dependencies")
+    folder = ROOT / "examples" / "kubernetes"
+    _, job = yaml.safe_load_all((folder / "average.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["resources"]["limits"]["memory"]
+    policy = yaml.safe_load((folder / "network-policy.yaml").read_text())["spec"]
+    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (
+        {"job-name": "average"},
+        ["Ingress", "Egress"],
+    )
+
+
 @pytest.fixture
 def serve() -> Callable[[int], int]:
     """Returns what serves one answer with a status at a port, which it returns."""

@@ -87,7 +87,7 @@ def test_a_training_step_counts_for_the_slowest_rank() -> None:
             return [[[3.0, 1.0, 0.5], [3.0, 2.0, 0.5]], [[2.0, 1.5, 0.25], [4.0, 1.0, 0.75]]]
 
     results, group = Results(), Two(ddp.IMPLEMENTATIONS[0], 2)
-    ddp._turn(group, "mlp", 1, results)
+    ddp._turn(group, "mlp", 0, results)
     medians = {part: results.median(Cell(ddp.case("mlp", part, 2), ddp.OURS)) / 1e6 for part in ddp.PARTS}
     assert medians == {"step": 3.5, "alone": 1.75, "communication": 1.75, "all_reduce": 0.625}
 

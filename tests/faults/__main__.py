@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -24,6 +25,7 @@ HEADINGS = ("kind", "runs", "hangs", "wrong", "named %", "median s", "max s", "l
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the table, and return 1 if something was not as promised."""
     options = _parse(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored, launchers included
     kinds = options.kind or [name for name, kind in KINDS.items() if kind.gloo or options.library != "gloo"]
     if os.geteuid() or not (shutil.which("ip") and shutil.which("unshare")):
         left_out = [kind for kind in kinds if KINDS[kind].namespaces]

@@ -21,7 +21,7 @@ SOON = 120.0
 
 
 def meet_without(me: Me, how: str, timeout: float = 300) -> None:
-    dist.init_process_group("mpi", timeout=timeout)
+    dist.init_process_group("mpi", timeout=300)
     array = np.ones(3)
     dist.all_reduce(array)
     me.meet("there")
@@ -40,7 +40,7 @@ def meet_without(me: Me, how: str, timeout: float = 300) -> None:
     threading.Timer(0.3, me.mark, ["in the call"]).start()
     began = time.monotonic()
     try:
-        dist.all_reduce(array)
+        dist.all_reduce(array, timeout=timeout)
     except dist.DistBackendError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
@@ -103,12 +103,9 @@ def test_of_calls_with_other_numbers_all_are_named(ranks: Ranks) -> None:
 
 
 def differ_in_number(me: Me) -> None:
-    dist.init_process_group("mpi", timeout=2)
-    if me.rank:
-        dist.all_reduce(np.ones(5))
-    else:
-        dist.all_reduce(np.ones(0))
-    dist.barrier()
+    dist.init_process_group("mpi", timeout=60)
+    dist.all_reduce(np.ones(5 if me.rank else 0), timeout=2)
+    dist.barrier(timeout=2)
     time.sleep(300)
 
 

@@ -45,7 +45,7 @@ def every_way(me: Me, port: int) -> None:
     start("one has a method", **only(1, init_method=method))
     start("method", init_method=method)
     start("token", only(0, RANKMESH_TOKEN="of rank 0"))
-    start("no host", {"RANKMESH_BIND": "192.0.2.1", "RANKMESH_TOKEN": "t"})
+    start("no host", {"RANKMESH_BIND": "192.0.2.1", "RANKMESH_TOKEN": "the secret of all"})
     start("attached", {"RANKMESH_HOSTING": "attached"})
 
 
