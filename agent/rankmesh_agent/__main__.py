@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import Settings, protection, read_token
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.standalone import Standalone
@@ -20,13 +21,17 @@ from rankmesh_agent.wire.version import __version__
 USAGE_ERROR = 2
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_agent") -> int:
     """Serve until SIGINT or SIGTERM.
+
+    Args:
+        arguments: of the command line; None for this process's.
+        prog: name of the program in its help and errors.
 
     Returns:
         The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     raise_limit()
     try:
         settings = Settings.from_env(os.environ)
@@ -37,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url
         )
     except (ValueError, OSError, DistNetworkError) as error:
-        print(f"rankmesh_agent: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+        print(f"{prog}: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
         return USAGE_ERROR
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())
+    log_to_stderr()
     try:
         agent.start()
         place = f"{agent.urls[0]}, for the gateway at {gateway}"
@@ -52,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rankmesh_agent",
+        prog=prog,
         description="Serve a standalone agent: it carries one rank of a job for an attached process or an HTTP client.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists the addresses under "
         "which other agents reach this one, RANKMESH_SHM_DIR is a tmpfs it shares with the processes of its host.",

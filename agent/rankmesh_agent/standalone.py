@@ -150,6 +150,7 @@ class Standalone:
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
         if self._gateway.agent_heartbeat(beat):
             self._registered = time.monotonic()
+        self.leases.log_failure()
         self.leases.release_if_idle()
         if self._gc_passes:
             # Groups and their memory are in reference cycles. A process that then sleeps would keep that memory,

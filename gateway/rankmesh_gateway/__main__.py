@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
+from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import (
     Settings,
     create_token,
@@ -26,6 +27,7 @@ from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.event_lines import log_events
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
@@ -36,13 +38,17 @@ _COLLECTED_OBJECTS = 20_000
 default, 700, would take a tenth of the time of their joins."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_gateway") -> int:
     """Serve until SIGINT or SIGTERM.
+
+    Args:
+        arguments: of the command line; None for this process's.
+        prog: name of the program in its help and errors.
 
     Returns:
         The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
     """
-    parser = _parser()
+    parser = _parser(prog)
     options = parser.parse_args(arguments)
     if options.make_token and options.token_file is None:
         parser.error("--make-token needs --token-file, the file to write it to")
@@ -63,28 +69,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.load(registry)
             listener = bind(options.host, options.port, purpose="the gateway listens")
         except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:
-            print(f"rankmesh_gateway: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+            print(f"{prog}: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
             return USAGE_ERROR
         if file is not None:
             file.follow(registry)
         names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
         server = HttpServer(listener, "rankmesh-gateway", token=token)
-        ending = threading.Event()
+        log_to_stderr()
+        going_on: SimpleQueue[bool] = (
+            SimpleQueue()
+        )  # unlike an Event's set(), its put() may interrupt the thread's get()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: ending.set())
-        server.start(lambda: create_app(registry, token=credentials, names=names))
-        print(f"RankMesh gateway is ready at {server.url()}", flush=True)
-        if not token:
-            print(f"It is {protection(token)}: no token is set", flush=True)
-        ending.wait()
+            signal.signal(number, lambda *_: going_on.put(False))
+        position = registry.events.last
+        with registry.events.subscribe(lambda: going_on.put(True)):
+            server.start(lambda: create_app(registry, token=credentials, names=names))
+            print(f"RankMesh gateway is ready at {server.url()}", flush=True)
+            if not token:
+                print(f"It is {protection(token)}: no token is set", flush=True)
+            while going_on.get():
+                position = log_events(registry.events, position)
         registry.close()  # answers the waiting requests
         server.close()
+        log_events(registry.events, position)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rankmesh_gateway",
+        prog=prog,
         description="Serve the registry of jobs, ranks and groups at the address that ranks know as "
         "MASTER_ADDR:MASTER_PORT or RANKMESH_GATEWAY.",
         epilog="The token is taken from RANKMESH_TOKEN, or from a file. RANKMESH_ADVERTISE lists host names, "

@@ -62,7 +62,7 @@ def gateway(context: typer.Context) -> None:
     """Serve a gateway by itself ('rankmesh gateway --help')."""
     from rankmesh_gateway.__main__ import main as serve
 
-    raise typer.Exit(serve(context.args))
+    raise typer.Exit(serve(context.args, prog="rankmesh gateway"))
 
 
 @app.command(context_settings=_PASS_ON)
@@ -70,7 +70,7 @@ def agent(context: typer.Context) -> None:
     """Serve an agent by itself, for a rank that is elsewhere ('rankmesh agent --help')."""
     from rankmesh_agent.__main__ import main as serve
 
-    raise typer.Exit(serve(context.args))
+    raise typer.Exit(serve(context.args, prog="rankmesh agent"))
 
 
 app.command()(status)

@@ -243,7 +243,14 @@ class TestProcess:
         httpx.post(f"{url}/v1/lease", json={"world_size": 1}, timeout=30).raise_for_status()
         process.kill(number)
         ranks.wait([process])
-        assert (process.code, process.stderr) == (0, "")
+        assert process.code == 0
+        lines = [re.sub(r"^\S+ ", "", line) for line in process.stderr.splitlines()]
+        holder = "by rank 0 of job 'default' (an HTTP client at 127.0.0.1)"
+        assert [line for line in lines if "agent-7" in line or "rank 0" in line] == [
+            f"INFO agent 'agent-7' is leased {holder.replace('rank 0', 'a rank')}",
+            "INFO rank 0 of job 'default' has joined: all 1 ranks are there",
+            f"INFO the lease of agent 'agent-7' {holder} has ended: its agent was stopped by a signal",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -52,7 +53,10 @@ def test_a_process(ask, eventually, tmp_path, number):
             waiting.start()
             eventually(lambda: client.get("/health").json()["ranks"] == 1)
         process.send_signal(number)
-        assert (*process.communicate(timeout=30), process.returncode) == ("", "", 0)
+        output, log = process.communicate(timeout=30)
+        assert (output, process.returncode) == ("", 0)
+        assert re.search(r"INFO rank-joining of job '\w+': rank 0 .* joins: 1 of \d", log), log
+        assert not re.search("ERROR|Traceback", log), log
         waiting.join(10)
         assert (answers[0].status_code, answers[0].json()["code"]) == (503, "gateway-closing")
     finally:

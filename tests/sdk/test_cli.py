@@ -27,7 +27,8 @@ from rankmesh_agent.wire.version import __version__
 def test_arguments_are_passed_on_untouched(command: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[list[str]] = []
 
-    def main(argv: list[str]) -> int:
+    def main(argv: list[str], prog: str = "rankmesh run") -> int:
+        assert prog == f"rankmesh {command}"
         received.append(argv)
         return 7
 

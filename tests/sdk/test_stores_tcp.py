@@ -202,7 +202,7 @@ class TestFailures:
         master = made(is_master=True)
         monkeypatch.setenv("RANKMESH_TOKEN", "guess")
         with pytest.raises(
-            dist.DistNetworkError, match=f"127.0.0.1:{master.port} refused us: RANKMESH_TOKEN"
+            dist.DistNetworkError, match=f"127.0.0.1:{master.port} has another token than this process: RANKMESH_TOKEN"
         ) as caught:
             made(master.port)
         assert caught.value.code == "unauthenticated"

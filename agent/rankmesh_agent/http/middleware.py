@@ -28,9 +28,10 @@ from http import HTTPStatus
 from typing import Any
 
 from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.rate_limit import AddressRateLimit, WarningInterval
 from rankmesh_agent.wire.credentials import Credentials, Role
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.http_auth import (
     COVERED,
     INFO,
@@ -59,6 +60,9 @@ UNAUTHENTICATED_A_SECOND = 100
 """Requests without a right credential that one address may send; any more get 429. Others are not counted."""
 _UNAUTHENTICATED_AT_ONCE = 1000
 _MOST_DIGITS = 18
+_ANOTHER_TOKEN = (
+    "the token of this service is another one than that given: RANKMESH_TOKEN must be the same there and here"
+)
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
 
@@ -155,9 +159,11 @@ class SecurityMiddleware:
         caller = self._caller(scope, headers)
         if isinstance(caller, str):
             has_body = b"content-length" in headers or b"transfer-encoding" in headers
-            refusal = _unauthenticated("the server does not accept the token given")
-            if caller == UNKNOWN_KEY and scope.get("client") is not None:
-                refusal = self._limit_unauthenticated(scope["client"][0]) or refusal
+            refusal = _unauthenticated(_ANOTHER_TOKEN if caller == UNKNOWN_KEY else "the proof is not of this request")
+            if caller == UNKNOWN_KEY:
+                _warn_of_another_token(scope)
+                if scope.get("client") is not None:
+                    refusal = self._limit_unauthenticated(scope["client"][0]) or refusal
             await send_problem(refusal, send, challenge=caller, close=has_body)
             return
         if caller is not None:
@@ -245,6 +251,9 @@ class SecurityMiddleware:
         ):
             return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
         if scope["path"] not in self._open:
+            if held is None and b"authorization" in headers:
+                _warn_of_another_token(scope)
+                return _unauthenticated(_ANOTHER_TOKEN)
             rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
             if rejection is not None:
                 return rejection
@@ -290,6 +299,12 @@ def _too_large(limit: int) -> Problem:
 
 def _unauthenticated(detail: str) -> Problem:
     return problem(401, "unauthenticated", detail)
+
+
+def _warn_of_another_token(scope: Message) -> None:
+    client = scope.get("client")
+    peer = f"a client at {client[0]}" if client else "a client"
+    warn_refused(AuthenticationError(f"{peer} has another token than this service"))
 
 
 def _check_role(held: Role | None, needed: Role, in_clear: bool) -> Problem | None:

@@ -7,8 +7,9 @@ import socket
 from typing import Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.tls import ALERT, TlsSocket
-from rankmesh_agent.wire.handshake import Script
+from rankmesh_agent.wire.handshake import ClientRefusedError, Script
 
 T = TypeVar("T")
 
@@ -88,6 +89,9 @@ class Handshake(Generic[T]):
         except StopIteration as end:
             result: T = end.value
             return result
+        except ClientRefusedError as error:
+            warn_refused(error)
+            raise
         except OSError as error:
             self._script.throw(error)
             raise

@@ -94,7 +94,7 @@ class AgentDialer:
                 sock.connect(address)
             stream = FramedStream(sock)
             refusal = AuthenticationError(
-                "the agent refused the connection: RANKMESH_TOKEN must be the same there and here"
+                "the agent has another token than this process: RANKMESH_TOKEN must be the same there and here"
             )
             challenge = Challenge(self._token, Protocol.ATTACH, client=True, binding=binding_of(sock))
             stream.authenticate(client_script(challenge, refusal, attach_frames.endpoint(self._agent_id)), seconds)

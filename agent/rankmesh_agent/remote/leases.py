@@ -36,6 +36,7 @@ class _ActiveLease:
         self.agent: Agent | None = None
         self.end_reason: str | None = None
         """None while the lease lasts."""
+        self.failure_logged = False
 
 
 class LeaseManager:
@@ -223,6 +224,12 @@ class LeaseManager:
         _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
         self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
 
+    def log_failure(self) -> None:
+        """Log the first failure of the leased agent's job, once."""
+        active = self._active
+        if active is not None:
+            self._log_failure(active)
+
     def close(self, reason: str) -> bool:
         """End the lease, and accept no other; return whether that is new."""
         with self._lock:
@@ -242,6 +249,7 @@ class LeaseManager:
                     f"agent {self._name!r} is taken, {_holder(self._active.lease)}; ask the gateway for another"
                 )
             self._active = active
+        _log.info("agent %r is leased %s", self._name, _holder(active.lease))
         self._on_change()
         return active
 
@@ -261,6 +269,8 @@ class LeaseManager:
                 growth=GrowthRole(awaits=wanted.awaits_growth),
             )
         except BaseException as error:
+            if active.end_reason is None:
+                _log.warning("%s of job %r has not joined: %s", _rank(active.lease), wanted.job, error)
             self._free(active)
             if active.end_reason is not None:
                 raise self._ended(active.end_reason) from error
@@ -272,6 +282,8 @@ class LeaseManager:
         if reason is not None:
             self._end(active, agent, reason)
             raise self._ended(reason)
+        lease = active.lease
+        _log.info("rank %d of job %r has joined: all %d ranks are there", lease.rank, lease.job, lease.world_size)
         self._on_change()
         return active.lease, agent
 
@@ -284,6 +296,7 @@ class LeaseManager:
         client.close()
 
     def _end(self, active: _ActiveLease, agent: Agent, reason: str, **how: Any) -> None:
+        self._log_failure(active)
         try:
             agent.close(reason, **how)
             self._http.run(agent.aclose())
@@ -294,8 +307,18 @@ class LeaseManager:
         with self._lock:
             if self._active is active:
                 self._active = None
+        reason = f": {active.end_reason}" if active.end_reason else ""
+        _log.info("the lease of agent %r %s has ended%s", self._name, _holder(active.lease), reason)
         self._on_end(active.lease.id)
         self._on_change()
+
+    def _log_failure(self, active: _ActiveLease) -> None:
+        failure = active.agent.first_failure if active.agent is not None else None
+        with self._lock:
+            if failure is None or active.failure_logged:
+                return
+            active.failure_logged = True
+        _log.warning("rank %d of job %r: %s", active.lease.rank, active.lease.job, failure)
 
     def _touch(self) -> None:
         active = self._active
@@ -313,5 +336,8 @@ class LeaseManager:
 
 
 def _holder(lease: Lease) -> str:
-    rank = "a rank" if lease.rank == UNASSIGNED else f"rank {lease.rank}"
-    return f"by {rank} of job {lease.job!r} ({lease.holder})"
+    return f"by {_rank(lease)} of job {lease.job!r} ({lease.holder})"
+
+
+def _rank(lease: Lease) -> str:
+    return "a rank" if lease.rank == UNASSIGNED else f"rank {lease.rank}"

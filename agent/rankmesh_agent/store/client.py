@@ -343,7 +343,9 @@ class StoreClient(BlockingStore):
 
     def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
-            f"the store at {self._url} refused us: RANKMESH_TOKEN must be the same there and here", address=self._url
+            f"the store at {self._url} has another token than this process: RANKMESH_TOKEN must be the same there and "
+            "here",
+            address=self._url,
         )
         connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:

@@ -481,7 +481,7 @@ class TcpTransport:
         yield from handshake.client_hello(challenge)
         with contextlib.closing(self._offer()) as offer:
             refusal = AuthenticationError(
-                f"{connection.peer} refused the connection: RANKMESH_TOKEN must be the same on every rank",
+                f"{connection.peer} has another token than this rank: RANKMESH_TOKEN must be the same on every rank",
                 address=connection.peer,
             )
             connection.needs_macs = _leaves_host(connection)

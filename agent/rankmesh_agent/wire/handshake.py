@@ -43,6 +43,12 @@ PROOF_BYTES = 32
 _REFUSAL = bytes(PROOF_BYTES)
 
 T = TypeVar("T")
+
+
+class ClientRefusedError(AuthenticationError):
+    """At the server: the client has another token."""
+
+
 Script = Generator[tuple[bytes, int], bytes, T]
 """One side of a handshake: yields the bytes to send and the number of bytes to receive, gets the received bytes, and
 returns its result. An error of the connection is thrown into it. ``net.handshake`` runs it."""
@@ -172,9 +178,9 @@ def verify_client(challenge: Challenge, attachment_bytes: int = 0) -> Script[Non
     challenge.attachment = message[PROOF_BYTES:]
     try:
         challenge.receive_proof(message[:PROOF_BYTES])
-    except AuthenticationError:
+    except AuthenticationError as error:
         yield _REFUSAL, 0
-        raise
+        raise ClientRefusedError(error.message) from None
 
 
 def client_script(challenge: Challenge, refusal: AuthenticationError, attachment: bytes = b"") -> Script[Challenge]:

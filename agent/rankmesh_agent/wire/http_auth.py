@@ -215,7 +215,7 @@ REFUSAL = json.dumps(
         "type": "about:blank",
         "title": HTTPStatus.UNAUTHORIZED.phrase,
         "status": HTTPStatus.UNAUTHORIZED,
-        "detail": "it does not accept the token given: RANKMESH_TOKEN must be the same there and here",
+        "detail": "its token is another one than that given: RANKMESH_TOKEN must be the same there and here",
         "code": "unauthenticated",
     }
 ).encode()

@@ -76,7 +76,7 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
     deadline = Deadline(seconds)
     sock, _ = connect_upgraded(url, UPGRADE, connect_seconds=seconds, seconds=seconds)
     with sock:
-        refusal = AuthenticationError(f"the agent at {url} refuses the token given")
+        refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")
         challenge = Challenge(token, Protocol.SNAPSHOT, client=True, binding=binding_of(sock))
         handshake = Handshake(sock, client_script(challenge, refusal))
         try:

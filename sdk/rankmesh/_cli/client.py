@@ -82,8 +82,10 @@ class ServiceClient:
         if not isinstance(document, dict) or "code" not in document:
             raise self._foreign_response(response)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            how = "refuses the token given" if self.token else "asks for the job's token"
-            remedy = "set RANKMESH_TOKEN to the job's, or give --token-file"
+            how = "has another token than the one given" if self.token else "asks for the job's token"
+            remedy = (
+                "set RANKMESH_TOKEN to the job's, which 'rankmesh token' prints beside its ranks, or give --token-file"
+            )
             raise CommandError(f"the {self.kind} at {self.url} {how}; {remedy}", UNAUTHORIZED)
         if response.status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and document["code"] in (
             "not-found",

@@ -106,6 +106,21 @@ def base_url(text: str) -> str:
     return url.rstrip("/")
 
 
+def token_at(url: str, file: Path | None) -> str:
+    """Return the token for a service: if none is given, that of your job on this host, if there is only one.
+
+    Args:
+        url: base URL of a gateway or an agent.
+        file: file with the token; None for the environment.
+
+    Raises:
+        CommandError: the file is unreadable or empty.
+    """
+    here = local_jobs() if not (given := token(file)) else []
+    tokens = {found.token for found in here if found.gateway == url} or {found.token for found in here}
+    return given or (tokens.pop() if len(tokens) == 1 else "")
+
+
 def token(file: Path | None) -> str:
     """Return the token, empty if there is none.
 

@@ -114,6 +114,17 @@ def test_a_refusal_says_what_to_do(app):
     assert "secret" not in reported["detail"]
 
 
+def test_another_token_is_called_that_on_both_sides(app, caplog, monkeypatch):
+    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
+    stranger = f'RankMesh key="{"0" * 16}", client="c", count="1"'
+    for given in ("Bearer another", stranger):
+        body = ask(guarded(app, "secret"), authorization=given)[2]
+        assert "the token of this service is another one than that given" in json.loads(body)["detail"]
+    assert [record.message for record in caplog.records] == [
+        "refused a connection: a client has another token than this service"
+    ]
+
+
 # Host and Origin
 
 

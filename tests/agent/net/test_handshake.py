@@ -72,8 +72,9 @@ def test_the_end_of_the_connection_is_no_refusal(ends, received):
         Handshake(client, client_script(challenge("secret"), REFUSAL)).run(10.0)
 
 
-def test_a_refusal(ends):
-    """The server says so before it closes the connection."""
+def test_a_refusal(ends, caplog, monkeypatch):
+    """The server says so before it closes the connection, and in its log."""
+    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
     client, server = ends
     with ThreadPoolExecutor() as threads:
         refusing = threads.submit(Handshake(server, server_script(challenge("secret", client=False))).run, 10.0)
@@ -82,6 +83,7 @@ def test_a_refusal(ends):
         assert caught.value is REFUSAL
         with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
             refusing.result()
+    assert "refused a connection: the other side has another token" in caplog.text
 
 
 def test_a_time_limit_of_the_whole_handshake(ends):

@@ -380,7 +380,9 @@ class TestTokens:
         began = time.monotonic()
         with (
             contextlib.closing(StoreClient(owner, "guess")) as store,
-            pytest.raises(AuthenticationError, match=f"{owner} refused us: RANKMESH_TOKEN") as caught,
+            pytest.raises(
+                AuthenticationError, match=f"{owner} has another token than this process: RANKMESH_TOKEN"
+            ) as caught,
         ):
             store.execute_first(Count(), Deadline(60.0))
         assert time.monotonic() - began < 30

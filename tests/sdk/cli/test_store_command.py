@@ -111,7 +111,7 @@ def test_the_token(job: Job, tmp_path):
     assert here(*get, "--token-file", str(token)) == (0, "seen", "")
     code, stdout, stderr = here(*get, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
-    assert "refuses the token given; set RANKMESH_TOKEN to the job's, or give --token-file" in stderr
+    assert "has another token than the one given; set RANKMESH_TOKEN to the job's" in stderr
     agent = job.alive()[1]["member"]["http"]
     code, stdout, stderr = here("store", "get", "k", "--agent", agent, RANKMESH_TOKEN="another")
     assert (code, stdout, stderr.count("\n")) == (4, "", 1)
@@ -125,6 +125,17 @@ def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
     """The ranks are this user's: the kernel shows their environment."""
     job.here("store", "set", "cli/local_jobs", "seen")
     assert here("store", "get", "cli/local_jobs", "--gateway", job.url) == (0, "seen", "")
+
+
+def test_the_token_is_printed_for_the_owner_of_the_job(job: Job):
+    assert here("token", "--gateway", job.url) == (0, f"{job.token}\n", "")
+    reading = here("token", "--gateway", job.url, "--role", "read").stdout
+    assert reading not in ("", f"{job.token}\n")
+    assert here("token", RANKMESH_TOKEN="given").stdout == "given\n"
+    code, stdout, stderr = here("token", "--gateway", f"127.0.0.1:{free_port()}")
+    assert (code, stdout, stderr.count("\n")) == (2, "", 1)
+    assert "there is no token: no rank of a job of yours runs on this host" in stderr
+    assert here("get", f"{job.url}/v1/ranks").code == 0
 
 
 def test_nobody_there(job: Job):

@@ -1,0 +1,33 @@
+"""Events as lines of the gateway's log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rankmesh_gateway.event_lines import log_events
+from rankmesh_gateway.state.event_log import KEPT_EVENTS, EventLog
+
+
+def test_lines(caplog):
+    caplog.set_level(logging.INFO)
+    events = EventLog(time.monotonic)
+    position = events.last
+    events.append("rank-joining", "rank 0 joins", job="j")
+    events.append("group-made", "group 'pair' of ranks 0, 1 is made", job="j")
+    events.append("rank-failed", "rank 0 has failed", job="j")
+    events.append("agent-lost", "agent a has ended")
+    position = log_events(events, position)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "rank-joining of job 'j': rank 0 joins"),
+        ("WARNING", "rank-failed of job 'j': rank 0 has failed"),
+        ("WARNING", "agent-lost: agent a has ended"),
+    ]
+    caplog.clear()
+    assert log_events(events, position) == position
+    assert not caplog.records
+    for _ in range(KEPT_EVENTS + 1):
+        events.append("rank-left", "rank 0 has left")
+    log_events(events, position)
+    assert len(caplog.records) == KEPT_EVENTS + 1
+    assert "the first of them are not logged" in caplog.records[0].message
