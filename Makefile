@@ -19,7 +19,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -90,9 +90,14 @@ endif
 bench-many: $(VENV)/.bench  ## Measure one world of 128 processes beside gloo and Open MPI; takes five minutes
 	$(BIN)/python -m benchmarks.many $(ARGS)
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the table of torch.distributed's names, and the chart of docs/architecture.md
+docs: $(VENV)/.torch  ## Write docs/api.md, the chart of docs/architecture.md and the tree of docs/errors.md
 	$(BIN)/python docs/api.py
 	$(BIN)/python docs/imports.py
+	$(BIN)/python docs/errors.py
+
+wheel: $(VENV)/.dev  ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --outdir dist
+	@ls dist/*.whl
 
 dashboard-screenshot: $(VENV)/.browser  ## Write docs/dashboard.png from a job that runs; needs Chromium
 	$(BIN)/python docs/dashboard.py

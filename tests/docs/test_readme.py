@@ -1,0 +1,63 @@
+"""README.md: short, its figures are those of the measurements, and its commands exist."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from benchmarks.cases import Case, Cell
+from benchmarks.results import Run
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TEXT = " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_it_is_read_in_five_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
+def test_the_ratios_to_gloo_are_those_of_the_run() -> None:
+    results = Run.read(DOCS / "benchmarks" / "run-1.json").results
+    cases = [case for case in results.cases() if case.operation == "all_reduce" and not case.busy]
+    ratios = [results.ratio(Cell(case, "gloo"), Cell(case, "rankmesh-shm")) for case in cases]
+    found = [ratio for ratio in ratios if ratio is not None]
+    assert len(found) > 15
+    assert f"is {math.floor(min(found) * 10) / 10:g} to {math.floor(max(found)):g} times as fast as gloo's" in TEXT
+
+
+def test_the_cost_of_an_idle_rank_is_that_of_the_run() -> None:
+    results = Run.read(DOCS / "benchmarks" / "run-1.json").results
+    percent, megabytes = (results.median(Cell(Case(name, 4), "rankmesh")) for name in ("idle_percent", "rss_mb"))
+    assert f"takes {percent:.2g} % of a processor and {math.ceil(megabytes)} MB" in TEXT
+
+
+def test_the_faults_are_those_of_the_table() -> None:
+    (row,) = re.findall(r"^\| all \|(.*)\|$", (DOCS / "reliability.md").read_text(), re.MULTILINE)
+    runs, hangs, wrong, named = [cell.strip() for cell in row.split("|")][:4]
+    assert (hangs, wrong) == ("0", "0")
+    assert f"In {runs} runs with seeded faults {named} errors did, and none hung" in TEXT
+
+
+def test_torchs_own_tests_are_those_of_the_table() -> None:
+    rows = re.findall(
+        r"^\| as for gloo \| (\d) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|",
+        (DOCS / "torch-suite.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [row[0] for row in rows] == ["2", "3", "8"]
+    assert all(gloo == ours and failed == "0" for _, gloo, _, ours, failed in rows)
+    assert (
+        f"it passes all {sum(int(row[3]) for row in rows)} of PyTorch's own distributed tests that gloo passes" in TEXT
+    )
+
+
+def test_every_target_that_pages_name_is_in_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]
+    named = {
+        (page.name, name) for page in pages for name in re.findall(r"(?:`|\$ )make ([a-z][\w-]*)", page.read_text())
+    }
+    assert {"demo", "test", "wheel"} <= targets
+    assert [each for each in sorted(named) if each[1] not in targets] == []
