@@ -24,6 +24,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from rankmesh._launcher.by_value import importable
 from rankmesh._launcher.child import ErrorFile, run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
@@ -107,7 +108,8 @@ def spawn(
     environment of this process does not change. Set RANKMESH_TOKEN if other processes take part in their job.
 
     Args:
-        fn: function of the processes; importable, so defined at the top level of a module.
+        fn: function of the processes; importable, so defined at the top level of a module. One that is defined in a
+            notebook or an interactive session is sent by value, which needs cloudpickle.
         args: its arguments after ``i``; picklable.
         nprocs: number of processes.
         join: wait until all have ended.
@@ -120,7 +122,7 @@ def spawn(
     Raises:
         ProcessRaisedException: the function raised an exception; the message has its traceback.
         ProcessExitedException: a process exited with a code other than 0, or a signal terminated it.
-        TypeError: ``fn`` is not callable, or ``args`` is not a tuple or list.
+        TypeError: ``fn`` is not callable or cannot be sent by value, or ``args`` is not a tuple or list.
         ValueError: ``nprocs`` is less than 1.
 
     Source: https://pytorch.org/docs/2.1/multiprocessing.html#torch.multiprocessing.spawn.spawn
@@ -155,6 +157,8 @@ def start_processes(
     if nprocs < 1:
         raise ValueError(f"nprocs must be at least 1, got {nprocs}")
     make = multiprocessing.get_context(start_method)
+    if make.get_start_method() != "fork":
+        fn = importable(fn)
     token = Settings.from_env(os.environ).token or _fresh_token()
     context = ProcessContext()
     environment = {"RANKMESH_TOKEN": token, VARIABLE: context._failures.path}

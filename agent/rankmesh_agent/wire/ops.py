@@ -34,6 +34,7 @@ class OpType(enum.IntEnum):
 class ReduceOp(enum.IntEnum):
     """Reduction operation, with the names and numbers of torch.distributed.ReduceOp.
 
+    ``AVG`` of integers is an integer, rounded towards zero.
     ``PREMUL_SUM`` needs its factor: ``ReduceOp.PREMUL_SUM(0.5)``.
     """
 

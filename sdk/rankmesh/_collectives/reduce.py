@@ -36,6 +36,8 @@ def all_reduce(
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks, in place: the result is the same, bit for bit, on every rank.
 
+    SUM is the default. AVG of integers is an integer, rounded towards zero: that of 1 and 2 is 1.
+
     In shared memory, elements are reduced in rank order. The summation order over TCP (above 64 KiB: tree or ring) and
     over several hosts (host by host) depends on the algorithm, so the last bits of floating-point sums may differ.
     float16, bfloat16 and float8 are accumulated in float32 and rounded once. Integers wrap around, except with AVG,
@@ -87,6 +89,8 @@ def reduce(
     timeout: Timeout = None,
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks into that of one rank; the others are unchanged.
+
+    AVG of integers is rounded towards zero.
 
     Args:
         tensor: as for all_reduce; written on the destination only.

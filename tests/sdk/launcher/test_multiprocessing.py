@@ -617,3 +617,56 @@ def test_errors_can_be_sent_to_other_processes(error: mp.ProcessException) -> No
     assert type(copy) is type(error)
     assert vars(copy) == vars(error)
     assert str(copy) == "text"
+
+
+# Functions of a notebook or an interactive session: as in "python -c", their module has no file
+
+INTERACTIVE = """
+import functools, os, sys
+import numpy as np
+import rankmesh as dist
+import rankmesh.multiprocessing as mp
+
+ONES = np.ones(3)
+
+def add_up(rank, port, size):
+    dist.init_process_group(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    total = ONES * (rank + 1)
+    dist.all_reduce(total)
+    if rank == 0:
+        print("sum", *total, flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def interactive(ranks: Ranks, call: str) -> Rank:
+    started = ranks.command("-c", INTERACTIVE + call.format(port=free_port()), name="interactive")
+    ranks.wait([started])
+    helpers_end(ranks)
+    return started
+
+
+@processes
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mp.spawn(add_up, ({port}, 2), nprocs=2)",
+        "mp.spawn(functools.partial(lambda f, *args: f(*args), add_up), ({port}, 2), nprocs=2)",
+        "mp.start_processes(add_up, ({port}, 2), nprocs=2, start_method='fork')",
+    ],
+    ids=["spawn", "partial", "fork"],
+)
+def test_a_function_of_an_interactive_session_runs(ranks: Ranks, call: str):
+    pytest.importorskip("cloudpickle")
+    done = interactive(ranks, call)
+    assert (done.code, done.stdout) == (0, "sum 3.0 3.0 3.0\n"), done
+
+
+@processes
+def test_without_cloudpickle_the_error_says_what_to_do(ranks: Ranks):
+    done = interactive(ranks, "sys.modules['cloudpickle'] = None\nmp.spawn(functools.partial(add_up, 1), nprocs=2)")
+    assert done.code == 1
+    assert done.stderr.splitlines()[-1] == (
+        "TypeError: add_up is defined in a notebook or an interactive session, so a new process cannot import it: "
+        'install cloudpickle, define it in a module, or call start_processes(..., start_method="fork")'
+    )
