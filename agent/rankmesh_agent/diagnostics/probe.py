@@ -99,6 +99,7 @@ class Prober:
             shared_memory.unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
             settings.slot_bytes,
             bool(self._token),
+            host_load(),
         )
 
     def probe(self, request: ProbeRequest) -> ProbeReply:
@@ -142,6 +143,11 @@ class Prober:
             ) from error
         finally:
             client.close()
+
+
+def host_load() -> float:
+    """Return the load average of the last minute, for each processor of the host."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def shm_room(directory: str) -> tuple[int | None, int | None]:

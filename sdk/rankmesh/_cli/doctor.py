@@ -67,6 +67,7 @@ def doctor(
 def _here(here: dict[str, Any]) -> Table:
     rows = [
         ["host", f"{here['host']}, {here['cpus']} processors, Python {here['python']}, RankMesh {here['version']}"],
+        ["load", f"{here['load']:.1f} processes for each processor"],
         ["addresses", ", ".join(f"{address} ({name})" for name, address in here["addresses"].items())],
         ["shared memory", here["shm_trouble"] or _room(here["shm_dir"], here["shm_total"], here["shm_free"])],
         ["token", "given" if here["token"] else "none given"],

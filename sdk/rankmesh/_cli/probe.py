@@ -17,12 +17,13 @@ from typing import Any
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.probe import measure, shm_room
+from rankmesh_agent.diagnostics.probe import host_load, measure, shm_room
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import address_of_interface
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.diagnosis.snapshots import process_state
 
 CONCURRENCY = 16
 """Concurrent probes."""
@@ -62,6 +63,7 @@ class AgentProbe:
         report: its report on its host, None if it does not answer.
         transports: transport to each other rank of its job, by rank.
         refusal: error of a reachable agent.
+        process: state letter of an agent's process on this host that does not answer, else empty.
     """
 
     name: str
@@ -77,6 +79,7 @@ class AgentProbe:
     report: dict[str, Any] | None = None
     transports: dict[str, str] = field(default_factory=dict)
     refusal: str = ""
+    process: str = ""
 
     @property
     def answers(self) -> bool:
@@ -145,6 +148,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
         "shm_free": free,
         "shm_trouble": shared_memory.unsupported(),
         "token": bool(token),
+        "load": host_load(),
     }
 
 
@@ -228,6 +232,7 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
             if way.reached:
                 break
         if agent.way is None or not agent.way.reached:
+            agent.process = process_state(agent.pid) if agent.host == socket.gethostname() else ""
             return
         service = ServiceClient("agent", agent.url, token, max(0.1, min(patience, deadline.remaining())))
         try:

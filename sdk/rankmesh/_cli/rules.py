@@ -17,6 +17,8 @@ SLOW = 10
 """A pair is slow if the median of all pairs is this many times as fast."""
 _SLOW_MATTERS = 50e6
 """Bytes a second above which no pair is slow."""
+BUSY = 2.0
+"""Processes for each processor of a host above which a late answer is no sign of a fault."""
 
 
 class Finding(NamedTuple):
@@ -70,7 +72,32 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
             yield Finding("warning", "agent", (agent.name,), text)
         else:
             tried = f"nor does any of {len(others)} others reach it" if others else "and there is no other agent to try"
-            yield Finding("problem", "agent", (agent.name,), f"{which} cannot be asked from here, {tried}: {why}")
+            text = f"{which} cannot be asked from here, {tried}: {why}"
+            busy = _busy(found, agent)
+            if agent.process in ("T", "t"):
+                text += f"; the process is stopped (state {agent.process}): kill -CONT {agent.pid} lets it go on"
+            elif busy and agent.way is not None and (agent.way.stage in _LATE or agent.refusal):
+                yield Finding("warning", "agent", (agent.name,), text + busy)
+                continue
+            yield Finding("problem", "agent", (agent.name,), text)
+
+
+_LATE = ("answer", "transfer")
+"""Stages at which a process is late that has no processor."""
+
+
+def _busy(found: ProbeResults, agent: AgentProbe) -> str:
+    """Return the end of a sentence about an agent that is late on a busy host; empty on others."""
+    loads = [float(each.report["load"]) for each in found.agents if each.host == agent.host and each.report is not None]
+    if agent.host == found.here["host"]:
+        loads.append(found.here["load"])
+    load = max(loads, default=0.0)
+    if load < BUSY:
+        return ""
+    return (
+        f"; {agent.host} is busy, with {load:.1f} processes for each of its processors: give more --patience before "
+        "you look for a fault"
+    )
 
 
 def _pairs(found: ProbeResults) -> Iterator[Finding]:
@@ -86,7 +113,8 @@ def _pairs(found: ProbeResults) -> Iterator[Finding]:
         names = (one.name, other.name)
         ours, theirs = f"{one.name} ({one.host})", f"{other.name} ({other.host})"
         how = f"{ours} and {theirs} do not reach each other" if back is not None else f"{ours} does not reach {theirs}"
-        yield Finding("problem", "pair", names, f"{how}: {way.error}")
+        busy = (_busy(found, other) or _busy(found, one)) if way.stage in _LATE else ""
+        yield Finding("warning" if busy else "problem", "pair", names, f"{how}: {way.error}{busy}")
 
 
 def _unmeasured(found: ProbeResults) -> Iterator[Finding]:

@@ -53,6 +53,7 @@ def test_a_rank_that_is_stopped_is_named(job: Job, monkeypatch: pytest.MonkeyPat
     line = next(line for line in stdout.splitlines() if "problem  rank 1 (" in line)
     assert f"pid {rank['pid']}) cannot be asked from here, nor does any of 2 others reach it" in line
     assert "accepts connections, but does not answer" in line
+    assert f"the process is stopped (state T): kill -CONT {rank['pid']} lets it go on" in line
     wait_until(lambda: len(job.alive()) == 3, "the rank to be alive again")
 
 

@@ -24,14 +24,14 @@ VERSIONS = "RankMesh is not of one version everywhere: 1: this command, the gate
 
 def agent(rank: int, **changes: Any) -> AgentProbe:
     report = {"version": "1", "host_id": f"h{rank}", "shm_dir": "/dev/shm", "shm_total": 1 << 30, "shm_free": 1 << 30,
-              "shm_trouble": "", "slot_bytes": 1 << 20, "transport": "auto"}  # fmt: skip
+              "shm_trouble": "", "slot_bytes": 1 << 20, "transport": "auto", "load": 0.5}  # fmt: skip
     found = {"way": GOOD, "clock": Clock(0.0, 0.001), "report": report | changes.pop("report", {}), **changes}
     found = {"state": "alive", "reason": "", **found}
     return AgentProbe(f"rank {rank}", "job", rank, f"host{rank}", 100 + rank, ["http://x"], **found)
 
 
-def silent(rank: int) -> AgentProbe:
-    gone = agent(rank, way=DROPPED, clock=None)
+def silent(rank: int, way: ProbeReply = DROPPED, **changes: Any) -> AgentProbe:
+    gone = agent(rank, way=way, clock=None, **changes)
     gone.report = None
     return gone
 
@@ -43,7 +43,13 @@ def findings(agents: list[AgentProbe], bad: set[tuple[int, int]] = frozenset(), 
         if agents[source].answers
     ]
     gateway = {"url": "http://g", "version": "1", "round_trip": 1e-3, "clock": Clock(0.2, 1.0)}
-    found = {"here": {"version": "1"}, "gateway": gateway, "agents": agents, "pairs": pairs, **changes}
+    found = {
+        "here": {"version": "1", "host": "host9", "load": 0.5},
+        "gateway": gateway,
+        "agents": agents,
+        "pairs": pairs,
+        **changes,
+    }
     return evaluate(ProbeResults(**found))
 
 
@@ -98,6 +104,37 @@ CASES: dict[str, tuple[Callable[[], list[Finding]], Finding]] = {
 @pytest.mark.parametrize(("found", "expected"), CASES.values(), ids=CASES)
 def test_a_finding(found: Callable[[], list[Finding]], expected: Finding):
     assert found() == [expected]
+
+
+BUSY = {"version": "1", "host": "host1", "load": 7.75}
+LATE = ProbeReply("http://x", reached=False, stage="answer", error="no answer within 3 s")
+ASKED = "rank 1 (host1, pid 101) cannot be asked from here, and there is no other agent to try: no answer within 3 s"
+HINT = (
+    "; host1 is busy, with 7.8 processes for each of its processors: give more --patience before you look for a fault"
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "text"),
+    [
+        (lambda: findings([silent(1, LATE)], here=BUSY), "warning", ASKED + HINT),
+        (lambda: findings([silent(1, LATE)]), "problem", ASKED),
+        (
+            lambda: findings([silent(1, LATE, process="T")], here=BUSY),
+            "problem",
+            f"{ASKED}; the process is stopped (state T): kill -CONT 101 lets it go on",
+        ),
+        (lambda: findings([silent(1)], here=BUSY), "problem", ASKED.replace("within 3 s", "to a connection")),
+        (
+            lambda: findings([agent(0), agent(1, report={"load": 7.75})], pairs=[Pair(0, 1, LATE)]),
+            "warning",
+            f"rank 0 (host0) does not reach rank 1 (host1): no answer within 3 s{HINT}",
+        ),
+    ],
+    ids=["a busy host", "an idle host", "a stopped process", "dropped packets", "a pair with a busy host"],
+)
+def test_a_busy_host_is_told_from_a_broken_one(found: Callable[[], list[Finding]], level: str, text: str):
+    assert [(each.level, each.text) for each in found()] == [(level, text)]
 
 
 @pytest.mark.parametrize(

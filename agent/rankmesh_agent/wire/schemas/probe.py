@@ -32,6 +32,7 @@ class HostReport:
         shm_trouble: reason why processes cannot share memory there, empty if they can.
         slot_bytes: bytes of one rank's slot in a group's shared memory.
         token: whether the agent requires a token.
+        load: processes that run or wait for a processor, for each processor of the host: the last minute's mean.
     """
 
     host: str
@@ -48,6 +49,7 @@ class HostReport:
     shm_trouble: str
     slot_bytes: Integer
     token: bool
+    load: Number
 
 
 @dataclass
