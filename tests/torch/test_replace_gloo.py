@@ -32,6 +32,10 @@ if rank < 2:
     found["part"] = [dist.get_backend(part), type(part).__module__, total.tolist()]
 if found["equal"]:
     dist.monitored_barrier()
+layer = torch.nn.Linear(1, 1, bias=False)
+model = torch.nn.parallel.DistributedDataParallel(layer)
+model(torch.full((1, 1), rank * 1.0)).backward()
+found["gradient"] = layer.weight.grad.item()
 print(json.dumps(found) + "\\n", end="", flush=True)
 dist.destroy_process_group()
 """
@@ -60,6 +64,7 @@ def test_under_torchrun(ranks: Ranks, backend: str, part: str | None) -> None:
         assert one["is"].startswith(MESH)
         assert one["config"] == "cpu:gloo"
         assert one["sum"] == [3, 3, 3]
+        assert one["gradient"] == 1
         assert one["backend"] == [backend, "gloo"]
         assert one["equal"] == (backend == "gloo")
         if "part" in one:

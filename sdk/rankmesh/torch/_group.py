@@ -57,7 +57,12 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         """Return the backend's name: ``rankmesh``, or ``gloo`` after replace_gloo."""
         return self.backend_name
 
-    getBackendName = name  # noqa: N815  # torch's name
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return ``rankmesh``, always: torch's C++ reads it, and would use a group called gloo as its own of that name.
+
+        The logger of DistributedDataParallel asks such a group for the number of gloo's threads.
+        """
+        return "rankmesh"
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return the group's name in torch."""
