@@ -30,6 +30,7 @@ class JobInfo:
         world_size: the number of ranks of the complete world.
         ranks: the number of ranks in each state.
         since: when the world was complete, or else when the first rank joined, in seconds since 1970.
+        ended: when its last rank was heard, in seconds since 1970; null while a rank is live.
     """
 
     job: str
@@ -38,6 +39,7 @@ class JobInfo:
     world_size: int
     ranks: dict[str, int]
     since: float
+    ended: float | None = None
 
 
 @dataclass
@@ -91,6 +93,15 @@ class GatewayInfo:
 class TotalRates:
     """Operations and bytes of all groups a second."""
 
+    operations: float
+    bytes: float
+
+
+@dataclass
+class RateSample:
+    """The total rates ``age`` seconds ago."""
+
+    age: float
     operations: float
     bytes: float
 
@@ -200,7 +211,7 @@ class Overview:
     Attributes:
         time: in seconds since 1970.
         findings: why jobs are stuck, of a diagnosis of the last seconds; refreshed while clients stream the overview.
-        gateway, ranks, agents, groups, inflight, rates, store: see there.
+        gateway, ranks, agents, groups, inflight, rates, store, jobs: see there.
     """
 
     time: float
@@ -212,6 +223,7 @@ class Overview:
     rates: TotalRates
     store: list[JobStore]
     findings: list[Stall] = field(default_factory=list)
+    jobs: list[JobInfo] = field(default_factory=list)
 
 
 @dataclass

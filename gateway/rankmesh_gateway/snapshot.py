@@ -8,7 +8,8 @@ import time
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.clients.store_keys import StoreKeyCache
 from rankmesh_gateway.diagnosis.service import DiagnosisService
-from rankmesh_gateway.schemas import GatewayInfo, Overview, TotalRates
+from rankmesh_gateway.schemas import GatewayInfo, Overview
+from rankmesh_gateway.state.history import total_rates
 from rankmesh_gateway.state.registry import Registry
 
 _MAX_AGE_SECONDS = 0.5
@@ -35,7 +36,6 @@ class SnapshotCache:
         """Return a snapshot, with the stores' contents as far as they are known."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(), registry.agents.entries(), registry.groups()
-        rates = TotalRates(sum(group.operations_rate for group in groups), sum(group.bytes_rate for group in groups))
         return Overview(
             time.time(),
             GatewayInfo(registry.id, __version__, registry.uptime),
@@ -43,9 +43,10 @@ class SnapshotCache:
             agents,
             groups,
             registry.in_flight(),
-            rates,
+            total_rates(groups),
             self._stores.known(),
             self._diagnosis.known(),
+            registry.jobs(),
         )
 
     async def refresh(self) -> Overview:
@@ -57,7 +58,7 @@ class SnapshotCache:
         """Return a recent snapshot as JSON, and have the stores and findings refreshed for a later one."""
         self._stores.refresh_soon()
         self._diagnosis.refresh_soon()
-        if time.monotonic() - self._created_at > _MAX_AGE_SECONDS:
+        if self._registry.closed or time.monotonic() - self._created_at > _MAX_AGE_SECONDS:
             self._json = json.dumps(self.build(), default=vars).encode()
             self._created_at = time.monotonic()
         return self._json

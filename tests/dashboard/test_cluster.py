@@ -106,6 +106,13 @@ def test_a_job_of_the_launcher(ranks, visit):
     assert launcher.code == 0, launcher
     assert "Traceback" not in launcher.stderr, launcher
     page.wait_for_text("#connection", "connection lost since")
+    page.until(
+        lambda: "the gateway has ended" in page.text("#connection") or "cannot be reached" in page.text("#connection"),
+        "the reason",
+    )
+    (job,) = page.rows("#jobs")
+    assert job[1:3] == ["ended", "4 left"]
+    assert ", until " in job[3]
 
 
 @pytest.mark.unreachable

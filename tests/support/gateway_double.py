@@ -40,6 +40,7 @@ class Double:
     Attributes:
         overview: what is shown; tests set it.
         snapshots: what the agent of each rank describes; tests set it.
+        rates: the samples of the time before; tests set it.
         asked: the Last-Event-ID, or else ``after``, with which each stream was begun.
         first: one less than the number of its first event; as a gateway's, larger than those of gateways before it.
         silent: whether its streams say nothing at the moment, as if the network were gone.
@@ -49,6 +50,7 @@ class Double:
         self.token = token
         self.overview: dict[str, Any] = {}
         self.snapshots: dict[int, dict[str, Any]] = {}
+        self.rates: list[dict[str, float]] = []
         self.asked: list[str] = []
         self.silent = False
         self._drops = 0
@@ -101,6 +103,10 @@ class Double:
         @app.get("/v1/overview")
         async def overview() -> dict[str, Any]:
             return self._body()
+
+        @app.get("/v1/rates")
+        async def rates() -> list[dict[str, float]]:
+            return self.rates
 
         @app.get("/v1/ranks/{rank}/snapshot")
         async def snapshot(rank: int) -> dict[str, Any]:

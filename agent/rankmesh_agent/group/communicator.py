@@ -164,11 +164,13 @@ class Communicator(ABC):
         state = self.state
         last = "" if state.call is START_UP else state.call.name
         failure = "" if state.failure is None else state.failure.message
-        nbytes = sum(stats.nbytes for stats in self.op_stats().values())
-        now = time.monotonic()
+        started_at, now = state.started_at, time.monotonic()
+        stats = self.op_stats().values()
+        nbytes = sum(each.nbytes for each in stats)
+        seconds = sum(each.seconds for each in stats) + (0.0 if started_at is None else now - started_at)
         active = [in_flight(record, now) for record in self.active_records()[:MAX_IN_FLIGHT]]
         ranks = list(self.ranks)
-        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, failure, nbytes, active)
+        return GroupInfo(state.id, self.name, ranks, state.seq, self.medium, last, failure, nbytes, active, seconds)
 
     def recorded(self) -> Sequence[RecordedCalls]:
         """Return what has records of the group's calls and messages."""

@@ -2,7 +2,7 @@
 
 import { counts } from "./ages.js";
 import { byId, foreign, h, keep, say, show } from "./dom.js";
-import { age, many } from "./format.js";
+import { age, many, ranks as rankList } from "./format.js";
 import { mark } from "./marks.js";
 
 const LATELY_S = 600;
@@ -21,20 +21,44 @@ export function showAttention(overview, at) {
   show(byId("attention"), items.length > 0);
   byId("attention").dataset.tone = found.some((each) => each.state === "failed") ? "bad" : "warn";
   keep(byId("attention-list"), items, (each) => each.key, line);
-  announce(found.filter((each) => each.state === "failed"));
-  return found.filter((each) => each.state === "failed").length;
+  const failed = found.filter((each) => each.state === "failed");
+  announce(failed);
+  return failed.reduce((sum, { victims = [] }) => sum + 1 + victims.length, 0);
 }
 
+/** Suspect and failed ranks; below the first failure of a world, the ranks that failed because others had. */
 function failedRanks({ ranks }) {
   const wrong = ranks.filter(({ state, heartbeat_age: age }) => state === "suspect" || (state === "failed" && age < LATELY_S));
-  wrong.sort((a, b) => b.heartbeat_age - a.heartbeat_age); // the first failure is often the cause of the others
-  return wrong.map(({ job, epoch, state, heartbeat_age: silence, reason, member }) => ({
+  wrong.sort((a, b) => isVictim(a) - isVictim(b) || b.heartbeat_age - a.heartbeat_age);
+  const causes = new Map();
+  const items = [];
+  for (const rank of wrong) {
+    const world = JSON.stringify([rank.job, rank.epoch]);
+    if (isVictim(rank) && causes.has(world)) {
+      causes.get(world).victims.push(rank);
+      continue;
+    }
+    const item = rankItem(rank);
+    items.push(item);
+    if (rank.state === "failed" && !causes.has(world)) {
+      causes.set(world, item);
+    }
+  }
+  return items;
+}
+
+/** Whether a rank reported that others had failed when it ended. */
+const isVictim = ({ state, failed_ranks: blamed = [] }) => state === "failed" && blamed.length > 0;
+
+function rankItem({ job, epoch, state, heartbeat_age: silence, reason, member }) {
+  const what = state === "failed" ? "failed" : "is suspect";
+  return {
     key: JSON.stringify(["rank", job, epoch, member.rank, member.instance, state]),
     state,
-    text: `Rank ${member.rank} of ${job} ${state === "failed" ? "failed" : "is suspect"} (${member.host}, pid ${member.pid})` +
-      `${reason ? `: ${reason}` : ""}`,
+    text: `Rank ${member.rank} of ${job} ${what} (${member.host}, pid ${member.pid})${reason ? `: ${reason}` : ""}`,
     silence,
-  }));
+    victims: [],
+  };
 }
 
 function failedAgents({ agents }) {
@@ -70,13 +94,26 @@ function heldUp({ inflight }) {
 function line({ state }) {
   const text = foreign();
   const silence = h("span", { class: "muted" });
+  const summary = h("summary", { class: "muted small" });
+  const list = h("ul", { class: "small" });
+  const after = h("details", {}, summary, list);
   function update(each) {
     say(text, each.text);
     if (each.silence !== undefined) {
       counts(silence, each.silence, each.at, (seconds) => ` last heard ${age(seconds)} ago`);
     }
+    const victims = each.victims ?? [];
+    show(after, victims.length > 0);
+    const them = rankList(victims.map(({ member }) => member.rank));
+    say(summary, `${many(victims.length, "rank")} failed because of it: ${them}`);
+    keep(list, victims, ({ member }) => `${member.rank} ${member.instance}`, victimLine);
   }
-  return [h("li", { "data-state": state }, mark(state), h("span", {}, text, silence)), update];
+  return [h("li", { "data-state": state }, mark(state), h("div", {}, text, silence, after)), update];
+}
+
+function victimLine() {
+  const text = foreign();
+  return [h("li", {}, text), ({ member, reason }) => say(text, `rank ${member.rank}: ${reason}`)];
 }
 
 /** Announces new failures; those before the page was opened are only shown. */

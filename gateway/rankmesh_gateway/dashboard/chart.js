@@ -11,7 +11,8 @@ const HEIGHT = 64;
 /**
  * Fills a figure with a chart of numbers that come about once a second.
  *
- * `words(value)` shows a number, whose unit changes every power of `base`. Returns `add(value, at)`, where `at` is in seconds and only goes up.
+ * `words(value)` shows a number, whose unit changes every power of `base`. Returns `add(value, at)`, where `at` is in seconds and only goes up,
+ * and `precede(earlier)`, which adds points `{value, at}` before those there are.
  */
 export function chart(figure, words, base) {
   const title = figure.querySelector("figcaption").textContent;
@@ -35,7 +36,12 @@ export function chart(figure, words, base) {
   );
   let points = [];
 
-  return function add(value, at) {
+  function precede(earlier) {
+    const first = points[0]?.at ?? Infinity;
+    points = [...earlier.filter((point) => point.at < first), ...points];
+  }
+
+  function add(value, at) {
     points = [...points.filter((point) => at - point.at <= LONGEST_S && point.at < at), { value, at }];
     const values = points.map((point) => point.value);
     const limit = roundUp(Math.max(...values), base);
@@ -62,7 +68,8 @@ export function chart(figure, words, base) {
       `${title}, last ${seconds} s: now ${words(value)}, mean ${words(mean)}, ` +
         `least ${words(Math.min(...values))}, most ${words(Math.max(...values))}`,
     );
-  };
+  }
+  return { add, precede };
 }
 
 /** The next of 1, 2, 5, 10, 20, … of a unit, so that the scale stays where it is for a while. */

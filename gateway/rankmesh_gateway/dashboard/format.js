@@ -27,6 +27,11 @@ export function bytes(count) {
   return scaled(count, 1024, SIZES.map((size) => ` ${size}`));
 }
 
+/** A share: `37 %`. */
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
 /** A number of things: `7`, `4.2`, `12.3 k`. */
 export function count(number) {
   return scaled(number, 1000, COUNTS);

@@ -6,22 +6,31 @@ import { isFailure, mark, markOf } from "./marks.js";
 
 const MOST = 500;
 
+const times = new WeakMap();
+
 /** Adds an event, `{time, job, ranks, group, detail}`, to the log. */
 export function addEvent(kind, event) {
   const moment = new Date(event.time * 1000);
   const time = h("time", { datetime: Number.isNaN(moment.getTime()) ? null : moment.toISOString() }, clock(event.time));
   const what = h("p", {}, h("b", {}, kind.replaceAll("-", " ")), " ", foreign(event.detail || words(event)));
-  add(h("li", { "data-failure": isFailure(kind) ? "" : null }, time, markOf(kind), what));
+  add(h("li", { "data-failure": isFailure(kind) ? "" : null }, time, markOf(kind), what), event.time);
 }
 
 /** Adds a line of our own. */
 export function addNote(text) {
-  add(h("li", {}, h("time", {}, clock(Date.now() / 1000)), mark("left"), h("p", {}, text)));
+  const now = Date.now() / 1000;
+  add(h("li", {}, h("time", {}, clock(now)), mark("left"), h("p", {}, text)), now);
 }
 
-function add(line) {
+/** Adds a line in the order of time: the gateway notices silence later than it began. */
+function add(line, time) {
   const list = byId("log");
-  list.prepend(line);
+  times.set(line, time);
+  let next = list.firstElementChild;
+  while (next && times.get(next) > time) {
+    next = next.nextElementSibling;
+  }
+  list.insertBefore(line, next);
   while (list.childElementCount > MOST) {
     list.lastElementChild.remove();
   }

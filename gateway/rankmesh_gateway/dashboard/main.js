@@ -10,6 +10,7 @@ import { age, bytes, clock, count, many, tally } from "./format.js";
 import { showGroups } from "./groups.js";
 import { showRanks } from "./hosts.js";
 import { showInflight } from "./inflight.js";
+import { showJobs } from "./jobs.js";
 import { addEvent, addNote, beginLog } from "./log.js";
 import { ORDER } from "./marks.js";
 import { initRank } from "./rank.js";
@@ -20,8 +21,8 @@ const KEY = "rankmesh-token";
 const REFRESH_MS = 50;
 const CHANGES = /^(world-|rank-|agent-|group-failed)/;
 
-const addOperations = chart(byId("operations-chart"), count, 1000);
-const addBytes = chart(byId("bytes-chart"), bytes, 1024);
+const operationsChart = chart(byId("operations-chart"), count, 1000);
+const bytesChart = chart(byId("bytes-chart"), bytes, 1024);
 let feed = null;
 let gateway = "";
 let refresh = 0;
@@ -66,6 +67,8 @@ function onEvent({ id, event, data }) {
   }
   if (event === "overview") {
     showOverview(body);
+  } else if (event === "gateway-ended") {
+    feed.endReason = "the gateway has ended";
   } else if (id) {
     addEvent(event, body);
     if (CHANGES.test(event) && !refresh) {
@@ -89,11 +92,25 @@ async function look() {
   }
 }
 
+/** Fetches the rates of the time before the page was opened, or before the connection was lost. */
+async function lookBack() {
+  const asked = feed;
+  try {
+    const answer = await ask("v1/rates", asked.token, { signal: asked.cut.signal });
+    const samples = await answer.json();
+    const now = performance.now() / 1000;
+    operationsChart.precede(samples.map(({ age, operations }) => ({ value: operations, at: now - age })));
+    bytesChart.precede(samples.map(({ age, bytes: size }) => ({ value: size, at: now - age })));
+  } catch {
+    // the charts begin now
+  }
+}
+
 let shownTime = 0;
 
 function showOverview(body) {
   const at = performance.now();
-  const overview = { ranks: [], agents: [], groups: [], inflight: [], store: [], rates: {}, gateway: {}, ...body };
+  const overview = { ranks: [], agents: [], groups: [], inflight: [], store: [], jobs: [], rates: {}, gateway: {}, ...body };
   if (gateway && overview.gateway.id !== gateway) {
     shownTime = 0;
     addNote("The gateway was started anew: its data from here on are the ranks' reports since then.");
@@ -102,13 +119,17 @@ function showOverview(body) {
     return; // requested before the one that is shown
   }
   shownTime = overview.time;
+  if (gateway === "") {
+    lookBack();
+  }
   gateway = overview.gateway.id;
   const states = new Map(overview.ranks.map((each) => [JSON.stringify([each.job, each.epoch, each.member.rank]), each.state]));
   const failures = showAttention(overview, at);
   showFindings(overview);
   showCounts(overview);
-  addOperations(overview.rates.operations ?? 0, at / 1000);
-  addBytes(overview.rates.bytes ?? 0, at / 1000);
+  operationsChart.add(overview.rates.operations ?? 0, at / 1000);
+  bytesChart.add(overview.rates.bytes ?? 0, at / 1000);
+  showJobs(overview.jobs, overview.time, at);
   showRanks(overview.ranks, at);
   showInflight(overview.inflight, at);
   showGroups(overview.groups, (job, epoch, rank) => states.get(JSON.stringify([job, epoch, rank])), at);

@@ -10,6 +10,10 @@ const STATES = {
   left: ["dash", "quiet"],
   free: ["ring", "good"],
   leased: ["diamond", "busy"],
+  forming: ["half", "busy"],
+  running: ["full", "good"],
+  failing: ["cross", "bad"],
+  ended: ["dash", "quiet"],
 };
 
 const EVENTS = {
@@ -22,6 +26,8 @@ const EVENTS = {
   "group-made": "free",
   "group-failed": "failed",
   "group-ended": "left",
+  "call-held-up": "suspect",
+  "call-ended": "alive",
   "job-restarted": "joining",
   "agent-registered": "free",
   "agent-leased": "leased",

@@ -85,6 +85,7 @@ export class Feed {
   constructor(path, token, onEvent, onState) {
     Object.assign(this, { path, token, onEvent, onState });
     this.lastId = "";
+    this.endReason = ""; // what the gateway says before it ends the connection
     this.heard = 0;
     this.live = false;
     this.failures = 0;
@@ -148,7 +149,7 @@ export class Feed {
       for (;;) {
         const { done, value } = await reader.read();
         if (done) {
-          return new Error("the gateway ended the connection");
+          return new Error(this.endReason || "the gateway ended the connection");
         }
         listen(SILENCE_MS);
         this.#alive();
@@ -166,6 +167,7 @@ export class Feed {
 
   #alive() {
     this.heard = performance.now();
+    this.endReason = "";
     this.failures = 0;
     if (!this.live) {
       this.live = true;

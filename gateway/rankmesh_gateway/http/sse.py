@@ -41,9 +41,11 @@ async def stream(
         # Clients keep the id of an event without data: no event is lost if the connection breaks early.
         yield f"retry: {RETRY_MILLISECONDS}\nid: {position}\n\n".encode()
         sent, ticked = loop.time(), float("-inf")
-        while not log.closed:
+        closed = False
+        while not closed:
+            closed = log.closed  # the last round sends how the jobs have ended
             news.clear()
-            if loop.time() - ticked >= TICK_SECONDS:
+            if closed or loop.time() - ticked >= TICK_SECONDS:
                 ticked = loop.time()
                 poll_timeouts()
                 if overview is not None:
@@ -59,5 +61,7 @@ async def stream(
             elif loop.time() - sent >= KEEP_ALIVE_SECONDS:
                 yield b": nothing new\n\n"
                 sent = loop.time()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), max(0.0, ticked + TICK_SECONDS - loop.time()))
+            if not closed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), max(0.0, ticked + TICK_SECONDS - loop.time()))
+        yield b"event: gateway-ended\ndata: {}\n\n"

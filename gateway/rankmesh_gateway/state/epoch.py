@@ -21,7 +21,7 @@ from rankmesh_agent.wire.schemas import (
     failed_seconds,
     suspect_seconds,
 )
-from rankmesh_gateway.schemas import JobInfo, JobState
+from rankmesh_gateway.schemas import GroupInFlight, JobInfo, JobState
 from rankmesh_gateway.state.group_reports import GroupReports
 from rankmesh_gateway.state.rank import RankRecord
 
@@ -43,6 +43,8 @@ class Epoch:
         waiters: the joins that wait for the world to be complete, by the instance of their process.
         groups: the groups that the ranks report.
         logged_groups: the ids of the groups in the event log, and whether it has their failure.
+        logged_calls: the calls that the event log has as held up, by group and sequence number: the clock when each
+            began, and the call as it was when it was logged.
         grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
         interval: seconds between the heartbeats that the ranks were told when the world was complete.
@@ -56,6 +58,7 @@ class Epoch:
     waiters: dict[str, set[Future[JoinReply]]] = field(default_factory=dict)
     groups: GroupReports = field(default_factory=GroupReports)
     logged_groups: dict[str, bool] = field(default_factory=dict)
+    logged_calls: dict[tuple[str, int], tuple[float, GroupInFlight]] = field(default_factory=dict)
     grown: bool = False
     since: float | None = None
     interval: float = HEARTBEAT_SECONDS
@@ -194,7 +197,11 @@ class Epoch:
         """
         ranks: Mapping[str, int] = collections.Counter(record.state(now) for record in self.all_records())
         since = time_now - (now - (self.since if self.since is not None else now))
-        return JobInfo(self.job, self.number, self._state(ranks), self.size, dict(ranks), since)
+        state = self._state(ranks)
+        ended = None
+        if state in ("ended", "failed"):
+            ended = time_now - (now - max((record.last_seen for record in self.all_records()), default=now))
+        return JobInfo(self.job, self.number, state, self.size, dict(ranks), since, ended)
 
     def _state(self, ranks: Mapping[str, int]) -> JobState:
         if any(record.joining for record in self.all_records()):

@@ -23,6 +23,8 @@ EventKind = Literal[
     "group-made",
     "group-failed",
     "group-ended",
+    "call-held-up",
+    "call-ended",
     "job-restarted",
     "agent-registered",
     "agent-leased",

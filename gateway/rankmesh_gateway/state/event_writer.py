@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
+from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import RankRecord
@@ -114,6 +115,28 @@ class EventWriter:
                 del epoch.logged_groups[group.id]
                 self._group_event("group-ended", "has ended", epoch, group)
                 epoch.groups.drop(group.id, epoch.records)
+
+    def held_up_calls(self, epoch: Epoch, calls: Iterable[GroupInFlight], now: float) -> None:
+        """Log the calls that have come to be held up, and those that were and have ended.
+
+        Args:
+            epoch: their epoch.
+            calls: its calls in flight.
+            now: the clock.
+        """
+        present = {(call.group, call.seq): call for call in calls}
+        for key in epoch.logged_calls.keys() - present.keys():
+            began, call = epoch.logged_calls.pop(key)
+            self._call_event("call-ended", f"waited {now - began:.0f} s for", epoch, call)
+        for key, call in present.items():
+            if call.held_up and key not in epoch.logged_calls:
+                epoch.logged_calls[key] = (now - call.age, call)
+                self._call_event("call-held-up", "waits for", epoch, call)
+
+    def _call_event(self, kind: EventKind, what: str, epoch: Epoch, call: GroupInFlight) -> None:
+        ranks = f"{'rank' if len(call.missing) == 1 else 'ranks'} {_listed(call.missing)}"
+        detail = f"{call.op} #{call.seq} in group {call.name!r} {what} {ranks}"
+        self._log.append(kind, detail, job=epoch.job, ranks=call.missing, group=call.group, epoch=epoch.number)
 
     def _rank_event(
         self, kind: EventKind, detail: str, epoch: Epoch, record: RankRecord, at: float | None = None

@@ -31,6 +31,7 @@ def merged_groups(epoch: Epoch, now: float) -> list[RankGroupInfo]:
                 rate = record.rates.of(group.id)
                 merged.operations_rate = max(merged.operations_rate, rate.operations)
                 merged.bytes_rate += rate.bytes
+                merged.busy[str(rank)] = min(1.0, rate.busy)
             if group.failure and record.failed_since[group.id] < broken_since.get(group.id, float("inf")):
                 broken_since[group.id] = record.failed_since[group.id]
                 merged.failure = group.failure

@@ -12,10 +12,11 @@ _MIN_INTERVAL = 0.5
 
 
 class Rate(NamedTuple):
-    """Operations and bytes a second."""
+    """Operations, bytes, and seconds in operations, a second."""
 
     operations: float
     bytes: float
+    busy: float
 
 
 class Rates:
@@ -23,21 +24,21 @@ class Rates:
 
     def __init__(self) -> None:
         self._at = float("-inf")
-        self._counts: dict[str, tuple[int, int]] = {}
-        self._reported: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, tuple[int, int, float]] = {}
+        self._reported: dict[str, tuple[int, int, float]] = {}
         self._rates: dict[str, Rate] = {}
 
     def update(self, groups: Sequence[GroupInfo], now: float) -> None:
         """Record the counts of a heartbeat."""
-        self._reported |= {group.id: (group.seq, group.bytes) for group in groups}
+        self._reported |= {group.id: (group.seq, group.bytes, group.seconds) for group in groups}
         seconds = now - self._at
         if seconds < _MIN_INTERVAL:
             return
         self._rates = {}
         for group, counts in self._reported.items():
-            seq, nbytes = self._counts.get(group, counts)
-            operations, sent = max(0, counts[0] - seq), max(0, counts[1] - nbytes)
-            self._rates[group] = Rate(operations / seconds, sent / seconds)
+            before = self._counts.get(group, counts)
+            changes = (max(0, count - old) for count, old in zip(counts, before, strict=True))
+            self._rates[group] = Rate(*(change / seconds for change in changes))
         self._counts |= self._reported
         self._at, self._reported = now, {}
 
@@ -48,4 +49,4 @@ class Rates:
 
     def of(self, group: str) -> Rate:
         """Return the rate of a group, by its id; zero at its first heartbeat."""
-        return self._rates.get(group, Rate(0.0, 0.0))
+        return self._rates.get(group, Rate(0.0, 0.0, 0.0))

@@ -22,12 +22,13 @@ from rankmesh_agent.wire.schemas import (
     RankInfo,
     RestartReply,
 )
-from rankmesh_gateway.schemas import GroupInFlight, JobInfo, WaitingProcess
+from rankmesh_gateway.schemas import GroupInFlight, JobInfo, RateSample, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_log import EventLog
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.groups import merged_calls, merged_groups
+from rankmesh_gateway.state.history import History
 from rankmesh_gateway.state.job import Job
 from rankmesh_gateway.state.launchers import LauncherRegistry
 from rankmesh_gateway.state.pace import HeartbeatPace
@@ -102,6 +103,7 @@ class Registry:
         self.agents = AgentPool(self._now, self._lock, self.events)
         self.launchers = LauncherRegistry(self._now, self._lock)
         self._writer = EventWriter(self.events)
+        self._history = History(self._writer)
         self._pace = HeartbeatPace()
 
     def expect_scans(self, expected: bool) -> None:
@@ -259,9 +261,10 @@ class Registry:
                 found.process_exited(rank, pid, host, reason, self._now())
 
     def poll_timeouts(self) -> None:
-        """Record and log which ranks and agents have fallen silent."""
+        """Record and log which ranks and agents have fallen silent, and record the rates."""
         with self._lock:
-            self._polled_now()
+            now = self._polled_now()
+            self._history.observe(self._epochs(None), now)
 
     def saved(self, names: Collection[str] | None = None) -> tuple[set[str], dict[str, list[SavedEpoch]]]:
         """Return the names of all jobs, and the complete epochs of some as they are saved, by job.
@@ -338,6 +341,11 @@ class Registry:
         with self._lock:
             now, time_now = self._polled_now(), time.time()
             return [epoch.summary(now, time_now) for epoch in self._epochs(None)]
+
+    def rate_history(self) -> list[RateSample]:
+        """Return the total rates of the last HISTORY_SECONDS, the oldest first."""
+        with self._lock:
+            return self._history.samples(self._now())
 
     def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
         """Return the calls in flight by job, epoch and group, the earliest first, as the members last reported them."""

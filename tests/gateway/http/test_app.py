@@ -58,6 +58,7 @@ async def test_the_openapi_document(direct):
         ("/v1/leave", "post"),
         ("/v1/snapshot", "get"),
         ("/v1/ranks", "get"),
+        ("/v1/rates", "get"),
         ("/v1/waiting", "get"),
         ("/v1/ranks/{rank}/snapshot", "get"),
         ("/v1/diagnosis", "get"),

@@ -71,3 +71,15 @@ async def test_a_listener_that_fell_behind_is_disconnected(log):
     with pytest.raises(StopAsyncIteration):
         await piece_of(pieces)
     assert log.listeners == 0
+
+
+async def test_the_last_round_has_what_happened_before_the_end(log):
+    pieces = stream(log, log.last, lambda: None, lambda: b"{}")
+    for _ in range(2):
+        await anext(pieces)
+    log.append("rank-left", "just now")
+    log.close()
+    rest = [piece.decode() async for piece in pieces]
+    assert "just now" in rest[0]
+    assert rest[1] == "event: overview\ndata: {}\n\n"
+    assert rest[2:] == ["event: gateway-ended\ndata: {}\n\n"]

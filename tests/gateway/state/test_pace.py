@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -66,11 +67,13 @@ def calls(function, *arguments):
         nonlocal count
         count += event == "call"
 
+    gc.disable()  # a collection would count the finalizers of other tests' objects
     sys.setprofile(profile)
     try:
         function(*arguments)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 

@@ -117,6 +117,7 @@ class GroupInfo:
         bytes: total bytes of the operations that have ended at this member, as InFlight counts them.
         inflight: operations that have begun or wait in the queue: collectives in their order, then messages between two
             ranks, the oldest first; at most MAX_IN_FLIGHT.
+        seconds: total time in operations at this member, that of the collective under way included.
     """
 
     id: str
@@ -128,6 +129,7 @@ class GroupInfo:
     failure: str
     bytes: Integer = 0
     inflight: list[InFlight] = field(default_factory=list)
+    seconds: Number = 0.0
 
 
 @dataclass
@@ -146,6 +148,8 @@ class RankGroupInfo:
         operations_rate: operations per second, from the members' last two reports.
         bytes_rate: bytes per second in the arrays of all members together.
         ages: seconds since each member's report (global rank, as text), the age of its ``seqs``.
+        busy: share of the time between its last two reports that each member (global rank, as text) spent in the
+            group's operations. A member with a much smaller share than the others is the one they wait for.
     """
 
     job: str
@@ -159,6 +163,7 @@ class RankGroupInfo:
     operations_rate: float = 0.0
     bytes_rate: float = 0.0
     ages: dict[str, float] = field(default_factory=dict, compare=False)
+    busy: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass

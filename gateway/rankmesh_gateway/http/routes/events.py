@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep, SnapshotDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
-from rankmesh_gateway.schemas import Overview
+from rankmesh_gateway.schemas import Overview, RateSample
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
 
 _log = logging.getLogger("rankmesh")
@@ -111,9 +111,10 @@ async def events(
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
     The kinds are `rank-joining`, `world-complete`, `rank-suspect`, `rank-alive`, `rank-failed`, `rank-left`,
-    `group-made`, `group-failed`, `group-ended`, `job-restarted`, `agent-registered`, `agent-leased`, `agent-freed` and
-    `agent-lost`. The data is an object with `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a
-    sentence), and `epoch` or `agent` (a name) where there is one.
+    `group-made`, `group-failed`, `group-ended`, `call-held-up`, `call-ended` (of a call that was held up),
+    `job-restarted`, `agent-registered`, `agent-leased`, `agent-freed` and `agent-lost`. The data is an object with
+    `time` (seconds since 1970), `job`, `ranks`, `group` (an id), `detail` (a sentence), and `epoch` or `agent` (a name)
+    where there is one. When the gateway ends, the last event, without an id, is `gateway-ended`.
 
     Without an id to resume from, the stream begins with the next event. A client that falls so far behind that it would
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An
@@ -125,6 +126,12 @@ async def events(
     return EventStream(
         stream(log, log.resume_position(seen), registry.poll_timeouts, snapshots.cached_json if overview else None)
     )
+
+
+@router.get("/rates")
+async def rates(registry: RegistryDep) -> list[RateSample]:
+    """List the total rates of the last five minutes, the oldest first: a sample every two seconds, or fewer."""
+    return registry.rate_history()
 
 
 @router.get("/overview", responses=problems(422))

@@ -119,8 +119,9 @@ async def test_listeners_come_and_go(client, registry, eventually, monkeypatch):
         waiting = asyncio.ensure_future(listener.next())
         await asyncio.to_thread(eventually, lambda: registry.events.listeners == 1)
         registry.close()
+        assert await asyncio.wait_for(waiting, 20) == ("gateway-ended", {})
         with pytest.raises(EOFError):
-            await asyncio.wait_for(waiting, 20)
+            await asyncio.wait_for(listener.next(), 20)
     assert registry.events.listeners == 0
 
 

@@ -41,7 +41,14 @@ class TestReading:
     async def test_jobs(self, client):
         (job,) = (await client.get("/v1/jobs")).json()
         assert isinstance(job.pop("since"), float)
-        assert job == {"job": "job", "epoch": 1, "state": "running", "world_size": 4, "ranks": {"alive": 4}}
+        assert job == {
+            "job": "job",
+            "epoch": 1,
+            "state": "running",
+            "world_size": 4,
+            "ranks": {"alive": 4},
+            "ended": None,
+        }
 
     async def test_one_group(self, client):
         by_name = (await client.get("/v1/groups/pair")).json()

@@ -1,0 +1,60 @@
+"""History of the last minutes: the rates of all groups, and the calls that were held up."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from rankmesh_agent.wire.schemas import RankGroupInfo
+from rankmesh_gateway.schemas import RateSample, TotalRates
+from rankmesh_gateway.state.epoch import Epoch
+from rankmesh_gateway.state.event_writer import EventWriter
+from rankmesh_gateway.state.groups import merged_calls, merged_groups
+
+SAMPLE_SECONDS = 2.0
+"""Minimum interval of the samples."""
+HISTORY_SECONDS = 300.0
+"""Age up to which samples are kept."""
+_MAX_LOAD = 0.01
+"""Share of a core that sampling may take; for many ranks, the interval grows."""
+
+
+class History:
+    """Samples of the rates, and the held-up calls in the event log.
+
+    Args:
+        writer: logs calls that are held up, and that have ended since.
+        processor_clock: seconds of processor time; tests pass their own.
+    """
+
+    def __init__(self, writer: EventWriter, processor_clock: Callable[[], float] = time.thread_time) -> None:
+        self._writer = writer
+        self._processor_clock = processor_clock
+        self._samples: deque[tuple[float, TotalRates]] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+        self._due = float("-inf")
+
+    def observe(self, epochs: Sequence[Epoch], now: float) -> None:
+        """Take a sample, unless the last one is recent."""
+        if now < self._due:
+            return
+        began = self._processor_clock()
+        live = [epoch for epoch in epochs if epoch.live_ranks() or epoch.logged_calls]
+        self._samples.append((now, total_rates(group for epoch in live for group in merged_groups(epoch, now))))
+        for epoch in live:
+            self._writer.held_up_calls(epoch, merged_calls(epoch, now) if epoch.live_ranks() else [], now)
+        self._due = now + max(SAMPLE_SECONDS, (self._processor_clock() - began) / _MAX_LOAD)
+
+    def samples(self, now: float) -> list[RateSample]:
+        """Return the samples, the oldest first."""
+        recent = [(now - at, rates) for at, rates in self._samples if now - at <= HISTORY_SECONDS]
+        return [RateSample(age, rates.operations, rates.bytes) for age, rates in recent]
+
+
+def total_rates(groups: Iterable[RankGroupInfo]) -> TotalRates:
+    """Return the rates of groups together."""
+    total = TotalRates(0.0, 0.0)
+    for group in groups:
+        total.operations += group.operations_rate
+        total.bytes += group.bytes_rate
+    return total

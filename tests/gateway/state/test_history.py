@@ -1,0 +1,123 @@
+"""History of the rates, and of the calls that were held up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rankmesh_agent.wire.schemas import GroupInfo, InFlight
+from rankmesh_gateway.schemas import HELD_UP_SECONDS, RateSample
+from rankmesh_gateway.state.event_writer import EventWriter
+from rankmesh_gateway.state.history import HISTORY_SECONDS, SAMPLE_SECONDS, History
+
+WORLD = "00000000000000aa"
+
+
+def world(seq: int, *, seconds: float = 0.0, call_age: float | None = None) -> GroupInfo:
+    calls = [] if call_age is None else [InFlight("all_reduce(float32[8], SUM)", seq, call_age, 32)]
+    return GroupInfo(WORLD, "world", [0, 1], seq, "shm", "", "", 100 * seq, calls, seconds)
+
+
+@pytest.fixture
+def beat(registry, ask):
+    for rank in range(2):
+        registry.join(ask.join(rank, 2))
+
+    def report(rank: int, group: GroupInfo) -> None:
+        body = ask.heartbeat(rank, 2)
+        body.groups = [group]
+        registry.heartbeat(body)
+
+    return report
+
+
+class TestRates:
+    def test_a_sample_every_two_seconds(self, registry, beat, clock):
+        for second in range(5):
+            for rank in range(2):
+                beat(rank, world(10 * second))
+            registry.poll_timeouts()
+            clock.advance(1)
+        assert registry.rate_history() == [
+            RateSample(5, 0.0, 0.0),
+            RateSample(3, 10.0, 2000.0),
+            RateSample(1, 10.0, 2000.0),
+        ]
+
+    def test_old_samples_go(self, registry, clock):
+        for _ in range(3 * int(HISTORY_SECONDS / SAMPLE_SECONDS)):
+            registry.poll_timeouts()
+            clock.advance(SAMPLE_SECONDS)
+        ages = [sample.age for sample in registry.rate_history()]
+        assert ages == sorted(ages, reverse=True)
+        assert (ages[0], ages[-1]) == (HISTORY_SECONDS, SAMPLE_SECONDS)
+        clock.advance(HISTORY_SECONDS)
+        assert registry.rate_history() == []
+
+    def test_where_a_sample_takes_long_they_are_fewer(self, registry):
+        spent = iter(range(100))
+        history = History(EventWriter(registry.events), lambda: 0.0625 * next(spent))
+        for second in range(20):
+            history.observe([], float(second))
+        assert [sample.age for sample in history.samples(20.0)] == [20, 13, 6], "6.25 s apart, which is 1 % of a core"
+
+
+class TestHeldUpCalls:
+    @pytest.fixture
+    def new(self, registry):
+        def read() -> list[tuple[str, list[int], str]]:
+            registry.poll_timeouts()
+            found = [(each, json.loads(each.data)) for each in registry.events.since(position.pop())]
+            position.append(registry.events.last)
+            return [(each.kind, data["ranks"], data["detail"]) for each, data in found if each.kind.startswith("call")]
+
+        position = [registry.events.last]
+        return read
+
+    def test_one_that_goes_on(self, beat, clock, new):
+        call = "all_reduce(float32[8], SUM) #7 in group 'world'"
+        beat(1, world(6))
+        for age in (0.0, HELD_UP_SECONDS - 2):
+            beat(0, world(7, call_age=age))
+            clock.advance(1)
+        assert new() == []
+        for _ in range(3):
+            clock.advance(2)
+            beat(0, world(7, call_age=HELD_UP_SECONDS + 1))
+            beat(1, world(6))
+            found = new()
+            if found:
+                assert found == [("call-held-up", [1], f"{call} waits for rank 1")]
+                break
+        clock.advance(2)
+        beat(0, world(7, call_age=30.0))
+        beat(1, world(6))
+        assert new() == [], "once"
+        clock.advance(4)
+        for rank in range(2):
+            beat(rank, world(8))
+        assert new() == [("call-ended", [1], f"{call} waited 17 s for rank 1")]
+        assert new() == []
+
+    def test_one_whose_world_ends(self, registry, ask, beat, clock, new):
+        beat(1, world(6))
+        clock.advance(2)
+        beat(0, world(7, call_age=20.0))
+        assert [kind for kind, _, _ in new()] == ["call-held-up"]
+        for rank in range(2):
+            registry.leave(ask.leave(rank, reason="ended"))
+        clock.advance(3)
+        assert [kind for kind, _, _ in new()] == ["call-ended"]
+        clock.advance(3)
+        assert new() == []
+
+
+def test_the_share_of_time_in_operations(registry, beat, clock):
+    for rank in range(2):
+        beat(rank, world(1, seconds=0.5))
+    clock.advance(2)
+    beat(0, world(5, seconds=2.0))
+    beat(1, world(5, seconds=9.0))
+    (group,) = registry.groups()
+    assert group.busy == {"0": 0.75, "1": 1.0}, "of two seconds; operations of several threads add up to more"
