@@ -19,7 +19,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -90,10 +90,21 @@ endif
 bench-many: $(VENV)/.bench  ## Measure one world of 128 processes beside gloo and Open MPI; takes five minutes
 	$(BIN)/python -m benchmarks.many $(ARGS)
 
-docs: $(VENV)/.torch  ## Write docs/api.md, the chart of docs/architecture.md and the tree of docs/errors.md
+docs: $(VENV)/.torch  ## Write docs/api.md, the tables of algorithms and errors, and the chart of imports
 	$(BIN)/python docs/api.py
 	$(BIN)/python docs/imports.py
 	$(BIN)/python docs/errors.py
+	$(BIN)/python docs/algorithms.py
+
+# The site loads nothing from other hosts. A warning, such as a link to nothing, is an error.
+docs-site: $(VENV)/.docs  ## Build the documentation as a site in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+test-docs-site: $(VENV)/.dev $(VENV)/.docs  ## Build the site, and test that it is complete and works offline
+	$(BIN)/python -m pytest tests/docs/test_site.py $(ARGS)
+
+docs-serve: $(VENV)/.docs  ## Show the site at http://127.0.0.1:8000, and build it anew at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 wheel: $(VENV)/.dev  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist
@@ -140,6 +151,10 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 # tests/torch/test_suite.py runs some, import expecttest.
 $(VENV)/.torch: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet torch==2.13.0 expecttest
+	touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev

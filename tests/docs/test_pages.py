@@ -29,6 +29,11 @@ def test_the_tree_of_errors_is_that_of_the_classes() -> None:
     assert generator("errors").page(text) == text, "run 'make docs'"
 
 
+def test_the_algorithms_are_those_of_the_table() -> None:
+    text = (DOCS / "algorithms.md").read_text()
+    assert generator("algorithms").page(text) == text, "run 'make docs'"
+
+
 def test_the_settings_are_those_that_are_read() -> None:
     read = set(VARIABLE.findall(f"{Settings.__doc__}{TlsSettings.__doc__}")) | {"RANKMESH_AS"}
     assert set(VARIABLE.findall((DOCS / "settings.md").read_text())) == read

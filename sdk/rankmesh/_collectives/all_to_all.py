@@ -46,7 +46,7 @@ def all_to_all(
     Raises:
         ValueError: a list is not as long as the group, or an array has another dtype than the first.
         CollectiveMismatchError: a rank sends a peer another number of elements than that expects; raised on every rank.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all
     """
@@ -91,7 +91,7 @@ def all_to_all_single(
         ValueError: the split sizes are not one a rank, do not add up to the rows, or there are none and the rows do
             not divide evenly; or the arrays have different dtypes.
         CollectiveMismatchError: a rank sends a peer another number of elements than that expects; raised on every rank.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_to_all_single
     """

@@ -27,7 +27,7 @@ def barrier(
 
     Raises:
         TypeError: ``device_ids`` is not a list.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.barrier
     """
@@ -57,7 +57,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     Raises:
         CollectiveTimeoutError: ranks are missing; ``ranks`` are the first, or all, of them.
         RuntimeError: a batch of collectives is open.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.monitored_barrier
     """

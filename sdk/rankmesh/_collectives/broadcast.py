@@ -43,7 +43,7 @@ def broadcast(
 
     Raises:
         ValueError: the source is missing, given twice, or not in the group.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast
     """
@@ -84,7 +84,7 @@ def scatter(
     Raises:
         ValueError: ``scatter_list`` is missing on the source, given elsewhere, or has another length, size or dtype;
             or the source is not in the group.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
     """

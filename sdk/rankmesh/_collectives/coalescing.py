@@ -93,7 +93,8 @@ def all_reduce_coalesced(
 
     Args:
         tensors: list of arrays as for all_reduce, the same on all ranks.
-        op, group: as for all_reduce.
+        op: as for all_reduce.
+        group: as for all_reduce.
         async_op: return immediately; the arrays must not be used before ``wait()`` of the Batch returns.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
@@ -102,7 +103,7 @@ def all_reduce_coalesced(
 
     Raises:
         TypeError: ``tensors`` is not a list.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: torch.distributed.all_reduce_coalesced
     """
@@ -138,7 +139,7 @@ def all_gather_coalesced(
     Raises:
         TypeError: an argument is not a list.
         ValueError: there is not one list of outputs a rank, or one has another length than the inputs.
-        As all_gather.
+        Exception: as for all_gather.
 
     Source: torch.distributed.all_gather_coalesced
     """

@@ -41,7 +41,7 @@ def all_gather(
     Raises:
         ValueError: ``tensor_list`` is not as long as the group, or its array for this rank another size or
             another dtype than ``tensor``.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather
     """
@@ -79,7 +79,7 @@ def all_gather_single(
 
     Raises:
         ValueError: ``output_tensor`` has another size or dtype.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_gather_into_tensor
     """
@@ -124,7 +124,7 @@ def gather(
     Raises:
         ValueError: ``gather_list`` is missing on the destination, given elsewhere, or has another length, size or
             dtype; or the destination is not in the group.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
     """

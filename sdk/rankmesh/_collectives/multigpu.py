@@ -65,7 +65,7 @@ def broadcast_multigpu(
 
     Raises:
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``src_tensor``.
-        As broadcast.
+        Exception: as for broadcast.
     """
     comm = communicator(group, "broadcast_multigpu")
     if comm is None:
@@ -105,7 +105,7 @@ def all_reduce_multigpu(
 
     Raises:
         ValueError: the list is empty, or its arrays differ in size or dtype.
-        As all_reduce.
+        Exception: as for all_reduce.
     """
     comm = communicator(group, "all_reduce_multigpu")
     if comm is None:
@@ -149,7 +149,7 @@ def reduce_multigpu(
 
     Raises:
         ValueError: the list is empty, its arrays differ in size or dtype, or there is no ``dst_tensor``.
-        As reduce.
+        Exception: as for reduce.
     """
     comm = communicator(group, "reduce_multigpu")
     if comm is None:
@@ -194,7 +194,7 @@ def all_gather_multigpu(
 
     Raises:
         ValueError: a list has another length, or its arrays another size or dtype.
-        As all_gather.
+        Exception: as for all_gather.
     """
     comm = communicator(group, "all_gather_multigpu")
     if comm is None:
@@ -249,7 +249,7 @@ def reduce_scatter_multigpu(
 
     Raises:
         ValueError: a list has another length, or its arrays another size or dtype.
-        As reduce_scatter.
+        Exception: as for reduce_scatter.
     """
     comm = communicator(group, "reduce_scatter_multigpu")
     if comm is None:

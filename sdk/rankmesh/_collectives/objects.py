@@ -97,7 +97,7 @@ def broadcast_object_list(
     Raises:
         ValueError: the source is given twice, or is not in the group; or ``device`` is not a CPU.
         CollectiveMismatchError: the lists differ in length; on every rank, naming the lengths.
-        As all_gather_object.
+        Exception: as for all_gather_object.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.broadcast_object_list
     """
@@ -153,7 +153,7 @@ def gather_object(
     Raises:
         ValueError: ``object_gather_list`` is missing on the destination, is not as long as the group, or is given
             elsewhere; or the destination is given twice, or is not in the group.
-        As all_gather_object.
+        Exception: as for all_gather_object.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather_object
     """
@@ -204,7 +204,7 @@ def scatter_object_list(
     Raises:
         ValueError: ``scatter_object_output_list`` is not a list, or empty; ``scatter_object_input_list`` is missing on
             the source or is not as long as the group; or the source is given twice, or is not in the group.
-        As all_gather_object.
+        Exception: as for all_gather_object.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter_object_list
     """
@@ -247,7 +247,7 @@ def all_to_all_object(
 
     Raises:
         ValueError: a list is not as long as the group.
-        As all_gather_object.
+        Exception: as for all_gather_object.
 
     Source: torch.distributed.all_to_all, for objects
     """

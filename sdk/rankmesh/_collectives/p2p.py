@@ -187,7 +187,7 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     Raises:
         ValueError: the list is empty, or its messages are of several groups.
         TypeError: an item is not a P2POp.
-        As isend and irecv.
+        Exception: as for isend and irecv.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.batch_isend_irecv
     """

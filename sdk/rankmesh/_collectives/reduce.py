@@ -106,7 +106,7 @@ def reduce(
 
     Raises:
         ValueError: the destination is missing, given twice, or not in the group.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
@@ -150,7 +150,7 @@ def reduce_scatter(
     Raises:
         ValueError: ``input_list`` is not as long as the group, or its array for this rank another size or
             another dtype than ``output``.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
@@ -196,7 +196,7 @@ def reduce_scatter_single(
 
     Raises:
         ValueError: ``input`` has another size or dtype.
-        As all_reduce.
+        Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter_tensor
     """

@@ -53,7 +53,7 @@ def mpi_rendezvous(
     Raises:
         ValueError: rank or world size differ from MPI's, the ranks disagree on the rendezvous, or one should attach to
             a standalone agent.
-        As resolve_init_method.
+        Exception: as for resolve_init_method.
     """
     comm = mpi().COMM_WORLD
     configured = (

@@ -89,14 +89,17 @@ def new_subgroups(
     Args:
         group_size: ranks in each subgroup; by default the number of ranks on this host, the same on every host.
         group: the group to split, the world by default.
-        timeout, backend, pg_options, group_desc: as for new_group.
+        timeout: as for new_group.
+        backend: as for new_group.
+        pg_options: as for new_group.
+        group_desc: as for new_group.
 
     Returns:
         This rank's subgroup, and all of them (NON_GROUP_MEMBER for those of others).
 
     Raises:
         ValueError: the group cannot be split into subgroups of this size; or this process is not a member.
-        As new_group.
+        Exception: as for new_group.
 
     Source: torch.distributed.new_subgroups
     """
@@ -121,14 +124,17 @@ def new_subgroups_by_enumeration(
 
     Args:
         ranks_per_subgroup_list: the global ranks of each.
-        timeout, backend, pg_options, group_desc: as for new_group.
+        timeout: as for new_group.
+        backend: as for new_group.
+        pg_options: as for new_group.
+        group_desc: as for new_group.
 
     Returns:
         This rank's subgroup, None if it is in none; and all of them (NON_GROUP_MEMBER for those of others).
 
     Raises:
         ValueError: there is no list, one is empty, or a rank is in two or out of range; no group has been made then.
-        As new_group.
+        Exception: as for new_group.
 
     Source: torch.distributed.new_subgroups_by_enumeration
     """
@@ -151,7 +157,9 @@ def split_group(
         parent_pg: the group, the world by default.
         split_ranks: the ranks of each new group, numbered as in ``parent_pg``; the new ranks are in their order there.
         timeout: default time an operation of the new group may take; the parent's if None.
-        pg_options, backend, group_desc: as for new_group; the parent's backend if None.
+        pg_options: as for new_group; the parent's backend if None.
+        backend: as for new_group; the parent's backend if None.
+        group_desc: as for new_group; the parent's backend if None.
 
     Returns:
         The group this rank is in, None if it is in none.
@@ -159,7 +167,7 @@ def split_group(
     Raises:
         ValueError: there is no list, one is empty, a rank is in two or out of range, or this process is not in
             ``parent_pg``.
-        As new_group.
+        Exception: as for new_group.
 
     Source: torch.distributed.split_group
     """

@@ -28,7 +28,7 @@ def all_reduce_sparse(tensor: Any, op: Any, group: ProcessGroup, timeout: Timeou
 
     Raises:
         ValueError: the op is not SUM, or the layout is not COO.
-        As all_reduce.
+        Exception: as for all_reduce.
     """
     if op is not ReduceOp.SUM:
         raise ValueError(f"sparse tensors can be summed only, not reduced by {op!r}; pass tensor.to_dense()")
