@@ -6,6 +6,8 @@ NPROC  ?= 4
 EPOCHS ?= 30
 RUNS   ?= 1
 SEEDS  ?= 100
+# The address of the project, for the metadata of the wheel and a link in the site.
+export REPOSITORY ?=
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
 # tests/conftest.py has them.
@@ -19,13 +21,21 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; needs no torch, MPI or Docker
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+# Slower than the tests alone; one that is too slow for its time limits fails here, and the figure is that of the rest.
+coverage: $(VENV)/.dev  ## Run the tests and print the share of lines and branches that they run, in all processes
+	mkdir -p out && rm -rf out/coverage
+	-$(BIN)/coverage run -m pytest $(PARALLEL) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet
+	$(BIN)/coverage report | tail -n 1
 
 # ROOM is a folder of the agent, the gateway or the SDK, or a file, as it is called under tests/: ROOM=agent/store.
 test-fast: $(VENV)/.dev  ## Run the tests that start no processes, of one ROOM, or of all without the slow ones
@@ -69,9 +79,10 @@ test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends wi
 test-fuzz: $(VENV)/.dev  ## Send 50,000 sequences of mutated frames to mesh, store, attach and shared memory each
 	RANKMESH_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/security -k hostile $(PARALLEL) $(ARGS)
 
-check: $(VENV)/.dev  ## Lint, formatting, types, layers of imports
+check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

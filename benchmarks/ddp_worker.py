@@ -146,7 +146,8 @@ def main(backend: str, path: str) -> None:
             torch.manual_seed(0)
             trainer = Trainer(JOBS[name])
         assert trainer is not None
-        steps, seconds = order["calls"], []
+        steps = order["calls"]
+        seconds: list[list[float]] = []
         trainer.check()
         for _ in range(order["repetitions"]):
             seconds.append([])

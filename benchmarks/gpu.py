@@ -91,7 +91,7 @@ def join(library: str) -> Adapter:
         return partial(dist.all_reduce, array)
 
     version = f"RankMesh {dist.__version__}, {dist.get_backend_config()}"
-    calls = {"barrier": lambda: dist.barrier, "all_reduce": all_reduce}
+    calls: dict[str, Callable[..., Callable[[], Any]]] = {"barrier": lambda: dist.barrier, "all_reduce": all_reduce}
     return Adapter(rank, size, version, calls, dist.destroy_process_group, cupy.empty, stream.synchronize)
 
 

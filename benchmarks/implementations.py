@@ -47,10 +47,10 @@ RANKMESH = (sys.executable, "-m", "rankmesh.run", "--nproc-per-node={ranks}")
 ATTACHED = (sys.executable, "tests/support/attached_launcher.py", "{ranks}")
 HOSTS = (sys.executable, "tests/support/network_hosts.py", "{ranks}")
 # torchrun polls its ranks ten times a second by default, which would disturb the others' turns.
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={ranks}")
-TORCHRUN = (*TORCHRUN, "--monitor-interval=5")
-MPIRUN = (_program("mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "{ranks}")
-MPIRUN = (*MPIRUN, sys.executable)
+_STANDALONE = ("--standalone", "--nproc-per-node={ranks}", "--monitor-interval=5")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", *_STANDALONE)
+_ANYWHERE = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+MPIRUN = (_program("mpirun"), *_ANYWHERE, "-n", "{ranks}", sys.executable)
 
 _SHM, _TCP = {"RANKMESH_TRANSPORT": "shm"}, {"RANKMESH_TRANSPORT": "tcp"}
 

@@ -32,8 +32,8 @@ from benchmarks.workers import CHECKOUT, MeasurementError
 
 RANKS, DEADLINE = 128, 120.0
 MIB = 1 << 20
-MODULES = ("numpy", "encodings.idna", "rankmesh._face", "rankmesh._session.agents", "rankmesh_agent.agent")
-MODULES += tuple(f"rankmesh_agent.backends.{name}" for name in ("cpu", "segment_setup", "delegated"))
+_FIRST = ("numpy", "encodings.idna", "rankmesh._face", "rankmesh._session.agents", "rankmesh_agent.agent")
+MODULES = _FIRST + tuple(f"rankmesh_agent.backends.{name}" for name in ("cpu", "segment_setup", "delegated"))
 GLOO_MODULES = ("torch.distributed",)
 CALLS = {"barrier": 5, "all_reduce 4 B": 5, "all_reduce 1 MiB": 2}
 ROUNDS = 3
@@ -114,7 +114,7 @@ def measure(name: str, ranks: int, descriptors: int | None = None, deadline: flo
 
 def _slowest(reports: Sequence[Report], step: str, began: float) -> float:
     """Return the seconds of a step: until the last rank had finished it, the median of its rounds."""
-    rounds = list(zip(*(report.seconds[step] for report in reports), strict=True))
+    rounds: list[tuple[Interval, ...]] = list(zip(*(report.seconds[step] for report in reports), strict=True))
     if step in CALLS:
         return statistics.median(max(end - begin for begin, end in each) for each in rounds)
     return max(end for _, end in rounds[0]) - (began if step == "start" else max(begin for begin, _ in rounds[0]))

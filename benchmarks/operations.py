@@ -31,10 +31,10 @@ class Prepared(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The rank, and the number of elements and dtype of the arrays."""
+    """The rank, and the length and dtype of the arrays."""
 
     world: Adapter
-    count: int
+    length: int
     dtype: np.dtype
 
     def call(self, name: str, *arguments: Any) -> Call:
@@ -43,11 +43,12 @@ class Arguments(NamedTuple):
 
     def array(self) -> Array:
         """Return an array."""
-        return self.world.empty(self.count, self.dtype)
+        array: Array = self.world.empty(self.length, self.dtype)
+        return array
 
     def pair(self) -> tuple[Array, Array]:
         """Return an array that has a block of every rank, and one of a block's size."""
-        share = max(1, self.count // self.world.size)
+        share = max(1, self.length // self.world.size)
         return self.world.empty(share * self.world.size, self.dtype), self.world.empty(share, self.dtype)
 
 
@@ -143,7 +144,7 @@ def all_reduce_in_flight(of: Arguments) -> Prepared:
     return Prepared(call, inputs, [(array, total(of.world)) for array in arrays])
 
 
-def wait(started: object) -> None:
+def wait(started: Any) -> None:
     """Wait for a Work of RankMesh or torch, or for a Request of MPI."""
     (started.wait if hasattr(started, "wait") else started.Wait)()
 

@@ -14,7 +14,7 @@ from statistics import median
 from benchmarks.cases import Case, Cell
 from benchmarks.implementations import COMPARED, IMPLEMENTATIONS
 from benchmarks.results import Results, Run
-from benchmarks.targets import TARGETS, Limit, judge
+from benchmarks.targets import TARGETS, Limit, Target, judge
 from benchmarks.workers import CHECKOUT
 
 PAGE = CHECKOUT / "docs" / "benchmarks.md"
@@ -76,15 +76,16 @@ def targets(runs: Sequence[Run]) -> str:
         if not known:
             continue
         cell = min(known, key=lambda one: one.met is True).cell
-        limit = isinstance(target, Limit)
-        figures = [
-            "-" if one.worst is None else f"{one.worst:.2f} {target.unit}" if limit else ratio(one.worst, target.least)
-            for one in verdicts
-        ]
+        figures = ["-" if one.worst is None else figure(target, one.worst) for one in verdicts]
         met = "met" if all(verdict.met for verdict in known) else "missed"
         rows.append([met, target.row, target.against, target.wanted, case_name(cell.case) if cell else "", *figures])
     headings = ["", "case", "against", "wanted", "worst at", *(f"{run.began:%m-%d %H:%M}" for run in runs)]
     return table(headings, rows, texts=5)
+
+
+def figure(target: Target | Limit, worst: float) -> str:
+    """Return the worst figure of a run as its target has it."""
+    return f"{worst:.2f} {target.unit}" if isinstance(target, Limit) else ratio(worst, target.least)
 
 
 def slower(runs: Sequence[Run]) -> str:

@@ -131,6 +131,8 @@ class Rank:
 
     async def connect(self) -> None:
         loop = asyncio.get_running_loop()
+        assert self.url.hostname is not None
+        assert self.url.port is not None
         _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
 
     async def post(self, path: str, document: Any) -> bytes:
@@ -220,7 +222,8 @@ def main() -> None:
     columns = {"seconds": 9, "CPU s": 8, "core": 6, "MB": 8, "MB/s": 7, "pause s": 9, "RSS MB": 8, "+ ns": 6}
     print("jobs x ranks".ljust(24) + "".join(name.rjust(width) for name, width in columns.items()))
     for case in options.cases:
-        for name, cost in measure(*map(int, case.split("x")), options.seconds).items():
+        jobs, ranks = map(int, case.split("x"))
+        for name, cost in measure(jobs, ranks, options.seconds).items():
             took, used, sent, pause, resident, addition = cost
             print(
                 f"{case} {name:{23 - len(case)}}{took:9.2f}{used:8.2f}{used / took:6.2f}{sent:8.1f}{sent / took:7.2f}"

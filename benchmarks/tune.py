@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from benchmarks import worker
 from benchmarks.adapters import Adapter
@@ -35,8 +35,12 @@ Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
 SIZES = tuple(KIB << power for power in range(14))
 SLOT = Settings().slot_bytes
 """Bytes of a slot by default: over shared memory all algorithms but a row's last need it."""
-MEASURED_BY = {"registered": "rankmesh-registered", "link": "rankmesh-tcp"}
-MEASURED_BY |= dict.fromkeys(("segment", "reads"), "rankmesh-shm")
+MEASURED_BY: dict[Medium, str] = {
+    "registered": "rankmesh-registered",
+    "link": "rankmesh-tcp",
+    "segment": "rankmesh-shm",
+    "reads": "rankmesh-shm",
+}
 """The implementation that shows each medium on one host; other media keep their thresholds."""
 MESSAGE_SIZES = (4, 1 << 20)
 """Bytes of the messages that are measured for the model."""
@@ -69,7 +73,7 @@ class Sample(NamedTuple):
 def rows() -> list[Row]:
     """Return the rows that have a choice and can be measured on one host."""
     found = []
-    for medium in MEASURED_BY.keys() & set(get_args(Medium)):
+    for medium in MEASURED_BY:
         for kind in set(OpType) - {OpType.ALL_TO_ALL}:  # whose lengths the others do not know
             try:
                 choice = candidates(kind, medium)
@@ -190,11 +194,12 @@ class Override:
                 algorithm = override.algorithm or algorithm
             original(backend, algorithm, arguments, watch)
 
-        CpuBackend.run = run  # type: ignore[method-assign]
+        CpuBackend.run = run  # type: ignore[method-assign,assignment]
 
     def carry_out(self, world: Adapter, operation: str, nbytes: int, calls: int, repetitions: int) -> list[float]:
         """Return the timings with the algorithm of the order, or the answer to '?'."""
-        name, medium, wanted = operation.split()
+        name, of, wanted = operation.split()
+        (medium,) = [each for each in MEASURED_BY if each == of]
         self.kind, self.algorithm = OpType[name.upper()], None
         if wanted == "?":
             OPERATIONS[name].for_bytes(world, nbytes).call()
@@ -220,6 +225,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker.main(*sys.argv[2:], carry_out=Override().carry_out)
+        worker.main(sys.argv[2], sys.argv[3], carry_out=Override().carry_out)
     else:
         main()

@@ -79,4 +79,4 @@ def main(library: str, path: str, carry_out: Callable[..., object] = timings) ->
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2])

@@ -82,7 +82,7 @@ BAD = {
     "read as another": (X, {"dtype": "bfloat16"}, 400, "invalid-tensor", "cannot be read as bfloat16"),
     "a factor": (X, {"factor": "2"}, 422, "invalid-call", "factor"),
     "no timeout": (X, {"timeout": "0"}, 422, "invalid-request", "query.timeout"),
-    "a mistyped parameter": (X, {"timout": "1"}, 422, "invalid-call", "no parameter 'timout'"),
+    "a mistyped parameter": (X, {"timout": "1"}, 422, "invalid-call", "no parameter 'timout'"),  # codespell:ignore
 }
 
 

@@ -1,0 +1,60 @@
+"""Files of the project itself: they agree with the code, and name commands that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankmesh_agent.wire.version import __version__
+
+yaml = pytest.importorskip("yaml", reason="PyYAML reads these files; it comes with the development dependencies")
+ROOT = Path(__file__).parents[1]
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def read(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = read("CITATION.cff")
+    assert citation["version"] == __version__
+    section = re.search(
+        rf"^## \[{re.escape(__version__)}\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert section is None or section[1] == str(citation["date-released"])
+
+
+def test_ci_runs_commands_that_exist_with_all_supported_pythons() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert ".ci/run" in commands
+    for command in commands:
+        program, *words = re.sub(r"\$\{\{.*?\}\}", "", command).split()
+        if program == "make":
+            assert {word for word in words if "=" not in word} <= TARGETS
+        else:
+            assert (ROOT / program).is_file()
+    classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == classifiers
+
+
+def test_hooks_are_tools_of_the_environment() -> None:
+    for hook in read(".pre-commit-config.yaml")["repos"][0]["hooks"]:
+        tool = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert f'"{tool}>=' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.name
+)
+def test_issue_forms(form: Path) -> None:
+    document = yaml.safe_load(form.read_text())
+    if form.name == "config.yml":
+        return
+    assert {"name", "description", "body"} <= document.keys()
+    kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+    assert all(element["type"] in kinds and element["attributes"] for element in document["body"])
