@@ -76,8 +76,9 @@ test-faults: $(VENV)/.dev  ## Kill, stop and disturb ranks SEEDS times; ends wit
 test-recovery: $(VENV)/.dev  ## Kill ranks of a training, which goes on; ends with a table of the seconds to the next step
 	PYTHONPATH=tests $(BIN)/python -m faults.recovery $(ARGS)
 
-test-fuzz: $(VENV)/.dev  ## Send 50,000 sequences of mutated frames to mesh, store, attach and shared memory each
-	RANKMESH_FUZZ_EXAMPLES=50000 $(BIN)/python -m pytest tests/security -k hostile $(PARALLEL) $(ARGS)
+test-fuzz: $(VENV)/.dev  ## Send 50,000 sequences of mutated frames to each binary protocol, and 100 requests to each endpoint
+	RANKMESH_FUZZ_EXAMPLES=50000 RANKMESH_HTTP_EXAMPLES=100 \
+	  $(BIN)/python -m pytest tests/security/test_hostile_*.py tests/http/test_schemathesis.py $(PARALLEL) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, spelling, types, layers of imports
 	$(BIN)/ruff check .

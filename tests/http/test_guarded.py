@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.views import FakeAgent
 
+from rankmesh_agent.http import middleware
 from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.http.middleware import OPEN_PATHS
 from rankmesh_agent.store.memory import MemoryStore
@@ -18,8 +19,10 @@ from rankmesh_gateway.http.app import create_app as create_gateway
 pytestmark = pytest.mark.anyio
 
 TOKEN = {"Authorization": "Bearer secret"}
-WITHOUT_A_TOKEN = {"/health", "/livez", "/readyz", "/"}
+WITHOUT_A_TOKEN = {"/health", "/livez", "/readyz", "/", "/dashboard/{name}"}
 """Health, and the dashboard's page, which has no data in it."""
+PART = "icon.svg"
+"""A part of the dashboard."""
 ENDLESS = {"/v1/events"}
 VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -65,7 +68,11 @@ def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Return the verb, path as it is written, and a path to ask."""
     for path, methods in found["paths"].items():
         for method in methods:
-            yield method.upper(), path, path.replace("{key}", "key").replace("{group_id}", "world")
+            yield (
+                method.upper(),
+                path,
+                path.replace("{key}", "key").replace("{group_id}", "world").replace("{name}", PART),
+            )
 
 
 def check(answer: httpx.Response, status: int, code: str) -> None:
@@ -93,7 +100,7 @@ async def test_everything_but_health_wants_the_token(client: Client) -> None:
 
 
 def test_what_is_open_everywhere_is_health() -> None:
-    assert WITHOUT_A_TOKEN - {"/"} == OPEN_PATHS
+    assert WITHOUT_A_TOKEN - {"/", "/dashboard/{name}"} == OPEN_PATHS
 
 
 async def test_other_hosts_other_sites_and_large_bodies_are_refused_everywhere(client: Client) -> None:
@@ -108,12 +115,25 @@ async def test_other_hosts_other_sites_and_large_bodies_are_refused_everywhere(c
             check(await client.request(method, asked, headers=TOKEN | headers), status, code)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+async def test_guesses_are_limited_everywhere(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "_UNAUTHENTICATED_AT_ONCE", 0)
+    app = SERVICES[service]()
+    document = await fetch_document(app)
+    async with Client(app) as client:
+        for method, path, asked in operations(document):
+            for guess in ('RankMesh key="0123456789abcdef"', *(("Bearer guess",) * (path not in WITHOUT_A_TOKEN))):
+                answer = await client.request(method, asked, headers={"Authorization": guess})
+                check(answer, 429, "too-many-attempts")
+                assert answer.headers["retry-after"] == "1"
+
+
 async def test_other_methods_are_refused_with_those_there_are(client: Client) -> None:
     for path, methods in client.document["paths"].items():
         if path.startswith("/v1/store/"):
             continue  # what is no endpoint there is a key
         there = {method.upper() for method in methods}
-        asked = path.replace("{group_id}", "world").replace("{group}", "world")
+        asked = path.replace("{group_id}", "world").replace("{group}", "world").replace("{name}", PART)
         for method in set(VERBS) - there:
             answer = await client.request(method, asked, headers=TOKEN)
             check(answer, 405, "method-not-allowed")

@@ -20,7 +20,9 @@ SERVICES: dict[str, Any] = {
     "store": lambda: create_store_app(MemoryStore(), token=TOKEN),
     "gateway": lambda: create_gateway(token=TOKEN),
 }
-OPEN = {"/health", "/livez", "/readyz", "/"}
+OPEN = {"/health", "/livez", "/readyz", "/", "/dashboard/{name}"}
+PART = "icon.svg"
+"""A part of the dashboard."""
 READ = {
     "agent": "/metrics /v1/info /v1/groups /v1/groups/{group_id} /v1/groups/{group_id}/inflight /v1/flight-recorder "
     "/v1/host /v1/probe",
@@ -54,7 +56,7 @@ async def statuses(service: str) -> list[str]:
         endpoints = [(method.upper(), path) for path, found in document["paths"].items() for method in found]
         for method, path in endpoints:
             role = needed(service, method, path)
-            asked = path.replace("{", "").replace("}", "")
+            asked = path.replace("{name}", PART).replace("{", "").replace("}", "")
             for held in (None, *Role):
                 credential = "guess" if held is None else Credentials(TOKEN).of_role(held)
                 headers = {"Authorization": f"Bearer {credential}", "Content-Length": str(1 << 40)}

@@ -11,11 +11,12 @@ from fastapi import APIRouter, FastAPI
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
-from rankmesh_agent.http.application import WebApplication
+from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
 from rankmesh_agent.http.middleware import SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
+from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire.credentials import Credentials, Role
 from rankmesh_agent.wire.npy import MAX_HEADER
@@ -82,7 +83,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _create(title: str, description: str, routers: Iterable[APIRouter], agent: Any) -> WebApplication:
-    app = WebApplication(title, description, "agent", redirect_slashes=False, lifespan=_lifespan)
+    app = WebApplication(
+        title,
+        description,
+        "agent",
+        redirect_slashes=False,
+        lifespan=_lifespan,
+        responses=problems(*ANY_REQUEST),
+    )
     app.state.agent = agent
     for router in routers:
         app.include_router(router)

@@ -33,6 +33,14 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _PROBLEM_CONTENT = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 # Not FastAPI's "model": it has no option for the media type, and compiles the class for every status of every route.
 
+_PROBLEM_HEADERS: Mapping[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"description": "The schemes, or a challenge.", "schema": {"type": "string"}}},
+    429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
+}
+
+ANY_REQUEST = (400, 401, 403, 413, 421, 429, 431)
+"""Error statuses of every request: of the server and of SecurityMiddleware."""
+
 Responses = dict[int | str, dict[str, Any]]
 """The type of FastAPI's ``responses=``."""
 
@@ -45,7 +53,14 @@ def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
     """
 
     def problems(*statuses: int) -> Responses:
-        return {status: {"description": meanings[status], "content": _PROBLEM_CONTENT} for status in statuses}
+        return {
+            status: {
+                "description": meanings[status],
+                "content": _PROBLEM_CONTENT,
+                **({"headers": _PROBLEM_HEADERS[status]} if status in _PROBLEM_HEADERS else {}),
+            }
+            for status in statuses
+        }
 
     return problems
 

@@ -99,6 +99,12 @@ def problem_of(error: DistError) -> Problem:
     return problem(error.status, error.code, error.message, **more)
 
 
+def encode_problem(document: Problem) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the header fields and the body of a response with a problem document."""
+    body = json.dumps(document.body()).encode()
+    return [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())], body
+
+
 def bug(service: str, method: str, path: str, error: Exception) -> Problem:
     """Return the problem document of an unexpected exception in a service."""
     detail = f"{method} {path} failed with {type(error).__name__}; the {service}'s log says where"
@@ -359,8 +365,7 @@ async def send_problem(document: Problem, send: Send, *, challenge: str = "", cl
         challenge: value of the header WWW-Authenticate; that of bearer tokens if empty.
         close: whether to end the connection: the request's body may not have been read.
     """
-    body = json.dumps(document.body()).encode()
-    headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+    headers, body = encode_problem(document)
     if document.status == 429:
         headers.append((b"retry-after", b"1"))
     if document.status == 401:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 
 from rankmesh_agent.http.middleware import (
     OPEN_PATHS,
-    PROBLEM_TYPE,
     Application,
     Message,
     Receive,
     Send,
+    encode_problem,
     problem_of,
     send_problem,
 )
@@ -57,9 +56,9 @@ def same_user_handler(handle: Callable[[socket.socket], None]) -> Callable[[sock
         except PeerRefusedError as error:
             warn_refused(error)
             with contextlib.suppress(OSError):
-                body = json.dumps(problem_of(error).body()).encode()
-                head = f"HTTP/1.1 403 Forbidden\r\nContent-Type: {PROBLEM_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n"
-                sock.send(head.encode() + body, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                headers, body = encode_problem(problem_of(error))
+                lines = [b"HTTP/1.1 403 Forbidden", *(b": ".join(field) for field in headers), b"", body]
+                sock.send(b"\r\n".join(lines), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             sock.close()
         else:
             handle(sock)

@@ -9,38 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
-from rankmesh_agent.http.same_user import SameUserMiddleware, client_refusal
-from rankmesh_agent.net.admission import IDLE, UNAUTHENTICATED, Admission, ConnectionLimit
+from rankmesh_agent.http.same_user import SameUserMiddleware
+from rankmesh_agent.http.uvicorn_protocol import ConnectionHandlers, LimitedProtocol, protocol_with
+from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
-from rankmesh_agent.net.tls import TlsSocket
-from rankmesh_agent.wire.upgrade import Upgrade
 
-ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
-"""Functions that serve the connections whose clients ask for another protocol."""
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
-BODY_SECONDS = 75.0
-"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one. Routes that read
-large bodies respond earlier to a client that stops."""
-_MIN_BODY_BYTES_A_SECOND = 500
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work, which sets the Date header of responses, and of looks at late clients."""
 
@@ -86,7 +75,8 @@ class EventDrivenServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 SameUserMiddleware(app) if same_user else app,
-                http=_protocol_with(upgrades, same_user),
+                http=protocol_with(upgrades, same_user),
+                ws="none",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -261,110 +251,3 @@ class LazyApplication:
             await self._app.result()(scope, next_event, forward)
         else:
             await send({"type": "lifespan.shutdown.complete"})
-
-
-class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
-    """Uvicorn's protocol, with limits of the time and the connections that wait for their clients.
-
-    A connection that begins with an upgrade leaves it for its handler.
-
-    Attributes:
-        upgrades: the handlers of upgraded connections.
-        same_user: whether requests are for SameUserMiddleware.
-        admission: the connection's place among those that wait for their clients.
-    """
-
-    upgrades: ConnectionHandlers = MappingProxyType({})
-    same_user = False
-    app_state: dict[str, Any]
-    cycle: Any
-    flow: Any
-    transport: Any
-    _head: bytes = b""
-    _is_http = False
-    admission: Admission | None = None
-    _deadline = math.inf
-    _awaits_body = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if self.same_user:
-            self.app_state = {**self.app_state, "refusal": client_refusal(transport.get_extra_info("socket"))}
-        self._deadline = time.monotonic() + HEAD_SECONDS
-        if self.admission is not None:
-            self.admission.renew()  # it may have completed the handshake of TLS
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end_wait()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._is_http:
-            self._head += data
-            matches = {upgrade.is_requested(self._head): handler for upgrade, handler in self.upgrades.items()}
-            if True in matches:
-                self._hand_over(matches[True])
-                return
-            if None in matches:
-                return  # too little of the head has come to decide
-            data, self._head, self._is_http = self._head, b"", True
-        super().data_received(data)
-        self._update_wait(len(data))
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._update_wait(0)
-
-    def close_if_late(self, now: float) -> None:
-        """Close the connection if the client has not sent its part in time."""
-        if now > self._deadline:
-            if self.flow.read_paused:  # the application has to read what has come
-                self._deadline = now + BODY_SECONDS
-            else:
-                self.transport.abort()
-
-    def _hand_over(self, handler: Callable[[socket.socket], None]) -> None:
-        self._end_wait()
-        try:
-            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-        finally:
-            self.transport.abort()  # closes uvicorn's descriptor, not the connection
-        tls = self.transport.get_extra_info("ssl_object")
-        if tls is None:
-            handler(sock)
-        else:  # once asyncio has left the TLS state alone
-            self.loop.call_soon(handler, TlsSocket(sock, tls))
-
-    def _update_wait(self, received: int) -> None:
-        """Begin, continue or end to wait for the client, after a number of bytes or a response."""
-        cycle = self.cycle
-        if cycle is None or self.transport.is_closing():
-            return
-        if cycle.response_complete:
-            if not received:
-                self._wait(IDLE, math.inf)  # uvicorn limits this time
-            elif self._deadline == math.inf:
-                self._deadline = time.monotonic() + HEAD_SECONDS
-        elif not cycle.more_body:
-            self._end_wait()
-        elif not self._awaits_body:
-            self._wait(IDLE, BODY_SECONDS)
-            self._awaits_body = True
-        else:
-            limit = time.monotonic() + BODY_SECONDS
-            self._deadline = min(limit, self._deadline + received / _MIN_BODY_BYTES_A_SECOND)
-
-    def _wait(self, limit: ConnectionLimit, seconds: float) -> None:
-        self._end_wait()
-        self._deadline = time.monotonic() + seconds
-        self.admission = limit.admit(self.transport.get_extra_info("socket"))
-
-    def _end_wait(self) -> None:
-        if self.admission is not None:
-            self.admission.end()
-        self.admission, self._deadline, self._awaits_body = None, math.inf, False
-
-
-def _protocol_with(upgrades: ConnectionHandlers, same_user: bool) -> type[asyncio.Protocol]:
-    """Return the protocol class of a server with these attributes."""
-    return type("UpgradingProtocol", (LimitedProtocol,), {"upgrades": upgrades, "same_user": same_user})

@@ -66,8 +66,13 @@ def paths() -> frozenset[str]:
     return frozenset({"/", *(PREFIX + name for name in names() - {PAGE})})
 
 
+def media_type(name: str) -> str:
+    """Return the media type of a file."""
+    return _MEDIA_TYPES[Path(name).suffix]
+
+
 @cache
 def file(name: str) -> File:
     """Return a file; ``name`` is one of names()."""
     body = (_FOLDER / name).read_bytes()
-    return File(body, _MEDIA_TYPES[Path(name).suffix], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+    return File(body, media_type(name), f'"{hashlib.sha256(body).hexdigest()[:20]}"')

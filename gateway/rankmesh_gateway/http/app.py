@@ -52,13 +52,14 @@ def create_framework_app(registry: Registry, token: str = "") -> Application:
         registry: the registry that it serves.
         token: the secret for its requests to agents.
     """
-    from rankmesh_agent.http.application import WebApplication
+    from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
     from rankmesh_gateway.clients.agent_client import AgentClient
     from rankmesh_gateway.clients.group_controller import GroupController
     from rankmesh_gateway.clients.store_keys import StoreKeyCache
     from rankmesh_gateway.diagnosis.service import DiagnosisService
     from rankmesh_gateway.http.routes import agents, diagnosis, events, groups, health, membership, metrics
     from rankmesh_gateway.http.routes import dashboard as dashboard_routes
+    from rankmesh_gateway.http.routes.problems import problems
     from rankmesh_gateway.snapshot import SnapshotCache
 
     app = WebApplication(
@@ -67,6 +68,7 @@ def create_framework_app(registry: Registry, token: str = "") -> Application:
         "gateway",
         (DistError, InvalidRequestError),
         handlers.problem_response,
+        responses=problems(*ANY_REQUEST),
     )
     client = AgentClient(token)
     diagnosis_service = DiagnosisService(registry, token, host_id(Settings.from_env(os.environ).shm_dir))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
+import json
 import os
 import resource
 import socket
@@ -17,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.http import uvicorn_server
+from rankmesh_agent.http import uvicorn_protocol, uvicorn_server
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
@@ -276,8 +279,8 @@ class TestSlowClients:
             await hello(scope, receive, send)
 
         monkeypatch.setattr(Served, "make", lambda _: read_body)
-        monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
-        monkeypatch.setattr(uvicorn_server, "BODY_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_protocol, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_protocol, "BODY_SECONDS", 0.2)
         monkeypatch.setattr(uvicorn_server, "_TICK_SECONDS", 0.05)
         served = Served({WAY: Way()} if request.param else {}, on_demand=False)
         assert served.ask() == b"hello"
@@ -318,3 +321,49 @@ class TestSlowClients:
                     continue
                 except ConnectionError:
                     break
+
+
+class TestInvalidRequests:
+    """Each gets a problem document, and its connection ends."""
+
+    @pytest.fixture(params=[False, True], ids=["http", "with upgrades"])
+    def served(self, request) -> Iterator[Served]:
+        served = Served({WAY: Way()} if request.param else {}, on_demand=False)
+        yield served
+        assert served.ask() == b"hello"
+        served.server.close()
+
+    @pytest.mark.parametrize(
+        ("sent", "status", "code"),
+        [
+            (b"\x16\x03\x01\r\n\r\n", 400, "bad-request"),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400, "bad-request"),
+            (b"GET /" + b"a" * MAX_HEAD_BYTES, 431, "head-too-large"),
+            (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * MAX_HEAD_BYTES, 431, "head-too-large"),
+        ],
+    )
+    def test_it_is_refused(self, served: Served, sent: bytes, status: int, code: str) -> None:
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            with contextlib.suppress(ConnectionError):
+                client.sendall(sent)
+            answer = http.client.HTTPResponse(client)
+            answer.begin()
+            document = json.loads(answer.read())
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+        assert (document["status"], document["code"], answer.headers["connection"]) == (status, code, "close")
+
+    def test_a_second_head_that_is_too_large(self, served: Served) -> None:
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            for head, status in ((b"Host: a\r\n\r\n", 200), (b"A: " + b"b" * MAX_HEAD_BYTES, 431)):
+                client.sendall(b"GET / HTTP/1.1\r\n" + head)
+                answer = http.client.HTTPResponse(client)
+                answer.begin()
+                answer.read()
+                assert answer.status == status
+
+    def test_a_body_that_is_not_read_is_no_head(self, served: Served) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", served.server.port, timeout=20)
+        with contextlib.closing(connection):
+            for _ in range(2):
+                connection.request("PUT", "/", bytes(4 * MAX_HEAD_BYTES))
+                assert connection.getresponse().read() == b"hello"

@@ -74,13 +74,22 @@ async def test_the_openapi_document(direct):
         ("/v1/agents", "get", "post"),
         ("/v1/agents/leave", "post"),
         ("/v1/leases", "post"),
+        ("/v1/launchers", "post"),
+        ("/v1/ended", "post"),
+        ("/dashboard/{name}", "get"),
     }
     join = document["paths"]["/v1/join"]["post"]["responses"]
-    assert set(join) == {"200", "400", "401", "403", "409", "410", "413", "421", "422", "503"}
+    assert set(join) == {"200", "400", "401", "403", "409", "410", "413", "421", "422", "429", "431", "503"}
     for status, response in join.items():
         schema = {"schema": {"$ref": f"#/components/schemas/{'JoinReply' if status == '200' else 'Problem'}"}}
         assert response["content"] == {"application/json" if status == "200" else "application/problem+json": schema}
     assert "HTTPValidationError" not in document["components"]["schemas"]
     secured = {path: "security" in next(iter(each.values())) for path, each in document["paths"].items()}
-    assert {path for path, wants in secured.items() if not wants} == {"/", "/health", "/livez", "/readyz"}
+    assert {path for path, wants in secured.items() if not wants} == {
+        "/",
+        "/dashboard/{name}",
+        "/health",
+        "/livez",
+        "/readyz",
+    }
     assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"

@@ -22,7 +22,7 @@ from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
-router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(503))
 
 _MAX_REASON = 500
 _LIKE_AN_ID = re.compile("[0-9a-f]{16}")
@@ -70,7 +70,7 @@ async def groups(agent: AgentDep) -> list[GroupInfo]:
     return agent.groups()
 
 
-@router.get("/groups/{group_id}", responses=problems(404, 422, 503))
+@router.get("/groups/{group_id}", responses=problems(404, 422))
 async def group(found: GroupDep) -> GroupInfo:
     """Return one group."""
     return found.info()
@@ -82,7 +82,7 @@ async def group(found: GroupDep) -> GroupInfo:
     responses={
         200: {"model": GroupInfo, "description": "This very group, by its instance, exists."},
         201: {"headers": {"Location": {"description": "The group.", "schema": {"type": "string"}}}},
-        **problems(400, 409, 410, 422, 500, 503, 504),
+        **problems(409, 410, 422, 500, 504),
     },
 )
 async def make_group(body: GroupBody, request: Request, response: Response, agent: AgentDep) -> GroupInfo:
@@ -100,14 +100,14 @@ async def make_group(body: GroupBody, request: Request, response: Response, agen
     "/groups/{group_id}",
     status_code=HTTPStatus.NO_CONTENT,
     response_class=Response,
-    responses=problems(404, 409, 422, 503),
+    responses=problems(404, 409, 422),
 )
 async def delete_group(found: GroupDep, agent: AgentDep) -> None:
     """End a group that was made over HTTP, at this rank; the other members' agents need the same request."""
     await asyncio.to_thread(agent.delete_group, found)
 
 
-@router.post("/groups/{group_id}/abort", responses=problems(400, 404, 422, 503))
+@router.post("/groups/{group_id}/abort", responses=problems(404, 422))
 async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupInfo:
     """Abort a group at all members: its pending calls fail with the reason. Aborting the world ends the job."""
     rank = found.global_ranks[found.rank]

@@ -14,8 +14,8 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import AgentHealth, Done, StoreHealth
 from rankmesh_agent.wire.version import __version__
 
-router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
-store_router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
+router = APIRouter(tags=["health"])
+store_router = APIRouter(tags=["health"])
 
 _WITHHELD = "a group has failed; the reasons need the job's token"
 

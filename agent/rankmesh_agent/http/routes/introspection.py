@@ -15,7 +15,7 @@ from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import FlightRecord, InFlight, ThreadStack
 
-router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["watching"], dependencies=[BEARER], responses=problems(503))
 
 OfGroup = Annotated[
     str | None, Query(alias="group", max_length=MAX_NAME, description="Only this group's: its id, or its name.")

@@ -18,7 +18,7 @@ from rankmesh_agent.wire.errors import LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
-router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(503))
 
 
 @dataclass
@@ -50,7 +50,7 @@ class LeaseBody:
             "model": LeaseState,
             "description": "Other ranks of the job are missing; GET /v1/lease returns the lease's state.",
         },
-        **problems(400, 409, 410, 422, 502, 504),
+        **problems(409, 410, 422, 502, 504),
     },
 )
 async def acquire_lease(body: LeaseBody, request: Request, response: Response, agent: LeasableAgentDep) -> LeaseState:
@@ -75,7 +75,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
         return LeaseState(acquired, "joining")
 
 
-@router.get("/lease", responses=problems(422, 503))
+@router.get("/lease", responses=problems(422))
 async def lease(
     agent: LeasableAgentDep,
     wait: Annotated[
@@ -90,7 +90,7 @@ async def lease(
     return found
 
 
-@router.delete("/lease", responses=problems(410, 422, 503))
+@router.delete("/lease", responses=problems(410, 422))
 async def release_lease(
     agent: LeasableAgentDep,
     id: Annotated[

@@ -21,7 +21,7 @@ from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
 from rankmesh_agent.wire.stats import BOUNDS, AgentStats, GroupOpStats
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(503))
 
 _STRING = {"schema": {"type": "string"}}
 _METRICS: dict[int | str, dict[str, Any]] = {

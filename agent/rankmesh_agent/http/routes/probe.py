@@ -16,7 +16,7 @@ from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import MAX_PROBE_BYTES, HostReport, ProbeReply, ProbeRequest
 
-router = APIRouter(prefix="/v1", tags=["probes"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["probes"], dependencies=[BEARER], responses=problems(503))
 
 MAX_CONCURRENT_PROBES = 8
 """Limit of concurrent probes of an agent, at either end: they compete with its rank."""
@@ -55,7 +55,7 @@ async def host(prober: ProberDep) -> HostReport:
     return await to_thread.run_sync(prober.host)
 
 
-@router.get("/probe", response_class=StreamingResponse, responses={**_OCTETS, **problems(422, 503)})
+@router.get("/probe", response_class=StreamingResponse, responses={**_OCTETS, **problems(422)})
 async def send_bytes(count: HowMany = 0) -> StreamingResponse:
     """Send zero bytes, for a client that measures the path to this agent."""
 
@@ -74,7 +74,7 @@ class _SlottedResponse(StreamingResponse):
             await super().__call__(*arguments)
 
 
-@router.post("/probe", responses=problems(400, 422, 502, 503))
+@router.post("/probe", responses=problems(422, 502))
 async def probe(body: ProbeRequest, prober: ProberDep) -> ProbeReply:
     """Measure the path from here to another agent, one that the gateway lists, and report how far the probe came.
 

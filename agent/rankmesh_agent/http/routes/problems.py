@@ -5,12 +5,12 @@ from __future__ import annotations
 from rankmesh_agent.http.application import problem_responses
 
 MEANINGS = {
-    400: "The request body cannot be read (`bad-request`), or is not the array that the request "
-    "describes (`invalid-tensor`).",
-    401: "The job's token is missing or wrong.",
+    400: "The request is not HTTP, or its body cannot be read (`bad-request`), or the body is not the array that the "
+    "request describes (`invalid-tensor`).",
+    401: "The job's token is missing or wrong; or the response is the challenge to a client that proves it.",
     403: "The credential has a lesser role than the request needs (`forbidden-role`), or crossed a network in clear "
-    "(`cleartext-token`). The request comes from another site's page, or the gateway does not list the address that it "
-    "is about (`address-not-listed`).",
+    "(`cleartext-token`). The request comes from another site's page (`foreign-origin`) or another user's process "
+    "(`other-user`), or the gateway does not list the address that it is about (`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
     408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
     "the middle of an array (`body-timeout`).",
@@ -29,11 +29,13 @@ MEANINGS = {
     422: "The request is invalid (`invalid-request`), a key is empty or too long (`invalid-key`), a value is "
     "too large or not base64 (`invalid-value`), its Idempotency-Key belongs to another request "
     "(`idempotency-key-reused`), or a call's arguments are invalid (`invalid-call`).",
+    429: "The client's address has sent too many requests without a right credential (`too-many-attempts`).",
+    431: "The head of the request is over the limit of 64 KiB (`head-too-large`).",
     500: "A registered backend failed (`backend-error`), or the agent did (`internal-error`): its log says where.",
     502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`).",
     503: "The rank does not take part in its job (`not-ready`), the agent is in none (`not-leased`), or too many "
     "probes are under way (`probe-busy`). A rank died or left (`rank-failed`), `ranks` names it; or too many calls "
-    "wait (`too-many-calls`).",
+    "wait (`too-many-calls`). The agent has no file descriptor to check the client's user (`descriptor-limit`).",
     504: "Ranks did not come to a call in time (`collective-timeout`), `missing_ranks` names them. The job's other "
     "ranks did not come in time (`join-timeout`), or no gateway answers (`gateway-unreachable`).",
 }

@@ -45,7 +45,7 @@ router = APIRouter(
     prefix="/v1/store",
     tags=["store"],
     dependencies=[BEARER],
-    responses=problems(401, 403, 413, 421, 422, 502),
+    responses=problems(422, 502, 503),
 )
 
 _KEY_FORM = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
@@ -131,13 +131,13 @@ async def count(store: StoreDep, prefix: Prefix = "") -> StoreNumber:
     return StoreNumber(await store.execute(commands.Count(prefix)))
 
 
-@router.post("/check", responses=problems(400))
+@router.post("/check")
 async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
     """Return whether all of the keys exist; a queue with values does, too."""
     return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
-@router.post("/wait", responses=problems(400, 408))
+@router.post("/wait", responses=problems(408))
 async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
     """Return when all keys are set; waits at most 20 s, repeat the request to wait longer.
 
@@ -147,13 +147,13 @@ async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
     return Done()
 
 
-@router.post("/add", responses=problems(400, 409))
+@router.post("/add", responses=problems(409))
 async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
     """Add to a number, and return the sum."""
     return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
 
 
-@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT | problems(400))
+@router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT)
 async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = from_base64(body.expected), from_base64(body.desired)
@@ -166,7 +166,7 @@ async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = 
     await store.execute(commands.Append(key, await request.body()), once)
 
 
-@router.post("/multi_get", responses=problems(400, 408))
+@router.post("/multi_get", responses=problems(408))
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
@@ -175,7 +175,7 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
     return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
 
-@router.post("/multi_set", **_NO_CONTENT, responses=problems(400))
+@router.post("/multi_set", **_NO_CONTENT)
 async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
     await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
@@ -187,7 +187,7 @@ async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Onc
     await store.execute(commands.QueuePush(key, await request.body()), once)
 
 
-@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(400, 404))
+@router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(404))
 async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Once = "") -> Octets:
     """Remove the first value of a queue, after a wait for one if requested.
 
@@ -199,7 +199,7 @@ async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Onc
     )
 
 
-@router.post("/queue_len", responses=problems(400))
+@router.post("/queue_len")
 async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
     """Return the number of values in a queue."""
     return StoreNumber(await store.execute(commands.QueueLen(body.key)))

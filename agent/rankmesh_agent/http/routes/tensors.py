@@ -22,7 +22,7 @@ router = APIRouter(
     prefix="/v1/groups/{group_id}",
     tags=["tensors"],
     dependencies=[BEARER],
-    responses=problems(401, 403, 404, 408, 409, 410, 413, 421, 422, 500, 503, 504),
+    responses=problems(404, 408, 409, 410, 422, 500, 503, 504),
 )
 
 Op = Annotated[
@@ -80,7 +80,7 @@ def _call(
     if gives == "sometimes":
         responses[204] = _NOTHING
     if takes != "nothing":
-        responses |= problems(400, 415)
+        responses |= problems(415)
     body = {"requestBody": {"required": takes == "array", "content": BODY}} if takes != "nothing" else {}
     return router.post(
         f"/{name}",

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import Boolean, Integer, Name, Number, Text
+from rankmesh_agent.wire.fields import (
+    MAX_WORLD_SIZE,
+    NUMBER,
+    Boolean,
+    Integer,
+    Name,
+    Number,
+    SchemaKeywords,
+    Text,
+)
 
 LAUNCHER_SECONDS = 0.5
 """Interval of a launcher's heartbeats."""
@@ -14,6 +23,9 @@ STARTING = -1
 NO_NODE = -1
 """Number of a node that the gateway is to assign, or that is not part of the attempt."""
 
+_Count = Annotated[int, NUMBER, SchemaKeywords(minimum=0)]
+_FromMinusOne = Annotated[int, NUMBER, SchemaKeywords(minimum=-1)]
+_Nodes = Annotated[int, NUMBER, SchemaKeywords(minimum=1, maximum=MAX_WORLD_SIZE)]
 LauncherState = Literal["waiting", "running", "failed", "ended", "stopped"]
 
 
@@ -40,17 +52,17 @@ class LauncherHeartbeat:
     """
 
     job: Name
-    node: Integer
-    nodes: Integer
+    node: _FromMinusOne
+    nodes: _Nodes
     instance: Name
-    attempt: Integer
+    attempt: _FromMinusOne
     state: LauncherState
     max_restarts: Integer
-    min_nodes: Integer = 0
-    nproc: Integer = 0
-    last_call: Number = 0.0
-    attempt_nodes: Integer = 0
-    restarts: Integer = 0
+    min_nodes: _Count = 0
+    nproc: _Count = 0
+    last_call: Annotated[Number, SchemaKeywords(minimum=0)] = 0.0
+    attempt_nodes: _Count = 0
+    restarts: _Count = 0
     hosts_gateway: Boolean = False
     host: Text = ""
 

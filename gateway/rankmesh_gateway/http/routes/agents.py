@@ -9,10 +9,10 @@ from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 
-router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422))
+router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], responses=problems(422, 503))
 
 
-@router.post("/agents", responses=problems(400, 503))
+@router.post("/agents")
 async def agent_beat(body: AgentHeartbeat, request: Request, registry: RegistryDep) -> Done:
     """Report that a standalone agent is alive, and its lease; the first heartbeat registers it.
 
@@ -22,7 +22,7 @@ async def agent_beat(body: AgentHeartbeat, request: Request, registry: RegistryD
     return await handlers.agent_heartbeat(registry, body, request.receive)
 
 
-@router.post("/agents/leave", responses=problems(400))
+@router.post("/agents/leave")
 async def agent_leave(body: AgentLeave, request: Request, registry: RegistryDep) -> Done:
     """Report that a standalone agent ends; the gateway forgets it."""
     return await handlers.agent_leave(registry, body, request.receive)
@@ -34,7 +34,7 @@ async def agents(registry: RegistryDep) -> list[AgentEntry]:
     return registry.agents.entries()
 
 
-@router.post("/leases", responses=problems(400, 404, 503))
+@router.post("/leases", responses=problems(404))
 async def lease(body: LeaseRequest, request: Request, registry: RegistryDep) -> LeaseOffer:
     """Offer a free standalone agent. The response is held back while none is free, `wait` seconds and 20 s at most.
 

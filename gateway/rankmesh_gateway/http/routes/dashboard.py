@@ -11,9 +11,12 @@ from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http.routes.problems import problems
 
-router = APIRouter(tags=["dashboard"], responses=problems(403, 413, 421))
+router = APIRouter(tags=["dashboard"], responses=problems(503))
 
 _UNCHANGED: Responses = {304: {"description": "The client's If-None-Match has the ETag."}}
+_PARTS = sorted(dashboard.names() - {dashboard.PAGE})
+_PART: Responses = {200: {"content": {dashboard.media_type(name): {"schema": {"type": "string"}} for name in _PARTS}}}
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": _PARTS}}
 
 
 @router.get("/", response_class=HTMLResponse, responses=_UNCHANGED)
@@ -22,10 +25,16 @@ async def page(request: Request) -> Response:
     return _response(dashboard.PAGE, request)
 
 
-@router.get(dashboard.PREFIX + "{name}", include_in_schema=False)
-async def part(name: str, request: Request) -> Response:
+@router.get(
+    dashboard.PREFIX + "{name}",
+    response_class=Response,
+    responses=_PART | _UNCHANGED | problems(404),
+    openapi_extra={"parameters": [_NAME]},
+)
+async def part(request: Request) -> Response:
     """Return a part of the page."""
-    if name not in dashboard.names() - {dashboard.PAGE}:
+    name = request.path_params["name"]
+    if name not in _PARTS:
         raise HTTPException(HTTPStatus.NOT_FOUND, "the dashboard has no such part")
     return _response(name, request)
 

@@ -11,7 +11,7 @@ from rankmesh_gateway.http.routes.dependencies import BEARER, DiagnosisDep, JobN
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import Diagnosis, RankDetails
 
-router = APIRouter(prefix="/v1", tags=["diagnosis"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422))
+router = APIRouter(prefix="/v1", tags=["diagnosis"], dependencies=[BEARER], responses=problems(422, 503))
 
 RankNumber = Annotated[int, Path(ge=0, lt=MAX_WORLD_SIZE, description="The rank.")]
 

@@ -21,7 +21,7 @@ from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
 
 _log = logging.getLogger("rankmesh")
 
-router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(prefix="/v1", tags=["events"], dependencies=[BEARER], responses=problems(503))
 
 SLOW_SECONDS = 10.0
 """A listener that reads nothing for this long is disconnected."""
@@ -100,7 +100,7 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-@router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422, 503))
+@router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422))
 async def events(
     registry: RegistryDep,
     snapshots: SnapshotDep,

@@ -18,7 +18,7 @@ from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
 from rankmesh_gateway.state.validation import MAX_REASON
 
-router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422))
+router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(422, 503))
 
 GroupName = Annotated[
     str,
@@ -96,13 +96,13 @@ async def group_in_flight(group: GroupName, registry: RegistryDep, job: JobName 
     return [each for each in calls if (each.epoch, each.group) == (found.epoch, found.id)]
 
 
-@router.post("/groups", status_code=HTTPStatus.CREATED, responses=problems(400, 404, 409, 502, 503))
+@router.post("/groups", status_code=HTTPStatus.CREATED, responses=problems(404, 409, 502))
 async def make_group(body: NewGroup, controller: ControllerDep) -> GroupMade:
     """Create a group: the gateway asks the agents of all members at once, and all of them create it, or none."""
     return await controller.make(body.job, body.ranks, body.name, body.timeout)
 
 
-@router.post("/groups/{group}/abort", responses=problems(400, 404, 502))
+@router.post("/groups/{group}/abort", responses=problems(404, 502))
 async def abort_group(
     group: GroupName, controller: ControllerDep, body: Abort | None = None, job: JobName = None
 ) -> FanOut:
@@ -110,7 +110,7 @@ async def abort_group(
     return await controller.abort(group, job, (body or Abort()).reason or "no reason was given")
 
 
-@router.post("/groups/{group}/shrink", responses=problems(400, 404, 409, 502, 503))
+@router.post("/groups/{group}/shrink", responses=problems(404, 409, 502))
 async def shrink_group(
     group: GroupName, controller: ControllerDep, body: Shrink | None = None, job: JobName = None
 ) -> GroupChanged:
@@ -122,7 +122,7 @@ async def shrink_group(
     return await controller.shrink(group, job, wanted.without, wanted.timeout)
 
 
-@router.post("/groups/{group}/grow", responses=problems(400, 404, 409, 502, 503))
+@router.post("/groups/{group}/grow", responses=problems(404, 409, 502))
 async def grow_group(body: Grow, group: GroupName, controller: ControllerDep, job: JobName = None) -> GroupChanged:
     """Create a group of the members and more ranks, under a new name, and end the old one.
 

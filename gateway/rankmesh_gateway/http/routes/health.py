@@ -9,7 +9,7 @@ from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.routes.dependencies import RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 
-router = APIRouter(tags=["health"], responses=problems(403, 413, 421))
+router = APIRouter(tags=["health"])
 
 
 @router.get("/health")
@@ -18,13 +18,13 @@ async def health(request: Request, registry: RegistryDep) -> GatewayHealth:
     return await handlers.health(registry, None, request.receive)
 
 
-@router.get("/livez")
+@router.get("/livez", responses=problems(503))
 async def livez() -> Done:
     """Answer while the process runs."""
     return Done()
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses=problems(503))
 async def readyz() -> Done:
     """Answer while requests are served; a gateway depends on no other service."""
     return Done()

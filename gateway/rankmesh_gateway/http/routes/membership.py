@@ -21,18 +21,16 @@ from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryD
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
 
-router = APIRouter(
-    prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(401, 403, 413, 421, 422)
-)
+router = APIRouter(prefix="/v1", tags=["membership"], dependencies=[BEARER], responses=problems(422, 503))
 
 
-@router.post("/join", responses=problems(400, 409, 410, 503))
+@router.post("/join", responses=problems(409, 410))
 async def join(body: JoinRequest, request: Request, registry: RegistryDep) -> JoinReply:
     """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     return await handlers.join(registry, body, request.receive)
 
 
-@router.post("/heartbeat", response_model_exclude_defaults=True, responses=problems(400, 409, 503))
+@router.post("/heartbeat", response_model_exclude_defaults=True, responses=problems(409))
 async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) -> HeartbeatReply:
     """Report that a rank is alive, and the state of its groups, or what has changed since its last heartbeat.
 
@@ -42,7 +40,7 @@ async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) ->
     return await handlers.heartbeat(registry, body, request.receive)
 
 
-@router.post("/leave", responses=problems(400))
+@router.post("/leave")
 async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     """Report that a rank leaves, with a reason if it has failed."""
     return await handlers.leave(registry, body, request.receive)
@@ -60,13 +58,13 @@ async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
     return await handlers.snapshot(registry, None, request.receive)
 
 
-@router.post("/ended", include_in_schema=False)  # for ranks that connect to each other
+@router.post("/ended")
 async def ended(body: EpochRequest, request: Request, registry: RegistryDep) -> list[RankInfo]:
-    """List the ranks of a job's epoch that have left or failed, by rank."""
+    """List the ranks of a job's epoch that have left or failed, by rank; for ranks that connect to each other."""
     return await handlers.ended_ranks(registry, body, request.receive)
 
 
-@router.post("/launchers", include_in_schema=False)  # between launchers; its values depend on each other
+@router.post("/launchers", responses=problems(409))
 async def launchers(body: LauncherHeartbeat, request: Request, registry: RegistryDep) -> LauncherReply:
     """Report how the ranks of a node do; the reply says whether the job has been restarted."""
     return await handlers.launcher_heartbeat(registry, body, request.receive)

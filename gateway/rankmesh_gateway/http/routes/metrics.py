@@ -18,7 +18,7 @@ from rankmesh_gateway.state.registry import Registry
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(401, 403, 413, 421))
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(503))
 
 MAX_JOBS_SHOWN = 100
 """Limit of the jobs with metrics of their own; the others' are added up under OTHER_JOBS."""
