@@ -68,7 +68,7 @@ def applications(world: World, **options: Any) -> list[SecurityMiddleware]:
     """Return the application of each rank's agent; ``options`` are create_app's."""
     from rankmesh_agent.http.app import create_app  # FastAPI takes longer to import than all else that tests collect
 
-    agents = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
+    agents: list[Any] = [GroupsAgent(rank, world.size, [world.communicators[rank]]) for rank in range(world.size)]
     return [create_app(agent, **options) for agent in agents]
 
 

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Me:
         """Give the world's next calls a time limit that the join did not have: it takes long on a busy machine."""
         import rankmesh
 
+        assert rankmesh.group.WORLD is not None
         rankmesh.group.WORLD._communicator.set_timeout(seconds)
 
     def report(self, **what: Any) -> None:
@@ -76,7 +78,7 @@ class Me:
     def wait_for(self, *names: str, seconds: float = DEADLINE) -> None:
         """Wait for marks; fail at once when a rank has failed that had to succeed."""
         for name in names:
-            wait_until(lambda name=name: self._is_made(name), f"the mark {name!r}", seconds)
+            wait_until(partial(self._is_made, name), f"the mark {name!r}", seconds)
 
     def _is_made(self, name: str) -> bool:
         if (self.folder / name).exists():
@@ -93,7 +95,8 @@ class Me:
         """Make a mark as soon as so many calls of this process wait for keys of the job's store, in other threads."""
         from rankmesh._session.session import require_session
 
-        store = require_session().agent._job_store
+        agent: Any = require_session().agent  # this process's own
+        store = agent._job_store
 
         def watch() -> None:
             wait_until(lambda: len(store.pending_waits()) == waits, f"{waits} waits for keys")

@@ -27,7 +27,8 @@ def main(prefix: str, script: str) -> None:
         descriptor = os.open(f"{prefix}-{rank}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
-    sys.stderr = sys.__stderr__ = open(f"{prefix}-{rank}.err", "a", buffering=1)  # noqa: SIM115  # until the end
+    sys.stderr = open(f"{prefix}-{rank}.err", "a", buffering=1)  # noqa: SIM115  # until the end
+    vars(sys)["__stderr__"] = sys.stderr
     sys.argv = [script, rank, size]
     runpy.run_path(script, run_name="__main__")
 

@@ -91,9 +91,9 @@ def main(arguments: Sequence[str]) -> int:
         place = {"MASTER_ADDR": first.address, "MASTER_PORT": "29400", "WORLD_SIZE": size}
         place["RANKMESH_TOKEN"] = secrets.token_hex(8)
         try:
-            for rank in range(int(size)):
-                host = first if rank < int(size) / 2 else second
-                own = {"RANK": str(rank), "RANKMESH_BIND": host.address, "RANKMESH_SHM_DIR": str(host.shm)}
+            for number in range(int(size)):
+                host = first if number < int(size) / 2 else second
+                own = {"RANK": str(number), "RANKMESH_BIND": host.address, "RANKMESH_SHM_DIR": str(host.shm)}
                 command = ["ip", "netns", "exec", host.namespace, sys.executable, *program]
                 ranks.append(subprocess.Popen(command, env={**os.environ, **place, **own}))
             return int(any(code != 0 for code in [rank.wait(_LIFETIME) for rank in ranks]))

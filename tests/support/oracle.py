@@ -12,7 +12,7 @@ from rankmesh_agent.wire.ops import ReduceOp
 
 Array = np.ndarray[Any, Any]
 
-OPS = [op for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
+OPS: list[ReduceOp] = [op for op in ReduceOp if op is not ReduceOp.PREMUL_SUM]
 COMPLEX32 = np.dtype([("real", np.float16), ("imag", np.float16)])
 NARROW = frozenset(
     map(

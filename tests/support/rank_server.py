@@ -112,8 +112,9 @@ def serve(connection: socket.socket) -> Fork | None:
     usual = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGINT)}
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
+    awaited: list[socket.socket | int] = [connection, wakeup]
     while True:
-        readable, _, _ = select.select([connection, wakeup], [], [])
+        readable, _, _ = select.select(awaited, [], [])
         if wakeup in readable:
             os.read(wakeup, 1000)
             while (ended := _wait_any()) is not None:

@@ -201,7 +201,7 @@ def outcomes_in_a_world(kind: str, rank: int, size: int, folder: Path, modules: 
         found = {}
         for side, dist in (groups if cell.in_groups else sides).items():
             if cell.sides is None or side in cell.sides:
-                found[side] = outcome(cell, dist, rank, size)
+                found[side] = outcome(cell.__call__, dist, rank, size)
                 torch.distributed.barrier(between)  # so that no receive from any rank gets a later cell's message
         yield name, found
     torch.distributed.destroy_process_group()
@@ -215,7 +215,7 @@ def be_a_rank(me: Me, kind: str, modules: Sequence[str]) -> None:
     outcomes: dict[int, Any] = {}
     if me.rank == 0:
         outcomes[0] = {
-            name: {side: outcome(cell, dist, 0, 1) for side, dist in KINDS[kind].items()}
+            name: {side: outcome(cell.__call__, dist, 0, 1) for side, dist in KINDS[kind].items()}
             for name, cell in cells_of(modules, 0).items()
         }
     for size in SIZES:

@@ -80,7 +80,7 @@ class Wrong(NamedTuple):
     http: tuple[int, str, str]
 
 
-def _wrong(error: type[Exception], says: str, http: str = "", *, request: str = "", **calls: Call) -> dict[str, Wrong]:
+def _wrong(error: type[Exception], says: str, http: Any = "", *, request: Any = "", **calls: Call) -> dict[str, Wrong]:
     """Return rows of the table; ``http`` is another pattern of the detail, ``request`` that of a schema's violation."""
     problem = 422, "invalid-request" if request else "invalid-call", request or http or says
     return {name: Wrong(call, error, says, problem) for name, call in calls.items()}

@@ -136,7 +136,7 @@ def _all_to_all_single_of_rows(at: At) -> None:
 def _all_reduce_coalesced(at: At) -> None:
     lengths = [_uneven(at, lane) for lane in range(3)]
     arrays = [
-        at.becomes(at.values(at.rank, n, lane), at.reduced(lambda rank, n=n, lane=lane: at.values(rank, n, lane)))
+        at.becomes(at.values(at.rank, n, lane), at.reduced(functools.partial(at.values, count=n, lane=lane)))
         for lane, n in enumerate(lengths)
     ]
     at.call(at.api.all_reduce_coalesced, arrays, at.op)
@@ -145,7 +145,7 @@ def _all_reduce_coalesced(at: At) -> None:
 def _batch(at: At) -> None:
     """Reductions that can be made as one, one apart from them, and other collectives in between."""
     first, second, third = (
-        at.becomes(at.values(at.rank, lane=lane), at.reduced(lambda rank, lane=lane: at.values(rank, lane=lane)))
+        at.becomes(at.values(at.rank, lane=lane), at.reduced(functools.partial(at.values, lane=lane)))
         for lane in range(3)
     )
     copied = at.becomes(at.values(at.rank, lane=3), at.values(at.cell.root, lane=3))

@@ -47,7 +47,7 @@ class Cell(NamedTuple):
     dtype: str
     op: str = ""
     container: str = "contiguous"
-    count: int = 33
+    count: int = 33  # type: ignore[assignment]  # of tuple, which nothing calls
     async_op: bool = False
     root: int = 0
     numbers: str = "any"
@@ -265,7 +265,7 @@ def _equal_but_nan(found: Array, wanted: Array) -> bool:
 def _close(found: Array, wanted: Array) -> bool:
     if found.dtype == oracle.COMPLEX32:
         found, wanted = found.view(np.float16), wanted.view(np.float16)
-    tolerance = 100 * float(ml_dtypes.finfo(found.dtype).eps)
+    tolerance = 100 * float(ml_dtypes.finfo(found.dtype).eps)  # type: ignore[no-untyped-call]
     if found.dtype.kind == "c":
         found, wanted = found.view(found.real.dtype), wanted.view(wanted.real.dtype)
     wide = np.longdouble

@@ -80,7 +80,7 @@ def _array_array(elements: Array) -> Held:
 
 def _memoryview(elements: Array) -> Held:
     below = elements.copy()
-    return Held(memoryview(below), below.copy)
+    return Held(below.data, below.copy)
 
 
 CONTAINERS: dict[str, Callable[[Array], Held]] = {

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankmesh_agent.wire.dtypes import FROM_NAME as DTYPES
 from support.me import Me
 from support.sweep.calls import CALLS, MESSAGES, MOVING, MOVING_LISTS, ORDERED, REDUCING, REDUCING_LISTS
-from support.sweep.cell import DTYPES, At, Cell, Place, ops_of
+from support.sweep.cell import At, Cell, Place, ops_of
 from support.sweep.containers import CONTAINERS, ON_GPUS, bits, fits
 
 TOLD = 20

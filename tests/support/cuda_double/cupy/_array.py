@@ -282,7 +282,9 @@ def zeros_like(a: ndarray, dtype: Any = None) -> ndarray:
 
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> ndarray:
-    return array(np.arange(0 if stop is None else start, start if stop is None else stop, step, dtype))
+    first: Any = 0 if stop is None else start
+    end = start if stop is None else stop
+    return array(np.arange(first, end, step, dtype))  # type: ignore[call-overload]
 
 
 def array(

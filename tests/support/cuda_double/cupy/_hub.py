@@ -8,7 +8,7 @@ import os
 from collections import defaultdict, deque
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Call(NamedTuple):
     """
 
     kind: str
-    count: int
+    count: int  # type: ignore[assignment]  # of tuple, which nothing calls
     dtype: np.dtype[Any]
     op: int
     peer: int
@@ -54,13 +54,13 @@ class _Given(NamedTuple):
     call: Call
     data: bytes
     batch: _Batch
-    index: int
+    place: int
 
 
 def serve(listener: Listener) -> None:
     """Let ranks meet, then carry out their calls until all have gone."""
     ranks: dict[int, tuple[Connection, bool]] = {}
-    places = []
+    places: list[Any] = []
     size = 1
     with listener:
         while len(places) < size:
@@ -88,13 +88,13 @@ class _Hub:
     def run(self) -> None:
         numbers = {connection: rank for rank, (connection, _) in self._ranks.items()}
         while numbers:
-            for connection in wait(list(numbers)):
+            for connection in cast("list[Connection]", wait(list(numbers))):
                 try:
-                    calls = connection.recv()  # type: ignore[union-attr]
+                    calls = connection.recv()
                 except (OSError, EOFError):
-                    del numbers[connection]  # type: ignore[arg-type]
+                    del numbers[connection]
                 else:
-                    self._take(numbers[connection], calls)  # type: ignore[index]
+                    self._take(numbers[connection], calls)
 
     def _take(self, rank: int, calls: list[tuple[Call, bytes]]) -> None:
         batch = _Batch(*self._ranks[rank], calls)
@@ -123,7 +123,7 @@ class _Hub:
 
 def _answer(results: list[tuple[_Given, bytes | None]]) -> None:
     for given, result in sorted(results, key=lambda result: result[0].batch.here):
-        given.batch.answer(given.index, result)
+        given.batch.answer(given.place, result)
 
 
 def _reduced(call: Call, data: list[bytes]) -> np.ndarray[Any, Any]:

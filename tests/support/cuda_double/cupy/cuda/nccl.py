@@ -191,7 +191,7 @@ class NcclCommunicator:
         """Run calls together, on the first's stream; the other streams wait, and are waited for."""
         calls = [call for call, _ in made]
         first, *others = dict.fromkeys(queue for _, queue in made)
-        connection = self._connection
+        connection: Any = self._connection
         mark = first.enqueue(
             lambda: self._carry_out(calls, connection), [*self._tail, *(queue.tail for queue in others)]
         )
