@@ -25,7 +25,8 @@ def test_the_citation_is_of_this_version() -> None:
     section = re.search(
         rf"^## \[{re.escape(__version__)}\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
-    assert section is None or section[1] == str(citation["date-released"])
+    assert section is not None
+    assert section[1] == str(citation["date-released"])
 
 
 def test_ci_runs_commands_that_exist_with_all_supported_pythons() -> None:
