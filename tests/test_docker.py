@@ -117,28 +117,6 @@ def test_every_container_is_limited_and_without_privileges() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
-def test_the_pods_of_the_kubernetes_example_have_no_privileges() -> None:
-    yaml = pytest.importorskip("yaml", reason="PyYAML reads the file; it comes with the development dependencies")
-    folder = ROOT / "examples" / "kubernetes"
-    _, job = yaml.safe_load_all((folder / "average.yaml").read_text())
-    pod = job["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod["automountServiceAccountToken"] is False
-    (container,) = pod["containers"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert container["resources"]["limits"]["memory"]
-    policy = yaml.safe_load((folder / "network-policy.yaml").read_text())["spec"]
-    assert (policy["podSelector"]["matchLabels"], policy["policyTypes"]) == (
-        {"job-name": "average"},
-        ["Ingress", "Egress"],
-    )
-
-
 @pytest.fixture
 def serve() -> Callable[[int], int]:
     """Returns what serves one answer with a status at a port, which it returns."""

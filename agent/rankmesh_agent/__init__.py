@@ -5,5 +5,5 @@ import sys
 if sys.platform != "linux":
     raise ImportError(
         f"RankMesh runs on Linux, and this is {sys.platform}: it waits by epoll and futexes. Elsewhere, use it in a "
-        "container, or in WSL 2 on Windows. Ranks share memory on x86-64; on other processors they use TCP."
+        "container, or in WSL 2 on Windows; ranks share memory on x86-64, and use TCP on other processors."
     )

@@ -294,3 +294,29 @@ class GroupChanged:
 
     made: GroupMade
     ended: FanOut
+
+
+@dataclass
+class DashboardCode:
+    """A code that opens the dashboard once.
+
+    Attributes:
+        code: the code.
+        expires_in: seconds for which it is valid.
+    """
+
+    code: str
+    expires_in: int
+
+
+@dataclass
+class DashboardSession:
+    """A session of the dashboard.
+
+    Attributes:
+        token: bearer token of its requests, which have the role ``read``.
+        expires_in: seconds for which it is valid.
+    """
+
+    token: str
+    expires_in: int

@@ -10,6 +10,7 @@ import typer
 from rankmesh._cli import store, tls
 from rankmesh._cli.bench import bench
 from rankmesh._cli.credentials import get, token
+from rankmesh._cli.dashboard import dashboard
 from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
 from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
@@ -74,6 +75,7 @@ def agent(context: typer.Context) -> None:
 
 
 app.command()(status)
+app.command()(dashboard)
 app.command()(groups)
 app.command()(diagnose)
 app.command()(stacks)

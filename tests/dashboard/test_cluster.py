@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from support.command import here
 from support.processes import DEADLINE, Me, Rank, Ranks, free_port, wait_until
 
 import rankmesh as dist
@@ -73,6 +74,22 @@ def launch(ranks: Ranks, body: Any, size: int, **arguments: Any) -> tuple[Rank, 
         lambda: re.search(r"gateway (http://[^\s)]+)", launcher.stdout + launcher.stderr), repr(launcher)
     )
     return launcher, found[1]
+
+
+@pytest.mark.unreachable
+def test_a_link_opens_the_page_once(ranks, visit):
+    launcher, url = launch(ranks, work, 2)
+    link = here("dashboard", "--gateway", url).stdout.strip()
+    page = visit(link)
+    page.wait_for_text("#count-ranks-note", "2 alive")
+    assert page.page.url == f"{url}/"
+    page.page.reload()
+    page.wait_for_text("#count-ranks-note", "2 alive")
+    again = visit(link)
+    again.wait_for_text("#token-error", "This link has been used or has expired")
+    assert not again.page.locator("#cluster").is_visible()
+    ranks.mark("stop")
+    ranks.wait([launcher])
 
 
 @pytest.mark.unreachable

@@ -18,7 +18,7 @@ def test_the_token_is_asked_for_and_kept_for_the_tab(browser, visit):
         assert page.text("#token-error") == ""
         field.fill("wrong")
         field.press("Enter")
-        page.wait_for_text("#token-error", "The gateway does not take this token")
+        page.wait_for_text("#token-error", "This is not the gateway's token")
         field.fill("naïve ✓")
         field.press("Enter")
         page.wait_for_text("#token-error", "letters, digits and signs")

@@ -79,7 +79,7 @@ def test_the_form_follows_them_too(visit, look):
         page = visit(double.url, **LOOKS[look], bypass_csp=True)
         page.page.get_by_label("Token", exact=True).fill("wrong")
         page.page.get_by_role("button", name="Connect").click()
-        page.wait_for_text("#token-error", "does not take")
+        page.wait_for_text("#token-error", "not the gateway")
         check(page)
 
 

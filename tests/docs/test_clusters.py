@@ -14,7 +14,8 @@ yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest; it comes w
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "clusters.md").read_text()
-MANIFEST = ROOT / "examples" / "kubernetes" / "average.yaml"
+KUBERNETES = ROOT / "examples" / "kubernetes"
+MANIFEST = KUBERNETES / "job" / "average.yaml"
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def job():
 @pytest.mark.parametrize("kind", ["bash", "yaml", "python"])
 def test_what_it_shows_is_in_the_examples(kind) -> None:
     folder = ROOT / "examples"
-    files = [folder / "average.py", folder / "slurm" / "average.sbatch", MANIFEST, folder / "kubernetes" / "tls.yaml"]
+    files = [folder / "average.py", folder / "slurm" / "average.sbatch", MANIFEST, *KUBERNETES.glob("*/*.yaml")]
     texts = [re.sub(r"^ {4}", "", path.read_text(), flags=re.MULTILINE) for path in files]
     texts += [path.read_text() for path in files]
     shown = re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
@@ -35,7 +36,7 @@ def test_what_it_shows_is_in_the_examples(kind) -> None:
 
 
 def test_files_and_pages_that_it_names_are_there() -> None:
-    for path in re.findall(r"\]\(([^)#]+)", PAGE):
+    for path in re.findall(r"\]\((?!https?:)([^)#]+)", PAGE):
         assert (ROOT / "docs" / path).exists(), path
     for path in re.findall(r"`(tests/[\w/]+\.py)`", PAGE):
         assert (ROOT / path).exists(), path

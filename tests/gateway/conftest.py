@@ -34,9 +34,9 @@ def framework_app(_number: int) -> Any:
 def make_framework_app(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Creates the framework's application of a registry; two that serve at a time have different numbers."""
 
-    def create(registry: Registry, token: str = "", number: int = 0) -> Any:
+    def create(registry: Registry, token: str = "", number: int = 0, **more: Any) -> Any:
         app = framework_app(number)
-        app.state = create_framework_app(registry, token).state
+        app.state = create_framework_app(registry, token, **more).state
         return app
 
     monkeypatch.setattr(app_module, "create_framework_app", create)

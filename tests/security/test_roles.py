@@ -38,6 +38,8 @@ def needed(service: str, method: str, path: str) -> Role | None:
         return None
     if method == "GET" and path in READ[service].split():
         return Role.READ
+    if path.startswith("/v1/dashboard/"):
+        return Role.READ
     if path.startswith("/v1/store"):
         return Role.USE
     if service == "agent" and method == "POST" and path.startswith("/v1/groups/{group_id}/"):

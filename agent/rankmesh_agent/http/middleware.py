@@ -129,6 +129,7 @@ class SecurityMiddleware:
         is_large: predicate of a request's method and path.
         open_paths: paths besides health that need no token.
         role_of: returns the role that a request's method and path need.
+        translate: returns the Authorization header for which a request's own one stands, such as that of a session.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class SecurityMiddleware:
         is_large: Callable[[str, str], bool] = lambda method, path: False,
         open_paths: Iterable[str] = (),
         role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN,
+        translate: Callable[[bytes, Message], bytes] = lambda authorization, scope: authorization,
     ) -> None:
         self._app = app
         credentials = Credentials.of(token)
@@ -154,6 +156,7 @@ class SecurityMiddleware:
         self._unauthenticated = AddressRateLimit(UNAUTHENTICATED_A_SECOND, _UNAUTHENTICATED_AT_ONCE)
         self._warning = WarningInterval()
         self._role_of = role_of
+        self._translate = translate
         self._private_network = credentials.private_network
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -162,6 +165,8 @@ class SecurityMiddleware:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if b"authorization" in headers:
+            headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
         caller = self._caller(scope, headers)
         if isinstance(caller, str):
             has_body = b"content-length" in headers or b"transfer-encoding" in headers
@@ -257,7 +262,7 @@ class SecurityMiddleware:
         ):
             return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
         if scope["path"] not in self._open:
-            if held is None and b"authorization" in headers:
+            if held is None and headers.get(b"authorization"):
                 _warn_of_another_token(scope)
                 return _unauthenticated(_ANOTHER_TOKEN)
             rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)

@@ -27,6 +27,7 @@ let feed = null;
 let gateway = "";
 let refresh = 0;
 let lost = false;
+let problem = "";
 
 /** Storage may be forbidden; the token then lives as long as the page. */
 const memory = {
@@ -51,6 +52,20 @@ const memory = {
     }
   },
 };
+
+/** Exchanges the one-time code of a link, which is not sent as a part of its URL, for the token of a session. */
+async function redeem() {
+  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  if (code) {
+    history.replaceState(null, "", location.pathname);
+    try {
+      const answer = await ask("v1/dashboard/sessions", code, { method: "POST" });
+      memory.set((await answer.json()).token);
+    } catch (error) {
+      problem = error.status === 401 ? "This link has been used or has expired: rankmesh dashboard prints another." : error.message;
+    }
+  }
+}
 
 function connect() {
   feed?.stop();
@@ -193,8 +208,9 @@ function refused(error) {
   show(byId("forget"), false);
   show(byId("cluster"), false);
   show(byId("ask"), true);
-  const wrong = error.status === 401 ? (had ? "The gateway does not take this token." : "") : error.message;
-  say(byId("token-error"), wrong);
+  const ended = "This is not the gateway's token, or the session has ended: rankmesh dashboard prints a link to another.";
+  const wrong = error.status === 401 ? (had ? ended : "") : error.message;
+  say(byId("token-error"), wrong || problem);
   byId("token").focus();
 }
 
@@ -210,6 +226,7 @@ byId("token-form").addEventListener("submit", (event) => {
   }
   field.value = "";
   say(byId("token-error"), "");
+  problem = "";
   memory.set(token);
   connect();
 });
@@ -231,4 +248,5 @@ const master = `MASTER_ADDR=${location.hostname} MASTER_PORT=${location.port || 
 say(byId("start-line"), `${master} WORLD_SIZE=2 RANK=0 python train.py\n${master} WORLD_SIZE=2 RANK=1 python train.py`);
 beginLog();
 initRank((path, options) => ask(path, memory.get(), options));
+await redeem();
 connect();

@@ -15,6 +15,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
+from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
 
@@ -22,6 +23,7 @@ _role_of = role_table(
     {
         Role.READ: r"GET /(metrics|openapi\.json"
         r"|v1/(jobs|ranks|agents|groups(/[^/]+(/inflight)?)?|waiting|snapshot|events|overview))"
+        r"|POST /v1/dashboard/(codes|sessions)"
     }
 )
 MAX_BODY_BYTES = 8 << 20
@@ -40,17 +42,32 @@ def create_app(
         names: host names, besides addresses and localhost, that the Host header may have.
     """
     served = Registry() if registry is None else registry
-    make_framework_app = partial(create_application, partial(create_framework_app, served, Credentials.of(token).run))
+    credentials = Credentials.of(token)
+    sessions = DashboardSessions(credentials)
+    make_framework_app = partial(
+        create_application, partial(create_framework_app, served, credentials.run, sessions=sessions)
+    )
     app = GatewayApplication(served, make_framework_app)
-    return SecurityMiddleware(app, token, names, MAX_BODY_BYTES, open_paths=dashboard.paths(), role_of=_role_of)
+    return SecurityMiddleware(
+        app,
+        credentials,
+        names,
+        MAX_BODY_BYTES,
+        open_paths=dashboard.paths(),
+        role_of=_role_of,
+        translate=sessions.translate,
+    )
 
 
-def create_framework_app(registry: Registry, token: str = "") -> Application:
+def create_framework_app(
+    registry: Registry, token: str = "", *, sessions: DashboardSessions | None = None
+) -> Application:
     """Return the application of all endpoints. Imports FastAPI, pydantic and httpx.
 
     Args:
         registry: the registry that it serves.
         token: the secret for its requests to agents.
+        sessions: of the dashboard; new ones if left out.
     """
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
     from rankmesh_gateway.clients.agent_client import AgentClient
@@ -76,6 +93,7 @@ def create_framework_app(registry: Registry, token: str = "") -> Application:
     app.state.diagnosis = diagnosis_service
     app.state.snapshots = SnapshotCache(registry, StoreKeyCache(registry, client), diagnosis_service)
     app.state.controller = GroupController(registry, client)
+    app.state.sessions = sessions or DashboardSessions(Credentials(token))
     for module in (health, metrics, membership, agents, groups, diagnosis, events, dashboard_routes):
         app.include_router(module.router)
     return app

@@ -71,6 +71,8 @@ async def test_the_openapi_document(direct):
         ("/v1/groups/{group}/grow", "post"),
         ("/v1/events", "get"),
         ("/v1/overview", "get"),
+        ("/v1/dashboard/codes", "post"),
+        ("/v1/dashboard/sessions", "post"),
         ("/v1/agents", "get", "post"),
         ("/v1/agents/leave", "post"),
         ("/v1/leases", "post"),

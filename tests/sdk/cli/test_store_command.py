@@ -127,17 +127,6 @@ def test_on_the_jobs_host_the_token_need_not_be_given(job: Job):
     assert here("store", "get", "cli/local_jobs", "--gateway", job.url) == (0, "seen", "")
 
 
-def test_the_token_is_printed_for_the_owner_of_the_job(job: Job):
-    assert here("token", "--gateway", job.url) == (0, f"{job.token}\n", "")
-    reading = here("token", "--gateway", job.url, "--role", "read").stdout
-    assert reading not in ("", f"{job.token}\n")
-    assert here("token", RANKMESH_TOKEN="given").stdout == "given\n"
-    code, stdout, stderr = here("token", "--gateway", f"127.0.0.1:{free_port()}")
-    assert (code, stdout, stderr.count("\n")) == (2, "", 1)
-    assert "there is no token: no rank of a job of yours runs on this host" in stderr
-    assert here("get", f"{job.url}/v1/ranks").code == 0
-
-
 def test_nobody_there(job: Job):
     place = f"127.0.0.1:{free_port()}"
     code, stdout, stderr = job.here("store", "get", "k", "--gateway", place)

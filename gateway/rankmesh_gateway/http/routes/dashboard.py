@@ -1,4 +1,4 @@
-"""The dashboard's page and its parts; without data, and so without a token: the page asks the user for it."""
+"""The dashboard's page and its parts, without data, and so without a token; and the sessions for its data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from fastapi.responses import HTMLResponse
 
 from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
+from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS
+from rankmesh_gateway.http.routes.dependencies import BEARER, SessionsDep
 from rankmesh_gateway.http.routes.problems import problems
+from rankmesh_gateway.schemas import DashboardCode, DashboardSession
 
 router = APIRouter(tags=["dashboard"], responses=problems(503))
 
@@ -37,6 +40,20 @@ async def part(request: Request) -> Response:
     if name not in _PARTS:
         raise HTTPException(HTTPStatus.NOT_FOUND, "the dashboard has no such part")
     return _response(name, request)
+
+
+@router.post("/v1/dashboard/codes", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
+async def create_code(sessions: SessionsDep, response: Response) -> DashboardCode:
+    """Make a code that opens the dashboard once: `http://…/#code=…` in a browser (`rankmesh dashboard`)."""
+    response.headers["cache-control"] = "no-store"
+    return DashboardCode(sessions.create_code(), CODE_SECONDS)
+
+
+@router.post("/v1/dashboard/sessions", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
+async def create_session(sessions: SessionsDep, request: Request, response: Response) -> DashboardSession:
+    """Exchange a code, sent as the bearer token, for the bearer token of a session with the role `read`."""
+    response.headers["cache-control"] = "no-store"
+    return DashboardSession(sessions.exchange(request.headers.get("authorization", "")), SESSION_SECONDS)
 
 
 def _response(name: str, request: Request) -> Response:

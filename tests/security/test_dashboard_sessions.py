@@ -1,0 +1,95 @@
+"""Codes and sessions of the dashboard: once, for a time, to read only."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_gateway.http import dashboard_sessions
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS, DashboardSessions
+
+READ = f"Bearer {Credentials('secret').of_role(Role.READ)}".encode()
+AT_EXCHANGE = {"path": "/v1/dashboard/sessions"}
+AT_RANKS = {"path": "/v1/ranks"}
+
+
+@pytest.fixture
+def clock() -> SimpleNamespace:
+    return SimpleNamespace(now=1000.0)
+
+
+@pytest.fixture
+def sessions(clock: SimpleNamespace) -> DashboardSessions:
+    return DashboardSessions(Credentials("secret"), lambda: clock.now)
+
+
+def bearer(token: str) -> bytes:
+    return f"Bearer {token}".encode()
+
+
+def test_a_code_is_accepted_once_and_at_one_path(sessions):
+    code = sessions.create_code()
+    assert sessions.translate(bearer(code), AT_EXCHANGE) == READ
+    assert sessions.translate(bearer(code), AT_RANKS) == b""
+    session = sessions.exchange(bearer(code).decode())
+    assert sessions.translate(bearer(code), AT_EXCHANGE) == b""
+    with pytest.raises(AuthenticationError, match="has been used or has expired: 'rankmesh dashboard'"):
+        sessions.exchange(bearer(code).decode())
+    assert sessions.translate(bearer(session), AT_RANKS) == READ
+    assert sessions.translate(bearer(session), AT_EXCHANGE) == b""
+
+
+def test_codes_and_sessions_expire(sessions, clock):
+    used, late = sessions.create_code(), sessions.create_code()
+    session = sessions.exchange(bearer(used).decode())
+    clock.now += CODE_SECONDS
+    assert sessions.translate(bearer(late), AT_EXCHANGE) == b""
+    with pytest.raises(AuthenticationError):
+        sessions.exchange(bearer(late).decode())
+    clock.now += SESSION_SECONDS - CODE_SECONDS - 1
+    assert sessions.translate(bearer(session), AT_RANKS) == READ
+    clock.now += 1
+    assert sessions.translate(bearer(session), AT_RANKS) == b""
+
+
+def test_other_headers_stay(sessions):
+    for header in (b"", b"Bearer secret", b'RankMesh key="0"', b"Basic rankmesh-dashboard-code-x"):
+        assert sessions.translate(header, AT_RANKS) == header
+    assert sessions.translate(b"Bearer rankmesh-dashboard-session-guess", AT_RANKS) == b""
+
+
+def test_there_is_a_limit(sessions, monkeypatch):
+    monkeypatch.setattr(dashboard_sessions, "MAX_TOKENS", 2)
+    oldest, *others = (sessions.create_code() for _ in range(3))
+    assert sessions.translate(bearer(oldest), AT_EXCHANGE) == b""
+    assert all(sessions.translate(bearer(code), AT_EXCHANGE) == READ for code in others)
+
+
+def test_a_session_reads_and_cannot_outlive_itself():
+    async def flow() -> list[int]:
+        transport = httpx.ASGITransport(create_app(token="secret"), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700") as client:
+
+            async def ask(method: str, path: str, token: str) -> httpx.Response:
+                return await client.request(method, path, headers={"Authorization": f"Bearer {token}"})
+
+            found = [
+                await ask("POST", "/v1/dashboard/codes", "guess"),
+                await ask("POST", "/v1/dashboard/codes", "secret"),
+            ]
+            code = found[-1].json()["code"]
+            found += [await ask("GET", "/v1/ranks", code), await ask("POST", "/v1/dashboard/sessions", code)]
+            session = found[-1].json()["token"]
+            assert {found[1].headers["cache-control"], found[3].headers["cache-control"]} == {"no-store"}
+            found += [await ask("POST", "/v1/dashboard/sessions", each) for each in (code, "secret", session)]
+            found += [await ask("GET", path, session) for path in ("/v1/ranks", "/v1/overview")]
+            found += [await ask("POST", path, session) for path in ("/v1/leave", "/v1/dashboard/codes")]
+            return [response.status_code for response in found]
+
+    assert asyncio.run(flow()) == [401, 201, 401, 201, 401, 401, 401, 200, 200, 403, 401]
