@@ -12,7 +12,8 @@ from rankmesh._collectives.arguments import (
     inputs_of,
     options,
     refuse_list_off_root,
-    same_dtype_and_size,
+    same_dtype,
+    same_size,
 )
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.buffers import flat_in, flat_out
@@ -67,11 +68,13 @@ def scatter(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Send one array of one rank to each rank's ``tensor``.
+    """Send one array of one rank to each rank's ``tensor``. The ranks' arrays may differ in length, as for gather.
 
     Args:
-        tensor: array, with the same number of elements and dtype on all ranks.
-        scatter_list: on the source, one such array a rank, by group rank; None or empty elsewhere.
+        tensor: array, of the same dtype on all ranks; on GPUs, and over backend "mpi" below debug level DETAIL, also
+            with the same number of elements.
+        scatter_list: on the source, one array a rank, by group rank, with as many elements as that rank's ``tensor``
+            and its dtype; None or empty elsewhere.
         src: global rank that scatters; 0 by default.
         group: the group, the world by default.
         async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
@@ -82,8 +85,10 @@ def scatter(
         A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        ValueError: ``scatter_list`` is missing on the source, given elsewhere, or has another length, size or dtype;
-            or the source is not in the group.
+        ValueError: ``scatter_list`` is missing on the source, given elsewhere, or not as long as the group; its array
+            for this rank has another size than ``tensor``, or one of them another dtype; or the source is not in the
+            group.
+        CollectiveMismatchError: a rank's ``tensor`` has another size than the source's array for it.
         Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
@@ -95,5 +100,7 @@ def scatter(
     refuse_list_off_root(scatter_list, "scatter_list", comm.rank == root, "source")
     output, write_back = flat_out(tensor, "tensor", comm)
     inputs = inputs_of(scatter_list, "scatter_list", comm) if comm.rank == root else []
-    same_dtype_and_size(output, "tensor", inputs, "scatter_list")
+    same_dtype(output, "tensor", inputs, "scatter_list")
+    if inputs:
+        same_size(output, "tensor", inputs[root], f"scatter_list[{root}]")
     return comm.scatter(output, inputs, root, options(comm, timeout, async_op, [tensor], write_back))

@@ -14,7 +14,6 @@ from rankmesh._collectives.arguments import (
     outputs_of,
     refuse_list_off_root,
     same_dtype,
-    same_dtype_and_size,
     same_size,
 )
 from rankmesh._session.process_group import Group
@@ -107,11 +106,16 @@ def gather(
     *,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Copy every rank's ``tensor`` into ``gather_list`` on one rank.
+    """Copy every rank's ``tensor`` into ``gather_list`` on one rank. The ranks' arrays may differ in length.
+
+    The ranks need not know the lengths of the others. The first call in which these differ takes two attempts, and so
+    does one in which a rank has another length than in its last uneven call.
 
     Args:
-        tensor: array, with the same number of elements and dtype on all ranks.
-        gather_list: on the destination, one such array a rank, by group rank; None or empty elsewhere.
+        tensor: array, of the same dtype on all ranks; on GPUs, and over backend "mpi" below debug level DETAIL, also
+            with the same number of elements.
+        gather_list: on the destination, one array a rank, by group rank, with as many elements as that rank's
+            ``tensor`` and its dtype; None or empty elsewhere.
         dst: global rank that gathers; 0 by default.
         group: the group, the world by default.
         async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
@@ -122,8 +126,10 @@ def gather(
         A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        ValueError: ``gather_list`` is missing on the destination, given elsewhere, or has another length, size or
-            dtype; or the destination is not in the group.
+        ValueError: ``gather_list`` is missing on the destination, given elsewhere, or not as long as the group; its
+            array for this rank has another size than ``tensor``, or one of them another dtype; or the destination is
+            not in the group.
+        CollectiveMismatchError: a rank's ``tensor`` has another size than the destination's array for it.
         Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
@@ -135,7 +141,9 @@ def gather(
     refuse_list_off_root(gather_list, "gather_list", comm.rank == root, "destination")
     array = flat_in(tensor, "tensor", comm)
     outputs, write_back = outputs_of(gather_list, "gather_list", comm) if comm.rank == root else ([], None)
-    same_dtype_and_size(array, "tensor", outputs, "gather_list")
+    same_dtype(array, "tensor", outputs, "gather_list")
+    if outputs:
+        same_size(array, "tensor", outputs[root], f"gather_list[{root}]")
     return comm.gather(
         outputs, array, root, options(comm, timeout, async_op, list(gather_list or []), write_back, inputs=[tensor])
     )

@@ -67,6 +67,17 @@ def _gather(at: At) -> None:
     at.call(at.api.gather, at.given(at.values(at.rank)), outputs, **at.root_as("dst"))
 
 
+def _gather_uneven(at: At) -> None:
+    outputs = [at.wanted(at.values(rank, _uneven(at, rank))) for rank in at.ranks] if at.is_root else None
+    at.call(at.api.gather, at.given(at.values(at.rank, _uneven(at, at.rank))), outputs, **at.root_as("dst"))
+
+
+def _scatter_uneven(at: At) -> None:
+    inputs = [at.given(at.values(at.rank, _uneven(at, rank), rank)) for rank in at.ranks] if at.is_root else None
+    output = at.wanted(at.values(at.cell.root, _uneven(at, at.rank), at.rank))
+    at.call(at.api.scatter, output, inputs, **at.root_as("src"))
+
+
 def _scatter(at: At) -> None:
     inputs = [at.given(at.values(at.rank, lane=rank)) for rank in at.ranks] if at.is_root else []
     at.call(at.api.scatter, at.wanted(at.values(at.cell.root, lane=at.rank)), inputs, **at.root_as("src"))
@@ -313,7 +324,8 @@ REDUCING = _named(
 )  # fmt: skip
 MOVING = _named(
     _broadcast, _all_gather, _all_gather_uneven, _all_gather_coalesced, _all_gather_into_tensor,
-    _all_gather_single_stacked, _all_gather_in_place, _gather, _scatter, _all_to_all, _all_to_all_uneven,
+    _all_gather_single_stacked, _all_gather_in_place, _gather, _gather_uneven, _scatter, _scatter_uneven,
+    _all_to_all, _all_to_all_uneven,
     _all_to_all_single, _all_to_all_single_uneven, _all_to_all_single_of_rows,
 )  # fmt: skip
 MESSAGES = _named(_messages, _batched_messages)

@@ -1,0 +1,87 @@
+"""gather and scatter of arrays that differ in length; test_sweep.py compares them with NumPy in every medium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.processes import Me, on_ranks
+
+import rankmesh as dist
+from rankmesh._session.session import communicator_of
+
+Array = np.ndarray[Any, Any]
+
+
+def own(rank: int, lengths: tuple[int, ...]) -> Array:
+    return np.arange(lengths[rank], dtype=np.float32) + 100 * rank
+
+
+def gathered(lengths: tuple[int, ...], dst: int, **how: Any) -> Any:
+    """Gather; return what comes, at the destination."""
+    rank = dist.get_rank()
+    outputs = [np.zeros(length, np.float32) for length in lengths] if rank == dst else None
+    work = dist.gather(own(rank, lengths), outputs, dst, **how)
+    return (work, outputs) if how else outputs
+
+
+def scattered(lengths: tuple[int, ...], src: int) -> Array:
+    rank = dist.get_rank()
+    output = np.zeros(lengths[rank], np.float32)
+    dist.scatter(output, [own(each, lengths) for each in range(3)] if rank == src else None, src)
+    return output
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_lengths_may_change_from_call_to_call(me: Me) -> None:
+    me.init()
+    for lengths in ((3, 4, 5), (3, 4, 5), (4, 4, 4), (3, 4, 5), (0, 0, 300_000), (5, 4, 3), (4, 4, 4), (0, 0, 0)):
+        for root in (0, 2):
+            found = gathered(lengths, root)
+            assert (found is not None) == (me.rank == root)
+            for rank, output in enumerate(found or []):
+                np.testing.assert_array_equal(output, own(rank, lengths))
+            np.testing.assert_array_equal(scattered(lengths, root), own(me.rank, lengths))
+    stats = communicator_of(None).op_stats()
+    assert [stats[name].failures for name in ("gather", "scatter")] == [0, 0]
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_asynchronously_and_behind_other_calls(me: Me) -> None:
+    me.init()
+    begun = [gathered((2, 50_000, 7), 1, async_op=True) for _ in range(3)]
+    total = np.ones(2)
+    dist.all_reduce(total)
+    assert total[0] == 3
+    for work, outputs in begun:
+        assert work.wait()
+        for rank, output in enumerate(outputs or []):
+            np.testing.assert_array_equal(output, own(rank, (2, 50_000, 7)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_a_length_that_the_root_does_not_expect_is_an_error_on_all_ranks(me: Me) -> None:
+    me.init()
+    outputs = [np.zeros(n) for n in (2, 3, 4)] if me.rank == 0 else None
+    with pytest.raises(dist.CollectiveMismatchError) as caught:
+        dist.gather(np.ones((2, 3, 5)[me.rank]), outputs, 0)
+    message = str(caught.value)
+    assert "rank 0: gather(float64, dst=0) (has 2 elements, gathers 2+3+4)" in message
+    assert "rank 2: gather(float64, dst=0) (has 5 elements)" in message
+    inputs = [np.ones(n) for n in (2, 3, 4)] if me.rank == 1 else None
+    with pytest.raises(
+        dist.CollectiveMismatchError, match=r"rank 1: scatter\(float64, src=1\) \(has 3 elements, scatters"
+    ):
+        dist.scatter(np.ones((9, 3, 4)[me.rank]), inputs, 1)
+    with pytest.raises(dist.CollectiveMismatchError, match="rank 2: gather"):  # another dtype is no uneven call
+        dist.gather(
+            np.ones(me.rank + 1, np.float32 if me.rank == 2 else np.float64), [np.ones(1)] * 3 if me.rank == 0 else None
+        )
+    assert [each.size for each in gathered((1, 2, 3), 0) or []] == ([1, 2, 3] if me.rank == 0 else [])
+    dist.destroy_process_group()
