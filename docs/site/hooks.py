@@ -6,6 +6,7 @@ it does not know.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -97,7 +98,11 @@ def source(path: str) -> str:
 
 
 def code(path: Path) -> str:
-    """Return a file as a block of code."""
+    """Return a file as a block of code, the cells of a notebook as text and blocks."""
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts = [(each["cell_type"], "".join(each["source"])) for each in cells]
+        return "\n\n".join(f"````python\n{text}\n````" if kind == "code" else text for kind, text in texts)
     return f"````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n````"
 
 
