@@ -82,7 +82,9 @@ def collectives(me: Any, count: int, every: int, out: str) -> None:
         elif call % 10:
             dist.all_gather_into_tensor(outputs[1], arrays[1])
         else:
-            dist.broadcast(arrays[1], src=call // 10 % me.size, async_op=True).wait()
+            work = dist.broadcast(arrays[1], src=call // 10 % me.size, async_op=True)
+            assert work is not None
+            work.wait()
         if not call % every:
             dist.barrier()
             found.append(held(call))

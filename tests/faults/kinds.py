@@ -155,9 +155,9 @@ def _during_shrink(rng: random.Random, spec: Specification) -> None:
 def _cut(rng: random.Random, spec: Specification) -> None:
     """The network of a host fails: the ranks on both sides see the other side fall silent."""
     hosts = 2 if spec["size"] < 3 else rng.choice((2, 3))
-    on_host = lambda host: [rank for rank in range(spec["size"]) if rank * hosts // spec["size"] == host]  # noqa: E731
     host = rng.randrange(1, hosts)
-    spec["faults"] = [_fault(rng, "cut", rank, place="network", when="external") for rank in on_host(host)]
+    there = [rank for rank in range(spec["size"]) if rank * hosts // spec["size"] == host]
+    spec["faults"] = [_fault(rng, "cut", rank, place="network", when="external") for rank in there]
     spec.update(medium="network", hosts=hosts, cut=host, external="cut", at=[-1, -1])
     spec.update(timeout=SILENCE_TIMEOUT, silent=True, ask=True)
 

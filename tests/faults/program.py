@@ -65,7 +65,10 @@ def generate(
 
 def _step(rng: random.Random, kind: str, size: int, subgroups: int, gloo: bool) -> Step:
     names = GLOO_COLLECTIVES if gloo else COLLECTIVES
-    draw = lambda: _collective(rng, rng.choice(sorted(names)), subgroups, gloo)  # noqa: E731
+
+    def draw() -> Step:
+        return _collective(rng, rng.choice(sorted(names)), subgroups, gloo)
+
     if kind == "collective":
         return draw()
     if kind == "batch":

@@ -95,7 +95,7 @@ def run_numpy(recorder: Recorder) -> int:
         return shrink(*arguments, **named)
 
     dist.shrink_group, dist.grow_group = shrink_group, grow_group
-    train_digits = importlib.import_module("train_digits")
+    train_digits: Any = importlib.import_module("train_digits")
     optimizer, compare = train_digits.Momentum, train_digits.identical_on_all_ranks
     optimizer.step = after(optimizer.step, recorder.step)
 
