@@ -11,23 +11,29 @@ from support.host_commands import Hosts
 pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 
 SCRIPT = """
-import json
+import gc, json
 import numpy as np
 import rankmesh as dist
+from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.tls import TlsSocket
-from rankmesh_agent.transports.authenticated import AuthenticatedConnection
+from rankmesh_agent.store.client import ClientConnection
 
-def protection(connection):
-    if isinstance(connection, AuthenticatedConnection):
-        return "MAC"
-    return "TLS" if isinstance(getattr(connection, "socket", None), TlsSocket) else "none"
+def protection(sock):
+    return {TlsSocket: "TLS", MacSocket: "MAC"}.get(type(sock), "none")
 
 dist.init_process_group()
 array = np.ones(1 << 20, np.float32)
 dist.all_reduce(array)
 assert (array == dist.get_world_size()).all()
+store = dist._get_default_store()
+assert store.add("arrived", 1) <= 3
+store.wait(["arrived"])
 engine = dist.group.WORLD._communicator.engine
-print(json.dumps({peer: protection(each.connection) for peer, each in engine._peers.items()}), flush=True)
+found = {peer: protection(getattr(each.connection, "socket", None)) for peer, each in engine._peers.items()}
+clients = [each for each in gc.get_objects() if isinstance(each, ClientConnection) and each.name]
+found["store"] = "/".join(sorted({protection(each.sock) for each in clients}))
+dist.barrier()
+print(json.dumps(found), flush=True)
 dist.destroy_process_group()
 """
 
@@ -56,7 +62,7 @@ def test_what_leaves_a_host_is_protected(hosts: Hosts, tmp_path, protection, tra
     assert [each.wait() for each in started] == [0, 0, 0], hosts.transcript()
     found = [json.loads(each.output.splitlines()[-1]) for each in started]
     assert found == [
-        {"1": "none", "2": protection},
-        {"0": "none", "2": protection},
-        {"0": protection, "1": protection},
+        {"1": "none", "2": protection, "store": protection},  # of rank 0, to the rank with the replica
+        {"0": "none", "2": protection, "store": "none"},
+        {"0": protection, "1": protection, "store": protection},
     ]

@@ -2,93 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 from support.connecting import meet, recv_exactly
+from support.hostile import BATCH, fuzzed, seeds
 from support.threads import NOW, world
 
+from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports import tcp
-from rankmesh_agent.transports.authenticated import AuthenticatedConnection
+from rankmesh_agent.net.mac_socket import Layout, MacSocket, RecordMac
+from rankmesh_agent.net.record_socket import RecordChangedError
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.handshake import WANTS_MACS
 from rankmesh_agent.wire.ops import ReduceOp
 
-Tamper = Callable[[list[bytes]], list[bytes]]
-WIRE = [64 + 16, 64 + 16 + 5, 64 + 16]
-"""Bytes of the frames below, with their MACs."""
+KEYS = bytes(32), bytes([1]) * 32
+HEAD, MAC = 12, 16
 
 
-def three_frames() -> list[bytes]:
+def three_frames() -> list[list[bytes]]:
     return [
-        frames.encode(Opcode.CTS, seq=1),
-        frames.encode(Opcode.EAGER, seq=2, length=5) + b"hello",
-        frames.encode(Opcode.CTS, seq=3),
+        [frames.encode(Opcode.CTS, seq=1)],
+        [frames.encode(Opcode.EAGER, seq=2, length=5), b"hello"],
+        [frames.encode(Opcode.CTS, seq=3)],
     ]
 
 
-class Wire(Connection):
-    """A connection that keeps what is sent, and receives what it is given, ``room`` bytes at a time."""
-
-    medium = "tcp"
-    peer = "there"
-
-    def __init__(self, room: int = 1 << 30) -> None:
-        self.sent, self.incoming, self.room = bytearray(), bytearray(), room
-
-    def send(self, buffers: Any) -> int:
-        data = b"".join(buffers)[: self.room]
-        self.sent += data
-        return len(data)
-
-    def recv_into(self, buffer: memoryview) -> int:
-        count = min(len(buffer), len(self.incoming), self.room)
-        buffer[:count] = self.incoming[:count]
-        del self.incoming[:count]
-        return count
-
-    def fileno(self) -> int:
-        return -1
-
-    def events(self, writing: bool) -> int:
-        return 0
-
-    def has_work(self, writing: bool) -> bool:
-        return False
-
-    def prepare_wait(self, writing: bool) -> bool:
-        return True
-
-    def on_wakeup(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def close_in_child(self) -> None:
-        pass
+SIZES = [HEAD + 64 + MAC, HEAD + 64 + 5 + MAC, HEAD + 64 + MAC]
+"""Bytes of their records."""
 
 
-KEYS = bytes(32), bytes([1]) * 32
+@contextlib.contextmanager
+def wire(layout: Layout | None = frames.layout) -> Iterator[tuple[MacSocket, socket.socket]]:
+    """A socket with MACs that receives what the other end sends as it is; neither blocks."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    with MacSocket(ours, *KEYS, layout) as made, theirs:
+        yield made, theirs
 
 
-def sent_on_the_wire(data: list[bytes], room: int = 1 << 30) -> bytes:
-    wire = Wire(room)
-    sender = AuthenticatedConnection(wire, *KEYS)
-    total = 0
-    while total < sum(map(len, data)):
-        total += sender.send(rest(data, total))
-    while sender.committed():
-        sender.send([])
-    return bytes(wire.sent)
+def drained(sock: socket.socket) -> bytes:
+    """Return what has come."""
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while data := sock.recv(1 << 20):
+            found += data
+    return found
+
+
+def sealed(calls: list[list[bytes]], layout: Layout | None = frames.layout) -> bytes:
+    """Return what is sent for some calls of sendmsg."""
+    found = b""
+    with wire(layout) as (sender, raw):
+        for buffers in calls:
+            sent, total = 0, sum(map(len, buffers))
+            while sent < total:
+                with contextlib.suppress(BlockingIOError):
+                    sent += sender.sendmsg(rest(buffers, sent))
+                found += drained(raw)
+            assert not sender.committed()
+    return found
 
 
 def rest(data: list[bytes], sent: int) -> list[bytes]:
@@ -99,42 +85,57 @@ def rest(data: list[bytes], sent: int) -> list[bytes]:
     return found
 
 
-def received(data: bytes, room: int = 1 << 30) -> bytes:
-    wire = Wire(room)
-    wire.incoming += data
-    receiver = AuthenticatedConnection(wire, *reversed(KEYS))
-    buffer, total = bytearray(1 << 20), 0
-    while count := receiver.recv_into(memoryview(buffer)[total:]):
-        total += count
+def received(data: bytes, room: int = 1 << 16, layout: Layout | None = frames.layout) -> bytes:
+    """Return what a receiver makes of ``data``, which comes ``room`` bytes at a time."""
+    buffer, total = bytearray(len(data)), 0
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with MacSocket(ours, *reversed(KEYS), layout) as receiver, theirs:
+        for begin in range(0, len(data), room):
+            theirs.sendall(data[begin : begin + room])
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    total += receiver.recv_into(memoryview(buffer)[total:])
     return bytes(buffer[:total])
 
 
 def split(data: bytes) -> list[bytes]:
     found = []
-    for size in WIRE:
+    for size in SIZES:
         found.append(data[:size])
         data = data[size:]
     assert not data
     return found
 
 
-@pytest.mark.parametrize("room", [1, 7, 64, 100, 1 << 30])
+@pytest.mark.parametrize("room", [1, 7, 64, 100, 1 << 16])
 def test_frames_arrive_as_they_were_sent(room):
-    bulk = [frames.encode(Opcode.BULK, seq=4, length=300_000), bytes(range(250)) * 1200]
-    parts = [part for frame in three_frames() for part in (frame[:64], frame[64:])]
+    bulk = [frames.encode(Opcode.BULK, seq=4, length=30_000), bytes(range(250)) * 120]
+    parts = [part for frame in three_frames() for part in frame]
     eager = [frames.encode(Opcode.EAGER, seq=5, length=4097), bytes(4097)]
-    data = [*parts, *bulk, *bulk, *eager, *parts]
-    if room == 1:
-        data = [*parts, *parts]
-    assert received(sent_on_the_wire(data, room), room) == b"".join(data)
+    long = [frames.encode(Opcode.ABORT, seq=6, length=65_536), bytes(range(256)) * 256]
+    data = [*parts, *bulk, b"", *bulk, *long, *eager, *parts] if room > 1 else [*parts, b"", *parts]
+    assert received(sealed([data]), room) == b"".join(data)
+    assert received(sealed([[each] for each in data]), room) == b"".join(data)
 
 
-@pytest.mark.parametrize("byte", [0, 5, 30, 63, 64, 79, 80 + 2, 80 + 64 + 16 + 4, -1])
+def test_bulk_data_of_the_mesh_alone_has_no_mac():
+    data = [frames.encode(Opcode.BULK, length=5000), bytes(5000)]
+    changed = bytearray(sealed([data]))
+    changed[-1] ^= 1
+    assert received(bytes(changed)) == b"".join(data)[:-1] + b"\1"
+    changed = bytearray(sealed([data], None))
+    changed[-MAC - 1] ^= 1
+    with pytest.raises(RecordChangedError):
+        received(bytes(changed), layout=None)
+
+
+@pytest.mark.parametrize("byte", [0, 3, 4, 11, 12, 17, 42, 75, 76, 91, 92 + 3, 92 + HEAD + 64 + 4, -1])
 def test_a_changed_byte_ends_the_connection(byte):
-    data = bytearray(sent_on_the_wire(three_frames_in_parts()))
+    data = bytearray(sealed(three_frames()))
     data[byte] ^= 1
-    with pytest.raises(DistNetworkError, match="its MAC is wrong"):
-        all_of(bytes(data))
+    with pytest.raises(RecordChangedError, match="its MAC is wrong"):
+        received(bytes(data) + bytes(100))
 
 
 @pytest.mark.parametrize(
@@ -144,61 +145,80 @@ def test_a_changed_byte_ends_the_connection(byte):
         lambda each: [each[0], each[2]],
         lambda each: [each[1], each[0], each[2]],
         lambda each: each[1:],
+        lambda each: [each[0], bytes(HEAD + 20 + MAC), *each[1:]],
     ],
-    ids=["repeated", "left out", "moved", "the first one left out"],
+    ids=["repeated", "left out", "moved", "the first one left out", "inserted"],
 )
 def test_frames_that_are_repeated_left_out_or_moved_end_the_connection(tamper):
-    whole = split(sent_on_the_wire(three_frames_in_parts()))
-    with pytest.raises(DistNetworkError, match="its MAC is wrong"):
-        all_of(b"".join(tamper(whole)))
+    with pytest.raises(RecordChangedError, match="its MAC is wrong"):
+        received(b"".join(tamper(split(sealed(three_frames())))))
 
 
 def test_frames_of_the_other_direction_are_refused():
-    wire = Wire()
-    wire.incoming += sent_on_the_wire(three_frames_in_parts())
-    reflected = AuthenticatedConnection(wire, *KEYS)
-    with pytest.raises(DistNetworkError, match="its MAC is wrong"):
-        reflected.recv_into(memoryview(bytearray(100)))
+    with wire() as (reflected, raw):
+        raw.sendall(sealed(three_frames()))
+        with pytest.raises(RecordChangedError, match="its MAC is wrong"):
+            reflected.recv(100)
+        with pytest.raises(RecordChangedError, match="its MAC is wrong"):
+            reflected.recv(100, socket.MSG_PEEK)
 
 
-def three_frames_in_parts() -> list[bytes]:
-    return [part for frame in three_frames() for part in (frame[:64], frame[64:])]
-
-
-def all_of(data: bytes) -> None:
-    """Receive until an error; bytes that were verified before it are delivered."""
-    wire = Wire()
-    wire.incoming += data
-    receiver = AuthenticatedConnection(wire, *reversed(KEYS))
-    for _ in range(10):
-        receiver.recv_into(memoryview(bytearray(1000)))
+@fuzzed
+@given(seeds)
+def test_what_is_received_is_a_prefix_of_what_was_sent(seed):
+    """However the bytes are changed on their way: without the key, nothing else is accepted."""
+    random = Random(seed)
+    data = [random.randbytes(random.choice((1, 24, 100, 5000))) for _ in range(random.randint(1, 6))]
+    for _ in range(BATCH):
+        sent = bytearray(sealed([[each] for each in data], None))
+        for _ in range(random.randint(1, 3)):
+            at = random.randrange(len(sent))
+            match random.randrange(4):
+                case 0:
+                    sent[at] ^= 1 << random.randrange(8)
+                case 1:
+                    del sent[at : at + random.randint(1, 40)]
+                case 2:
+                    sent[at:at] = random.randbytes(random.randint(1, 40))
+                case _:
+                    sent += sent[at:]
+            if not sent:
+                break
+        found = bytearray()
+        with wire(None) as (receiver, raw):
+            receiver._receiving = RecordMac(KEYS[0])
+            raw.sendall(sent)
+            with contextlib.suppress(BlockingIOError, RecordChangedError):
+                while piece := receiver.recv(1 << 16):
+                    found += piece
+        assert b"".join(data).startswith(bytes(found))
 
 
 # Between ranks
 
 
-@pytest.fixture(params=["client", "server"])
-def one_side_sees_a_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wants", ["client", "server"])
+def test_both_ends_agree(monkeypatch, wants):
     """One end of a connection takes it for one that leaves the host: the other follows."""
     ports: dict[str, int] = {}
-    is_client = request.param == "client"
     original = TcpTransport._client_script
 
     def client_script(self: TcpTransport, connection: Any, identity: bytes) -> Any:
         ports["client"] = connection.socket.getsockname()[1]
         return original(self, connection, identity)
 
-    def leaves_host(connection: Any) -> bool:
-        return (connection.socket.getsockname()[1] == ports["client"]) is is_client
+    def leaves_host(sock: socket.socket) -> bool:
+        return (sock.getsockname()[1] == ports["client"]) is (wants == "client")
 
     monkeypatch.setattr(TcpTransport, "_client_script", client_script)
-    monkeypatch.setattr(tcp, "_leaves_host", leaves_host)
-
-
-def test_both_ends_agree(one_side_sees_a_network):
+    monkeypatch.setattr(mac_socket, "leaves_host", leaves_host)
     for end in through(lambda data, number: data):
-        assert isinstance(end, AuthenticatedConnection)
+        assert has_macs(end)
         end.close()
+
+
+def has_macs(connection: Connection) -> bool:
+    return isinstance(getattr(connection, "socket", None), MacSocket)
 
 
 def through(tamper: Callable[[bytes, int], bytes], *, ours: bool = True) -> list[Connection]:
@@ -245,38 +265,31 @@ def pump(source: socket.socket, target: socket.socket, tamper: Callable[[bytes, 
 
 @pytest.fixture
 def between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "_leaves_host", lambda connection: True)
+    monkeypatch.setattr(mac_socket, "leaves_host", lambda sock: True)
 
 
 def test_a_relay_that_changes_a_frame_is_found_out(between_hosts):
     # The last byte of the number in the frame: the frame stays valid but for its MAC.
-    client, server = through(lambda data, number: data if number < 2 else data[:63] + b"!" + data[64:])
+    client, server = through(lambda data, number: data if number < 2 else data[: HEAD + 63] + b"!" + data[HEAD + 64 :])
     client.send([frames.encode(Opcode.CREDIT, total=7)])
-    with pytest.raises(DistNetworkError, match="changed, repeated, left out or moved on its way"):
+    with pytest.raises(DistNetworkError, match="changed, repeated, left out, inserted or moved on its way"):
         recv_exactly(server, 64, Deadline(10))
     client.close()
     server.close()
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["the proposal", "the answer"])
-def test_macs_cannot_be_negotiated_away(between_hosts, monkeypatch, ours):
-    """The client's proposal is covered by its proof; a client that was told otherwise sends what the server refuses."""
+@pytest.mark.parametrize("ours", [True, False], ids=["of the client", "of the server"])
+def test_macs_cannot_be_negotiated_away(between_hosts, ours):
+    """The proofs cover the flag of both HELLOs."""
 
     def tamper(data: bytes, number: int) -> bytes:
-        if number != 1:
+        if number:
             return data
-        if ours:
-            return data[:32] + bytes([data[32] & ~tcp.AUTHENTICATE]) + data[33:]
-        return data[:-1] + tcp.DECLINED if data.endswith(tcp.AUTHENTICATED) else data
+        assert data[7] & WANTS_MACS
+        return data[:7] + bytes([data[7] & ~WANTS_MACS]) + data[8:]
 
-    if ours:
-        with pytest.raises(DistNetworkError):
-            through(tamper)
-        return
-    client, server = through(tamper, ours=False)
-    assert isinstance(client, AuthenticatedConnection), "it has found out itself that the connection leaves its host"
-    client.close()
-    server.close()
+    with pytest.raises(DistNetworkError):
+        through(tamper, ours=ours)
 
 
 def test_collectives_with_macs_are_those_without(between_hosts):
@@ -290,7 +303,7 @@ def test_collectives_with_macs_are_those_without(between_hosts):
 
     with world(3, "tcp") as made:
         ends = [peer.connection for mesh in made.meshes for peer in mesh._peers.values()]
-        assert all(isinstance(each, AuthenticatedConnection) for each in ends)
+        assert all(map(has_macs, ends))
         found = made.run(calls)
     assert found[0] == found[1] == found[2]
     assert found[0][1] == (3 * np.arange(1000, dtype=np.float32) + 3).tobytes()

@@ -17,6 +17,7 @@ from hypothesis import given
 from support.hostile import allocations_within, fuzzed, memory_within, sequences_like
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED
+from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.store import codec, commands, records
 from rankmesh_agent.store.condition import Condition
 from rankmesh_agent.store.journal import Journal
@@ -32,9 +33,14 @@ MEMORY = 64 << 20
 
 
 class Server:
-    """A store's server without its thread, and one client that has proved a credential."""
+    """A store's server without its thread, and one client that has proved a credential.
 
-    def __init__(self) -> None:
+    Args:
+        macs: whether the connection has MACs.
+    """
+
+    def __init__(self, *, macs: bool = False) -> None:
+        self._macs = macs
         self.server = StoreServer(MemoryStore().table, "")
         self.server._thread = SimpleNamespace(start=lambda: None, is_alive=lambda: False)  # type: ignore[assignment]
         self.server._start()
@@ -49,7 +55,8 @@ class Server:
                 client.sendall(frame)
                 while connection.sock.fileno() >= 0 and _readable(connection.sock):
                     self.server._on_ready(connection)
-                    responses += _drain(client)
+                    while piece := _drain(client):
+                        responses += piece
                 if connection.sock.fileno() < 0:
                     break
             self.server._close_connection(connection)
@@ -67,7 +74,13 @@ class Server:
         admission.end()
         self.server._timers.clear()
         client.setblocking(False)
+        if self._macs:
+            connection.sock = MacSocket(accepted, *KEYS)
+            return MacSocket(client, *reversed(KEYS))
         return client
+
+
+KEYS = bytes(32), bytes([1]) * 32
 
 
 def _readable(sock: socket.socket) -> bool:
@@ -107,9 +120,9 @@ def corpus() -> Iterator[bytes]:
         yield codec.encode_command(command, seq, retried=store_frames.RETRIED_REQUEST.pack(b"a" * 64, 1))
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+@pytest.fixture(params=[False, True], ids=["", "MACs"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made = Server(macs=request.param)
     yield made
     made.close()
 

@@ -17,11 +17,11 @@ from typing import Final
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
-from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.tls import binding_of
+from rankmesh_agent.net.handshake import Handshake, challenge_on
+from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.store.base import KeyWaitInfo
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
+from rankmesh_agent.wire.handshake import Protocol, server_script
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
@@ -192,13 +192,17 @@ class SnapshotServer:
         try:
             sock.settimeout(_CLIENT_SECONDS)
             sock.sendall(UPGRADE.response())
-            challenge = Challenge(self._token, Protocol.SNAPSHOT, client=False, binding=binding_of(sock))
+            challenge = challenge_on(sock, self._token, Protocol.SNAPSHOT, client=False)
             handshake = Handshake(sock, server_script(challenge))
             try:
                 handshake.run(_CLIENT_SECONDS)
             finally:
                 handshake.close()
             admission.end()
+            with self._lock:
+                thread = self._clients.pop(sock)
+                sock = with_macs(sock, challenge)
+                self._clients[sock] = thread
             with self._served:
                 found = self._take()
                 sock.settimeout(_CLIENT_SECONDS)

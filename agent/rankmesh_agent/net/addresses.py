@@ -7,6 +7,15 @@ import socket
 from rankmesh_agent.config.settings import is_loopback
 
 
+def peer_name(sock: socket.socket) -> str:
+    """Return the address of the other end of a connection, for the log."""
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "a peer that has gone"
+    return str(address[0]) if isinstance(address, tuple) else "this host"
+
+
 def is_beyond_host(sock: socket.socket, peer_host: str) -> bool:
     """Return whether a connection leaves this host: not if both ends have the same address, or loopback addresses.
 

@@ -19,6 +19,7 @@ import termios
 import threading
 import time
 
+from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.descriptors import limit_text
 from rankmesh_agent.net.rate_limit import WarningInterval
 
@@ -160,21 +161,12 @@ class ConnectionLimit:
                 "descriptors; %s",
                 self._evictions,
                 self._what,
-                _peer(admission.sock),
+                peer_name(admission.sock),
                 self.size,
                 limit_text(),
             )
         with contextlib.suppress(OSError):
             admission.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _peer(sock: socket.socket) -> str:
-    """Return the address of a connection's client, for the log."""
-    try:
-        address = sock.getpeername()
-    except OSError:
-        return "a client that has gone"
-    return str(address[0]) if isinstance(address, tuple) else "this host"
 
 
 UNAUTHENTICATED = ConnectionLimit("connections whose clients have sent no request and no proof", 8, 1024)

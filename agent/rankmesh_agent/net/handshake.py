@@ -7,11 +7,19 @@ import socket
 from typing import Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.mac_socket import wants_macs
 from rankmesh_agent.net.peer_credentials import warn_refused
-from rankmesh_agent.net.tls import ALERT, TlsSocket
-from rankmesh_agent.wire.handshake import ClientRefusedError, Script
+from rankmesh_agent.net.tls import ALERT, TlsSocket, binding_of
+from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.handshake import Challenge, ClientRefusedError, Protocol, Script
 
 T = TypeVar("T")
+
+
+def challenge_on(sock: socket.socket, token: str | Credentials, protocol: Protocol, *, client: bool) -> Challenge:
+    """Return one side of the challenge on a connection; the arguments are those of Challenge."""
+    macs = wants_macs(sock, token)
+    return Challenge(token, protocol, client=client, binding=binding_of(sock), wants_macs=macs)
 
 
 class Handshake(Generic[T]):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
@@ -148,7 +149,7 @@ class FramedStream:
     def _receive_first(self, deadline: Deadline | None, fds: list[int] | None) -> bytes | bytearray:
         while True:
             try:
-                if fds is None:
+                if fds is None or not self.is_local:
                     data = self.sock.recv(HEADER_BYTES)
                 else:
                     data, found, _, _ = socket.recv_fds(self.sock, HEADER_BYTES, _MAX_FDS)
@@ -233,6 +234,10 @@ class FramedStream:
         except OSError:
             return True
 
+    def _use(self, sock: socket.socket) -> None:
+        """Use a socket from now on."""
+        self.sock = sock
+
     def shutdown(self) -> None:
         """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""
         with contextlib.suppress(OSError):
@@ -243,7 +248,7 @@ class FramedStream:
         self.sock.close()
 
     def authenticate(self, script: Script[Challenge], seconds: float) -> None:
-        """Run the mutual challenge: both ends prove that they know the credential.
+        """Run the mutual challenge: both ends prove that they know the credential. MACs begin where one wants them.
 
         Args:
             script: this end's side of it.
@@ -255,7 +260,7 @@ class FramedStream:
             StreamClosedError, StreamTimeoutError: see receive.
         """
         try:
-            Handshake(self.sock, script).run(seconds)
+            self._use(with_macs(self.sock, Handshake(self.sock, script).run(seconds)))
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
         except OSError as error:

@@ -20,6 +20,7 @@ from typing import Any
 
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
 from rankmesh_agent.net.addresses import is_beyond_host
+from rankmesh_agent.net.record_socket import RecordChangedError, RecordSocket
 from rankmesh_agent.wire.errors import AuthenticationError
 
 _BATCH_BYTES = 1 << 18
@@ -50,7 +51,6 @@ _REASONS = {
     "must have it there",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this host's certificate has expired",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the other side does not accept this host's certificate",
-    "DECRYPTION_FAILED_OR_BAD_RECORD_MAC": "a record was changed on its way",
 }
 _scratch = threading.local()
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -94,14 +94,8 @@ class _Context(ssl.SSLContext):
         return tls
 
 
-class TlsSocket(socket.socket):
-    """A connected socket with TLS on top, and the calls and flags of a socket: in place of one, it needs no other code.
-
-    ``send`` reports the bytes whose records the kernel has taken. Those of further records are encrypted, too: the next
-    call must begin with them (see ``committed``). Bytes may have been decrypted although the descriptor is not
-    readable: a receive that returns fewer bytes than it could leaves none; else see ``buffered``.
-
-    One thread may send while another one receives.
+class TlsSocket(RecordSocket):
+    """A connected socket with TLS on top, see RecordSocket.
 
     Args:
         sock: the socket, which this object takes over.
@@ -113,9 +107,7 @@ class TlsSocket(socket.socket):
     """
 
     def __init__(self, sock: socket.socket, tls: ssl.SSLObject, peer: str = "") -> None:
-        timeout = sock.gettimeout()
-        super().__init__(fileno=sock.detach())
-        self.settimeout(timeout)
+        super().__init__(sock)
         assert isinstance(tls, _TlsObject)
         self.secured = tls.version() is not None
         self.peer = peer
@@ -172,22 +164,12 @@ class TlsSocket(socket.socket):
         return bool(self._unsent)
 
     def committed(self) -> int:
-        """Return how many bytes have been encrypted, but not reported: the next ``send`` must begin with them."""
         return sum(plain for plain, _ in self._records)
 
     def buffered(self) -> bool:
-        """Return whether bytes can be received although the descriptor may not be readable."""
         return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._tls.incoming.pending))
 
     # As a socket's
-
-    def send(self, data: Any, flags: int = 0) -> int:
-        return self.sendmsg((data,), (), flags)
-
-    def sendall(self, data: Any, flags: int = 0) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            view = view[self.send(view, flags) :]
 
     def sendmsg(  # type: ignore[override]
         self, buffers: Any, ancdata: Sequence[Any] = (), flags: int = 0, address: Any = None
@@ -282,7 +264,7 @@ class TlsSocket(socket.socket):
         reported = 0
         while self._unsent:
             try:
-                sent = super().send(self._unsent, flags | socket.MSG_NOSIGNAL)
+                sent = super().sendmsg((self._unsent,), (), flags | socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 break
             self._unsent = self._unsent[sent:]
@@ -310,6 +292,8 @@ class TlsSocket(socket.socket):
             return AuthenticationError(
                 f"the certificate of {self.peer} is not accepted: {self._verification_reason(error)}", address=self.peer
             )
+        if error.reason == "DECRYPTION_FAILED_OR_BAD_RECORD_MAC":
+            return RecordChangedError("a record was changed on its way")
         reason = _REASONS.get(error.reason or "", error.strerror or str(error))
         if "CERTIFICATE" in (error.reason or "") or "UNKNOWN_CA" in (error.reason or ""):
             return AuthenticationError(f"{self.peer}: {reason}", address=self.peer)
@@ -422,11 +406,6 @@ def secures(settings: TlsSettings, sock: socket.socket, peer_host: str) -> bool:
         peer_host: numeric address of the peer.
     """
     return settings.required or (bool(settings.cert) and is_beyond_host(sock, peer_host))
-
-
-def buffered(sock: socket.socket) -> bool:
-    """Return whether bytes can be received from a socket although its descriptor may not be readable."""
-    return isinstance(sock, TlsSocket) and sock.buffered()
 
 
 def binding_of(sock: socket.socket) -> bytes:

@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError, ProtocolError, RankFailedError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
+from rankmesh_agent.wire.handshake import Protocol, client_script
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
@@ -96,7 +96,7 @@ class AgentDialer:
             refusal = AuthenticationError(
                 "the agent has another token than this process: RANKMESH_TOKEN must be the same there and here"
             )
-            challenge = Challenge(self._token, Protocol.ATTACH, client=True, binding=binding_of(sock))
+            challenge = challenge_on(sock, self._token, Protocol.ATTACH, client=True)
             stream.authenticate(client_script(challenge, refusal, attach_frames.endpoint(self._agent_id)), seconds)
         except BaseException:
             sock.close()

@@ -16,10 +16,10 @@ import time
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.tls import binding_of
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
@@ -27,7 +27,7 @@ from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistNetworkError, LeaseEndedError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
+from rankmesh_agent.wire.handshake import Protocol, server_script
 
 CHALLENGE_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
@@ -157,7 +157,7 @@ class SessionServer:
 
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
-            challenge = Challenge(self._token, Protocol.ATTACH, client=False, binding=binding_of(stream.sock))
+            challenge = challenge_on(stream.sock, self._token, Protocol.ATTACH, client=False)
             stream.authenticate(server_script(challenge, attach_frames.ENDPOINT_BYTES), CHALLENGE_SECONDS)
             admission.end()
             if not self._has_room(stream):

@@ -12,11 +12,13 @@ from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
+from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.pool import ConnectionPool
+from rankmesh_agent.net.record_socket import RecordChangedError
 from rankmesh_agent.net.retry import until_accepted
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.tls import binding_of, connect
+from rankmesh_agent.net.tls import connect
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import (
@@ -42,7 +44,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
+from rankmesh_agent.wire.handshake import Protocol, client_script
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts to reach an owner that has not started yet, about an eighth of the time so far."""
@@ -107,6 +109,10 @@ class ClientConnection(FramedStream):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.seq = 0
+        self._use(sock)
+
+    def _use(self, sock: socket.socket) -> None:
+        super()._use(sock)
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
     def call(self, command: Command[T], timeout: float, retried: bytes = b"") -> T:
@@ -257,7 +263,8 @@ class StoreClient(BlockingStore):
                     return self._call(connection, command, timeout, retried)
                 # To connect took some of the time: the margin has room for a little of it.
                 return self._call(connection, *_remaining(command, timeout, began, timeout / 2), retried)
-            except StreamClosedError:  # the owner closed it while it was idle, perhaps
+            except StreamClosedError as error:  # the owner closed it while it was idle, perhaps
+                self._raise_if_changed(error, command)
                 if command.writes and not retried:
                     retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq)
                 if attempt is not None:
@@ -270,7 +277,17 @@ class StoreClient(BlockingStore):
         except StreamTimeoutError as error:
             raise self.unresponsive_error(command, timeout) from error
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
+            self._raise_if_changed(error, command)
             raise self._unreachable_error(error) from error
+
+    def _raise_if_changed(self, error: Exception, command: Command[Any]) -> None:
+        """Raise an error, which is not the cause of another attempt, if a frame was changed on its way."""
+        if isinstance(error.__cause__, RecordChangedError):
+            name, ranks = self._name()
+            unknown = f"; whether {command.name} was executed is not known" if command.writes else ""
+            raise DistNetworkError(
+                f"the connection to {name} is closed: {error.__cause__}{unknown}", ranks=ranks, address=self._url
+            ) from None
 
     def _try_once(
         self,
@@ -349,7 +366,7 @@ class StoreClient(BlockingStore):
         )
         connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:
-            challenge = Challenge(self._token, Protocol.STORE, client=True, binding=binding_of(connection.sock))
+            challenge = challenge_on(connection.sock, self._token, Protocol.STORE, client=True)
             connection.authenticate(client_script(challenge, refusal), deadline.remaining())
             connection.name = challenge.name
         except BaseException:

@@ -27,11 +27,12 @@ from typing import Any, TypeVar
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.handshake import Handshake, challenge_on
+from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.peer_credentials import admit_peer
+from rankmesh_agent.net.record_socket import buffered
 from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
-from rankmesh_agent.net.tls import binding_of, buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
@@ -227,7 +228,7 @@ class StoreServer:
 
     def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
         sock.setblocking(False)
-        challenge = Challenge(self._token, Protocol.STORE, client=False, binding=binding_of(sock))
+        challenge = challenge_on(sock, self._token, Protocol.STORE, client=False)
         connection = Connection(sock, poll, Handshake(sock, server_script(challenge)), admission)
         self._connections[sock.fileno()] = connection
         poll.register(sock, select.EPOLLIN)
@@ -342,6 +343,7 @@ class StoreServer:
             connection.handshake, connection.name, connection.role = None, challenge.name, challenge.role
             self._by_name[challenge.name] = connection
             connection.admission.end()
+            connection.sock = with_macs(connection.sock, challenge)
         elif client_handshake.steps > steps:
             connection.step_began = time.monotonic()
             connection.admission.renew()

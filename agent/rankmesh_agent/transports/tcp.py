@@ -16,8 +16,7 @@ Without them, these are two round trips: the client's proposal and identity trav
 and the server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is
 valid.
 
-Frames between hosts have MACs (``authenticated``), unless TLS protects them or both ranks share memory: if the client
-or the server finds that the connection leaves its host. The one says so in its proposal, the other in its answer.
+Frames between hosts have MACs (``net.mac_socket``), unless TLS protects them or both ranks share memory.
 """
 
 from __future__ import annotations
@@ -35,17 +34,16 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
-from rankmesh_agent.net import tls
-from rankmesh_agent.net.addresses import is_beyond_host
+from rankmesh_agent.net import record_socket, tls
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
-from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.handshake import Handshake, challenge_on
+from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
-from rankmesh_agent.transports.authenticated import AuthenticatedConnection
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.wire import handshake
+from rankmesh_agent.wire import frames, handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 from rankmesh_agent.wire.handshake import Challenge, Protocol, Script
 
@@ -61,12 +59,10 @@ _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP; and
-AUTHENTICATE if frames over TCP have MACs."""
-AUTHENTICATE = 2
-ACCEPTED, DECLINED, REJECTED, NEEDS_LINK, AUTHENTICATED = b"\1", b"\0", b"\2", b"\3", b"\4"
-"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, the client
-must link the shared memory, or the proposal is declined and frames have MACs."""
+"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
+ACCEPTED, DECLINED, REJECTED, NEEDS_LINK = b"\1", b"\0", b"\2", b"\3"
+"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, or the
+client must link the shared memory."""
 LINKED = b"\1"
 """The client has linked the shared memory, or cannot."""
 
@@ -80,11 +76,7 @@ _Admitted = tuple[bytes, Connection]
 
 
 class TcpConnection(Connection):
-    """A connected socket.
-
-    Attributes:
-        needs_macs: whether its frames are to have MACs.
-    """
+    """A connected socket."""
 
     medium: ClassVar[str] = "tcp"
 
@@ -94,7 +86,6 @@ class TcpConnection(Connection):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
         self.peer = peer
-        self.needs_macs = False
         self._fileno = sock.fileno()
 
     def configure_for_data(self) -> None:
@@ -116,7 +107,7 @@ class TcpConnection(Connection):
             raise connection_lost(self.peer, error.strerror or str(error)) from error
 
     def committed(self) -> int:
-        return self.socket.committed() if isinstance(self.socket, tls.TlsSocket) else 0
+        return record_socket.committed(self.socket)
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
@@ -136,7 +127,7 @@ class TcpConnection(Connection):
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
     def has_work(self, writing: bool) -> bool:
-        return tls.buffered(self.socket)
+        return record_socket.buffered(self.socket)
 
     def prepare_wait(self, writing: bool) -> bool:
         return True
@@ -462,31 +453,26 @@ class TcpTransport:
         return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity), self._tls)
 
     def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        challenge = Challenge(self._token, Protocol.MESH, client=False, binding=tls.binding_of(connection.socket))
+        challenge = challenge_on(connection.socket, self._token, Protocol.MESH, client=False)
         yield from handshake.verify_client(challenge, PROPOSAL.size + IDENTITY_BYTES)
         if not admit_peer(connection.socket, self._token):
             raise DistNetworkError(f"{connection.peer} is a process of another user", address=connection.peer)
-        flags, proposal = challenge.attachment[0], challenge.attachment[1 : PROPOSAL.size]
-        identity = challenge.attachment[PROPOSAL.size :]
+        proposal, identity = challenge.attachment[: PROPOSAL.size], challenge.attachment[PROPOSAL.size :]
         if not admits(identity):
             yield challenge.proof() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        connection.needs_macs = bool(flags & AUTHENTICATE) or _leaves_host(connection)
-        proposal = bytes([flags & ~AUTHENTICATE]) + proposal
-        made = yield from self._answer(connection, proposal, challenge.proof())
-        return identity, _with_macs(made, challenge, client=False)
+        answered = yield from self._answer(connection, proposal, challenge.proof())
+        return identity, _with_macs(answered, challenge)
 
     def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
-        challenge = Challenge(self._token, Protocol.MESH, client=True, binding=tls.binding_of(connection.socket))
+        challenge = challenge_on(connection.socket, self._token, Protocol.MESH, client=True)
         yield from handshake.client_hello(challenge)
         with contextlib.closing(self._offer()) as offer:
             refusal = AuthenticationError(
                 f"{connection.peer} has another token than this rank: RANKMESH_TOKEN must be the same on every rank",
                 address=connection.peer,
             )
-            connection.needs_macs = _leaves_host(connection)
-            flags = offer.proposal[0] | (AUTHENTICATE if connection.needs_macs else 0)
-            attachment = bytes([flags]) + offer.proposal[1:] + identity
+            attachment = offer.proposal + identity
             answer = yield from handshake.client_proof(challenge, refusal, attachment, len(ACCEPTED))
             if answer == NEEDS_LINK:
                 with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines
@@ -497,8 +483,7 @@ class TcpTransport:
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
                     address=connection.peer,
                 )
-            connection.needs_macs |= answer == AUTHENTICATED
-            return _with_macs(offer.resolve(connection, answer == ACCEPTED), challenge, client=True)
+            return _with_macs(offer.resolve(connection, answer == ACCEPTED), challenge)
 
     def _offer(self) -> Proposal:
         """Return the proposal of this transport."""
@@ -507,22 +492,15 @@ class TcpTransport:
     def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
         """Answer a client's proposal, after this side's proof; return the connection to use."""
         connection.configure_for_data()
-        yield proof + (AUTHENTICATED if connection.needs_macs else DECLINED), 0
+        yield proof + DECLINED, 0
         return connection
 
 
-def _leaves_host(connection: TcpConnection) -> bool:
-    """Return whether a connection leaves this host without TLS."""
-    sock = connection.socket
-    return not isinstance(sock, tls.TlsSocket) and is_beyond_host(sock, sock.getpeername()[0])
-
-
-def _with_macs(connection: Connection, challenge: Challenge, *, client: bool) -> Connection:
+def _with_macs(connection: Connection, challenge: Challenge) -> Connection:
     """Return a connection to use after the handshake."""
-    if not isinstance(connection, TcpConnection) or not connection.needs_macs:
-        return connection
-    keys = [challenge.session_key("frames of the client"), challenge.session_key("frames of the server")]
-    return AuthenticatedConnection(connection, *(keys if client else reversed(keys)))
+    if isinstance(connection, TcpConnection):
+        connection.socket = with_macs(connection.socket, challenge, frames.layout)
+    return connection
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -2,13 +2,13 @@
 
 ::
 
-    client → server   HELLO   magic, version, client nonce                       40 bytes
-    server → client   HELLO   magic, version, server nonce                       40 bytes
+    client → server   HELLO   magic, version and WANTS_MACS, client nonce        40 bytes
+    server → client   HELLO   magic, version and WANTS_MACS, server nonce        40 bytes
     client → server   PROOF   HMAC(key, "client", context)                       32 bytes, then those of the attachment
     server → client   PROOF   HMAC(key, "server", context)                       32 bytes
 
     key       HKDF-SHA256 of the credential
-    context   protocol, channel binding, attachment, both nonces
+    context   protocol, channel binding, attachment, both nonces; the two WANTS_MACS bytes, if one is set
 
 A server that does not accept the client's proof answers with 32 zero bytes and closes the connection; one that closes
 it without them has failed, or has no descriptors left.
@@ -17,6 +17,9 @@ Each side proves that it knows the credential without sending it. Fresh nonces m
 useless, and "client" and "server" prevent reflection. A relayed proof is worth nothing at a server of another protocol,
 or over another TLS connection: the context differs. The client sends its proof first, so a port scan reveals nothing.
 All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
+
+With WANTS_MACS an end finds that the connection leaves its host without TLS. If one of them does, all that follows has
+MACs (``net.mac_socket``); who removes the flag on the way makes the proofs invalid.
 
 The attachment names the server that the client means, where it has a name that both ends know: an agent's id where a
 process attaches; the instances of both ranks in the mesh. Never an address, which port forwarding changes. The owner of
@@ -39,6 +42,8 @@ from rankmesh_agent.wire.frames import VERSION
 MAGIC = b"RKMH-HI"
 _HELLO = struct.Struct("!7sB32s")
 HELLO_BYTES = _HELLO.size
+WANTS_MACS = 0x80
+"""A flag in the byte of the version."""
 PROOF_BYTES = 32
 _REFUSAL = bytes(PROOF_BYTES)
 
@@ -76,25 +81,37 @@ class Challenge:
         protocol: the protocol that follows.
         client: whether this side opened the connection.
         binding: channel binding of the TLS connection that carries the challenge (RFC 9266); empty without TLS.
+        wants_macs: whether this side wants MACs on what follows the challenge.
 
     Attributes:
+        is_client: whether this side opened the connection.
         attachment: the bytes that follow the client's proof; both proofs cover them.
         role: at the server, the role of the client's credential, after its proof.
     """
 
-    def __init__(self, token: str | Credentials, protocol: Protocol, *, client: bool, binding: bytes = b"") -> None:
+    def __init__(
+        self,
+        token: str | Credentials,
+        protocol: Protocol,
+        *,
+        client: bool,
+        binding: bytes = b"",
+        wants_macs: bool = False,
+    ) -> None:
         accepted = [(Role.RUN, str(token))] if client else Credentials.of(token).sufficient(protocol.role)
         self._keys = {role: hkdf(credential.encode(), "rankmesh challenge") for role, credential in accepted}
         self.role = Role.RUN
         self._fields = protocol.label.encode(), binding
-        self._client = client
+        self.is_client = client
+        self._flags = WANTS_MACS if wants_macs else 0
+        self._both_flags = b""
         self._nonce = secrets.token_bytes(32)
         self._both = b""
         self.attachment = b""
 
     def hello(self) -> bytes:
         """Return this side's HELLO."""
-        return _HELLO.pack(MAGIC, VERSION, self._nonce)
+        return _HELLO.pack(MAGIC, VERSION | self._flags, self._nonce)
 
     def receive_hello(self, data: bytes) -> None:
         """Process the other side's HELLO.
@@ -102,23 +119,30 @@ class Challenge:
         Raises:
             ProtocolError: the bytes are not RankMesh's, or have another version.
         """
-        magic, version, nonce = _HELLO.unpack(data)
+        magic, byte, nonce = _HELLO.unpack(data)
+        version, flags = byte & ~WANTS_MACS, byte & WANTS_MACS
         if magic != MAGIC:
             raise ProtocolError("the other side of the connection does not speak RankMesh's protocol")
         if version != VERSION:
             raise ProtocolError(
                 f"the other side speaks protocol version {version}, this one {VERSION}: upgrade the older"
             )
-        self._both = self._nonce + nonce if self._client else nonce + self._nonce
+        self._both = self._nonce + nonce if self.is_client else nonce + self._nonce
+        self._both_flags = bytes((self._flags, flags) if self.is_client else (flags, self._flags))
 
     @property
     def name(self) -> bytes:
         """Unique name of the connection at both sides, after the HELLOs: 64 bytes."""
         return self._both
 
+    @property
+    def macs(self) -> bool:
+        """Whether what follows the challenge has MACs, after the HELLOs: if one side wants them."""
+        return any(self._both_flags)
+
     def proof(self) -> bytes:
         """Return this side's proof that it knows the credential."""
-        return self._mac(self._keys[self.role], self._client)
+        return self._mac(self._keys[self.role], self.is_client)
 
     def receive_proof(self, data: bytes) -> None:
         """Check the other side's proof.
@@ -127,7 +151,7 @@ class Challenge:
             AuthenticationError: the other side does not know the credential.
         """
         for role, key in self._keys.items():
-            if hmac.compare_digest(data, self._mac(key, not self._client)):
+            if hmac.compare_digest(data, self._mac(key, not self.is_client)):
                 self.role = role
                 return
         raise AuthenticationError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")
@@ -143,7 +167,7 @@ class Challenge:
         return hmac.digest(key, encode(b"client" if client else b"server") + self._context(), "sha256")
 
     def _context(self) -> bytes:
-        return encode(*self._fields, self.attachment, self._both)
+        return encode(*self._fields, self.attachment, self._both) + (self._both_flags if self.macs else b"")
 
 
 def client_hello(challenge: Challenge) -> Script[Challenge]:

@@ -11,6 +11,7 @@ from support.certificates import in_environment, required, tls_of
 
 from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
+from rankmesh_agent.net.record_socket import buffered
 
 DATA = bytes(range(256)) * 4096
 
@@ -76,9 +77,9 @@ def test_a_receive_that_is_not_full_leaves_nothing_buffered(ends):
     client, server = ends
     client.sendall(DATA[:100])
     assert server.recv(10) == DATA[:10]
-    assert tls.buffered(server), "the rest of the record is decrypted, and the descriptor not readable"
+    assert buffered(server), "the rest of the record is decrypted, and the descriptor not readable"
     assert server.recv(1000) == DATA[10:100]
-    assert not tls.buffered(server)
+    assert not buffered(server)
 
 
 def test_flags(ends):

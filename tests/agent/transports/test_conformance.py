@@ -14,16 +14,18 @@ from support.certificates import in_environment, required
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
 from support.threads import TRANSPORTS, in_threads, transport_named
 
+from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256
 MOST_BUFFERED = 64 << 20
 
 
-@pytest.fixture(params=[*TRANSPORTS, "tls"])
+@pytest.fixture(params=[*TRANSPORTS, "tls", "macs"])
 def name(request):
     return request.param
 
@@ -34,7 +36,11 @@ def certificates(tmp_path_factory):
 
 
 @pytest.fixture
-def transport(name, shm, certificates):
+def transport(name, shm, certificates, monkeypatch):
+    if name == "macs":
+        monkeypatch.setattr(mac_socket, "leaves_host", lambda sock: True)
+        monkeypatch.setattr(frames, "layout", None)  # the tests send no frames
+        return transport_named("tcp")
     if name != "tls":
         return transport_named(name)
     with in_environment(required(certificates)):
