@@ -1,10 +1,10 @@
-"""Worlds of many ranks, and many clients of a store."""
+"""Worlds of many ranks, many clients of a store, and a job under attack."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import clients, many
+from benchmarks import clients, many, starvation
 from benchmarks.workers import MeasurementError
 
 pytestmark = pytest.mark.processes
@@ -29,3 +29,12 @@ def test_a_world_without_descriptors_says_so() -> None:
 def test_clients_of_a_store_are_counted_in_and_woken() -> None:
     found = clients.measure(40, 2)
     assert min(found) > 0
+
+
+def test_a_job_under_attack_is_compared_with_itself() -> None:
+    (found,) = starvation.measure(["guesses"], 1, 0.2)
+    assert found.steps > 0
+    assert len(found.drops) == 1
+    assert found.drops[0] < 1
+    assert found.microseconds > 0
+    assert found.longest > 0

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import itertools
+import mmap
+import multiprocessing
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.attached import TOKEN, offer
 from support.connecting import dial
 from support.hosting import embedded_only
-from support.processes import DEADLINE, Me, Rank, Ranks, wait_until
+from support.processes import DEADLINE, Me, Ranks, wait_until
 
 import rankmesh as dist
+from benchmarks.attackers import A_SECOND, KINDS, Kind, attack, listening_ports, server_seconds, speaks_http
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics import snapshot
+from rankmesh_agent.http.middleware import UNAUTHENTICATED_A_SECOND
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.upgrade import connect_upgraded
@@ -28,30 +33,29 @@ from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
 from rankmesh_agent.transports.tcp import TcpTransport
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.errors import DistNetworkError
 
 DESCRIPTORS = 256
 RESERVE = 64
 """Descriptors that the training code opens in each step."""
-SILENT, OTHERS = 1000, 300
-"""Numbers of clients that send nothing, and of others: more than the descriptors."""
-_HOST = b"Host: 127.0.0.1\r\n"
-SENT = {
-    "half a head": b"GET /livez HTTP/1.1\r\n" + _HOST,
-    "a request, then nothing": b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n",
-    "a wrong token": b"GET /v1/store HTTP/1.1\r\n" + _HOST + b"Authorization: Bearer guess\r\n\r\n",
-    "an upgrade to the store": store_frames.UPGRADE.request("127.0.0.1"),
-    "an upgrade to snapshots": snapshot.UPGRADE.request("127.0.0.1"),
-}
-BODY = b"PUT /v1/store/key HTTP/1.1\r\n" + _HOST + b"Content-Length: 100\r\n\r\n"
+CLIENTS = 300
+"""Number of clients of an attack: more than the descriptors."""
+FLOOD_SECONDS = 0.15
+MOST_SECONDS = 0.2 / UNAUTHENTICATED_A_SECOND
+"""Processor time of a rank's servers for a client: as many as may ask in a second take a fifth of a core together."""
+BODY = b"PUT /v1/store/key HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+SENT = [kind.data for kind in KINDS.values() if kind.http_only]
 
 
 def train(me: Me) -> None:
     """Average gradients until told to stop, with as many files open as the descriptors allow."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     me.init()
-    gradient, end, steps = np.ones(1000), np.zeros(1), 0
+    (me.folder / f"steps-{me.rank}").write_bytes(bytes(8))
+    with (me.folder / f"steps-{me.rank}").open("r+b") as file:
+        steps = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+    gradient, end = np.ones(1000), np.zeros(1)
     while not end[0]:
         with contextlib.ExitStack() as opened:
             for _ in range(RESERVE):
@@ -59,70 +63,106 @@ def train(me: Me) -> None:
             dist.all_reduce(gradient, op=dist.ReduceOp.AVG)
         end[0] = (me.folder / "stop").exists()
         dist.all_reduce(end, op=dist.ReduceOp.MAX)
-        steps += 1
-        me.report(steps=steps)
+        steps[0] += 1
     dist.destroy_process_group()
 
 
-def listening_ports(pid: int) -> list[int]:
-    """Return the TCP ports on which a process listens."""
-    targets = []
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it is closed by now
-            targets.append(os.readlink(entry.path))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
-    return [listening[target] for target in targets if target in listening]
-
-
-def is_http(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
-    with contextlib.closing(connection):
-        try:
-            connection.request("GET", "/livez")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
-
 @contextlib.contextmanager
-def many(clients: int, port: int, data: bytes) -> Iterator[None]:
-    """Hold connections to a port, of clients that have sent something, the last byte by itself."""
+def many(clients: int, ports: Sequence[int], sent: Sequence[bytes]) -> Iterator[None]:
+    """Hold connections to each port of clients that have sent something in turn, the last byte by itself."""
     with contextlib.ExitStack() as held:
-        socks = [held.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)) for _ in range(clients)]
-        for part in filter(None, (data[:-1], data[-1:])):
-            for sock in socks:
+        socks = [
+            (held.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE)), data)
+            for port, data in itertools.islice(zip(itertools.cycle(ports), itertools.cycle(sent)), clients)
+        ]
+        for begin, end in ((None, -1), (-1, None)):
+            for sock, data in socks:
                 with contextlib.suppress(ConnectionError):
-                    sock.sendall(part)
+                    sock.sendall(data[begin:end])
         yield
+
+
+class Victim:
+    """Rank 0 of a job that trains: of four ranks, two of which do not connect to each other until they must.
+
+    Attributes:
+        pid: its process.
+        ports, http_ports, mesh_port: its ports.
+    """
+
+    def __init__(self, ranks: Ranks, token: str) -> None:
+        environment = {"RANKMESH_TOKEN": token, "RANKMESH_TRANSPORT": "tcp", "RANKMESH_FULL_MESH": "0"}
+        self.token = token
+        self._ranks = ranks
+        self._started = ranks.start(train, 4, env=environment)
+        self.rank = self._started[0]
+        self.pid = self.rank.pid
+        wait_until(lambda: self.steps() > 0 or self.rank.code is not None, "the first step")
+        assert self.rank.code is None, ranks.transcript()
+        self.ports = listening_ports(self.pid)
+        self.http_ports = [port for port in self.ports if speaks_http(port, DEADLINE)]
+        (self.mesh_port,) = set(self.ports) - set(self.http_ports)
+        self._store_port = next(port for port in self.http_ports if has_store(port, token))
+
+    def steps(self) -> int:
+        """Return the number of steps so far."""
+        file = self._ranks.folder / "steps-0"
+        return int.from_bytes(file.read_bytes(), sys.byteorder) if file.exists() else 0
+
+    def check(self) -> None:
+        """Check that it serves clients with the token, makes steps, and its descriptors do not go to its clients."""
+        before = self.steps()
+        assert speaks_http(self._store_port, DEADLINE)
+        assert has_store(self._store_port, self.token)
+        wait_until(lambda: is_answered(self.mesh_port, self.token), "an answer of the rank")
+        wait_until(lambda: self.steps() > before + 2 or self.rank.code is not None, "steps")
+        assert self.rank.code is None, self._ranks.transcript()
+        assert len(os.listdir(f"/proc/{self.pid}/fd")) < DESCRIPTORS - RESERVE
+
+    def end(self) -> None:
+        """End the job, and check that no rank has failed, and the log says little."""
+        self._ranks.mark("stop")
+        self._ranks.wait(self._started, to_succeed=True)
+        assert len(self.rank.stderr.splitlines()) < 10, self.rank.stderr
 
 
 @embedded_only("an attached process has no servers")
 @pytest.mark.processes
-@pytest.mark.parametrize("token", [TOKEN, ""], ids=["token", "no token"])
-def test_a_job_trains_on_and_serves_others_whatever_clients_do_not_send(ranks: Ranks, token: str) -> None:
-    environment = {"RANKMESH_TOKEN": token, "RANKMESH_TRANSPORT": "tcp", "RANKMESH_FULL_MESH": "0"}
-    started = ranks.start(train, 4, env=environment)
-    victim = started[0]
-    wait_until(lambda: "steps" in victim.reported or victim.code is not None, "the first step")
-    assert victim.code is None, ranks.transcript()
-    ports = listening_ports(victim.pid)
-    http_ports = [port for port in ports if is_http(port)]
-    (mesh_port,) = set(ports) - set(http_ports)
-    store_port = next(port for port in http_ports if has_store(port, token))
-    attacks = [(SILENT, port, b"") for port in ports]
-    attacks += [(OTHERS, store_port, data) for data in (SENT.values() if token else [BODY])]
-    for attack in attacks:
-        with many(*attack):
-            assert is_http(store_port)
-            assert has_store(store_port, token)
-            wait_until(lambda: is_answered(mesh_port, token), "an answer of the rank")
-            check_it_trains(victim, ranks)
-    ranks.mark("stop")
-    ranks.wait(started, to_succeed=True)
-    assert not any(rank.code for rank in started), ranks.transcript()
-    assert "the last one from 127.0.0.1" in victim.stderr
-    assert len(victim.stderr.splitlines()) < 10, victim.stderr
+def test_a_job_trains_on_and_serves_others_whatever_clients_do(ranks: Ranks) -> None:
+    victim = Victim(ranks, TOKEN)
+    for ports, sent in ((victim.ports, [b""]), (victim.http_ports, SENT)):
+        with many(CLIENTS, ports, sent):
+            victim.check()
+    for kind in KINDS.values():
+        with flood(kind, victim.http_ports if kind.http_only else victim.ports) as made:
+            used = server_seconds(victim.pid)
+            victim.check()
+            wait_until(lambda made=made: made.value >= A_SECOND * FLOOD_SECONDS, "clients")
+            seconds = (server_seconds(victim.pid) - used) / made.value
+        assert seconds < MOST_SECONDS, kind
+    victim.end()
+    assert "the last one from 127.0.0.1" in victim.rank.stderr
+
+
+@embedded_only("an attached process has no servers")
+@pytest.mark.processes
+def test_so_does_a_job_without_a_token(ranks: Ranks) -> None:
+    victim = Victim(ranks, "")
+    with many(CLIENTS, victim.http_ports, [b"", BODY]):
+        victim.check()
+    victim.end()
+
+
+@contextlib.contextmanager
+def flood(kind: Kind, ports: Sequence[int]) -> Iterator[Any]:
+    """Let clients come and go all the time; yields their number, as ``value``."""
+    context = multiprocessing.get_context("fork")
+    over, made = context.Event(), context.RawValue("Q")
+    clients = context.Process(target=attack, args=(kind, ports, over.is_set), kwargs={"made": made}, daemon=True)
+    clients.start()
+    yield made
+    over.set()
+    clients.join(DEADLINE)
 
 
 def has_store(port: int, token: str) -> bool:
@@ -142,20 +182,12 @@ def is_answered(mesh_port: int, token: str) -> bool:
     return "does not wait for this rank" in str(caught.value)
 
 
-def check_it_trains(victim: Rank, ranks: Ranks) -> None:
-    """Check that a rank makes steps, and that its descriptors do not go to its clients."""
-    before = victim.reported["steps"]
-    wait_until(lambda: victim.reported["steps"] > before + 2 or victim.code is not None, "steps")
-    assert victim.code is None, ranks.transcript()
-    assert len(os.listdir(f"/proc/{victim.pid}/fd")) < DESCRIPTORS - RESERVE
-
-
 def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UNAUTHENTICATED, "_most", DESCRIPTORS // 8)
     agent = Standalone(Settings(token=TOKEN), lambda: "http://127.0.0.1:9", host="127.0.0.1", name="agent")
     agent.start()
     with contextlib.closing(agent), contextlib.ExitStack() as held:
-        for _ in range(SILENT):
+        for _ in range(CLIENTS):
             held.enter_context(
                 connect_upgraded(agent.urls[0], attach_frames.UPGRADE, connect_seconds=DEADLINE, seconds=DEADLINE)[0]
             )
