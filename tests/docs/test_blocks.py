@@ -18,6 +18,7 @@ RUN = (
     "README.md",
     "errors.md",
     "first-job.md",
+    "from-mpi4py.md",
     "sdk.md",
     "standalone.md",
     "stuck-job.md",
