@@ -186,6 +186,59 @@ def test_a_changed_request_is_refused(server, changed):
     assert isinstance(check(server, signed(connect(server)), **changed), str)
 
 
+@pytest.mark.parametrize(
+    "added",
+    [
+        ("if-match", '"2"'),
+        ("if-match", "*"),
+        ("if-none-match", "*"),
+        ("if-none-match", ""),
+        ("content-type", "a/b"),
+        ("idempotency-key", "another"),
+        ("rankmesh-dtype", "int8"),
+        ("rankmesh-shape", "1"),
+        ("rankmesh-forwarded", "1"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_no_field_can_be_added_to_a_request(first, added):
+    """A second line of a field, before or behind the client's own, and a field that the client has left out."""
+    body, sent = b"value", []
+    headers = {"content-type": "application/octet-stream", "if-match": '"1"'}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            sent.append(message)
+
+    def request(authorization: str, method: str, fields: Any) -> int:
+        lines = [(b"host", b"127.0.0.1"), (b"authorization", authorization.encode())]
+        lines += [(name.encode(), value.encode()) for name, value in fields]
+        scope = {"type": "http", "method": method, "path": "/v1/store/k", "headers": lines, "scheme": "http"}
+        asyncio.run(guarded(scope, receive, send))
+        return int(sent[-1]["status"])
+
+    guarded = SecurityMiddleware(app, TOKEN)
+    session = ServerSession(TOKEN)
+    hello = session.hello()
+    assert request(hello.authorization, "GET", []) == 401
+    assert session.accept_challenge(hello, dict(sent[-1]["headers"])[b"www-authenticate"].decode())
+
+    def proof() -> str:
+        return session.sign("PUT", "/v1/store/k", "127.0.0.1", headers, body).authorization
+
+    assert request(proof(), "PUT", headers.items()) == 204
+    own = list(headers.items())
+    assert request(proof(), "PUT", [added, *own] if first else [*own, added]) == 401
+
+
 def test_a_changed_response_is_refused(server):
     request = signed(connect(server))
     caller = check(server, request)

@@ -164,7 +164,7 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = _joined(scope["headers"])
         if b"authorization" in headers:
             headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
         caller = self._caller(scope, headers)
@@ -226,9 +226,14 @@ class SecurityMiddleware:
         target = scope.get("raw_path") or scope["path"].encode()
         if scope.get("query_string"):
             target += b"?" + scope["query_string"]
-        fields = {name: headers.get(name.encode(), b"").decode("latin-1") for name in ("host", *COVERED)}
+        # A field that is there, but empty, is not one that the client has left out.
+        fields = {
+            name: (headers.get(name.encode(), b"") or b" ").decode("latin-1")
+            for name in ("host", *COVERED)
+            if name.encode() in headers
+        }
         return self._authenticator.authenticate(
-            authorization, scope["method"], target.decode("latin-1"), fields["host"], fields
+            authorization, scope["method"], target.decode("latin-1"), fields.get("host", ""), fields
         )
 
     def _bearer_role(self, headers: dict[bytes, bytes]) -> Role | None:
@@ -293,6 +298,17 @@ class SecurityMiddleware:
             return _is_address(host)
         name, address = match.groups()
         return name in self._names or _is_address(name or address)
+
+
+def _joined(fields: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return header fields by name; one of several lines has all of their values (RFC 9110, section 5.3).
+
+    The application may use any of the lines, so a check of one of them is no check.
+    """
+    headers: dict[bytes, bytes] = {}
+    for name, value in fields:
+        headers[name] = headers[name] + b", " + value if name in headers else value
+    return headers
 
 
 @functools.lru_cache

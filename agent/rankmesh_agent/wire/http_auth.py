@@ -41,7 +41,15 @@ UNKNOWN_KEY = SCHEME + 'realm="rankmesh"'
 """Value of WWW-Authenticate for a client whose credential is not accepted."""
 STREAM = "-"
 """Digest of a body that is a stream."""
-COVERED = ("content-type", "if-match", "if-none-match", "idempotency-key", FORWARDED_HEADER.lower())
+COVERED = (
+    "content-type",
+    "if-match",
+    "if-none-match",
+    "idempotency-key",
+    "rankmesh-dtype",
+    "rankmesh-shape",
+    FORWARDED_HEADER.lower(),
+)
 """Header fields of a request, in lower case, that change what it does."""
 MAX_CLIENTS = 1 << 16
 """Clients whose counts a server remembers; it begins anew, with another nonce, when there are more."""
