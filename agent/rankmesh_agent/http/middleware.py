@@ -267,7 +267,7 @@ class SecurityMiddleware:
         ):
             return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
         if scope["path"] not in self._open:
-            if held is None and headers.get(b"authorization"):
+            if held is None and b" " in headers.get(b"authorization", b"").strip():  # an empty variable gives no token
                 _warn_of_another_token(scope)
                 return _unauthenticated(_ANOTHER_TOKEN)
             rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
