@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
 import threading
 import time
@@ -22,6 +23,8 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import check_peer
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.commands import Add
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -123,6 +126,23 @@ def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
 
     assert connect() == "admitted"
     assert as_other_user(connect).startswith(("ConnectionResetError", "BrokenPipeError"))
+
+
+def test_another_users_unix_socket_is_not_taken_for_the_stores(rank: Any, monkeypatch: pytest.MonkeyPatch):
+    """A response that was changed on its way may name it; the client then uses the port."""
+    name = f"rankmesh-test-{os.getpid()}"
+    monkeypatch.setattr(store_frames, "unix_socket_of", lambda head: name)
+    for user, reached in ((lambda listen: listen(), True), (as_other_user, False)):
+        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(StoreClient(rank.member.http)) as client:
+            rogue.bind(f"\0{name}")
+            user(lambda: rogue.listen(1))
+            client._unix_socket = name
+            connection = client._connect_unix()
+            assert (connection is not None) is reached
+            if connection is not None:
+                connection.close()
+            else:
+                assert client.execute(Add("of this user", 1), 10.0) == 1
 
 
 def test_another_user_is_cut_off_the_mesh():

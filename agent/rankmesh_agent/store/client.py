@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
 from rankmesh_agent.net.handshake import challenge_on
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.record_socket import RecordChangedError
 from rankmesh_agent.net.retry import until_accepted
@@ -402,7 +403,7 @@ class StoreClient(BlockingStore):
         return unix
 
     def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an owner on this host, None if it is on another one, or its unix socket not known yet."""
+        """Return a socket to an owner on this host, and of this user; None if its unix socket is not known yet."""
         if not self._unix_socket:
             return None
         with limit_named(f"cannot connect to the store at {self._url}"):
@@ -410,7 +411,8 @@ class StoreClient(BlockingStore):
         try:
             sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
             sock.connect(f"\0{self._unix_socket}")
-        except OSError:
+            check_peer(sock)  # the name came without a MAC: a process in the way may have sent it
+        except (OSError, PeerRefusedError):
             sock.close()
             self._unix_socket = ""
             return None
