@@ -49,6 +49,8 @@ def test_every_init_method_of_torchs(me: Me, ports: list[int]) -> None:
         assert c10d.group.WORLD.gateway.startswith("http://127.0.0.1:")
         assert rankmesh.get_rank() == me.rank  # the SDK is in the same world
         assert summed() == 3
+        shown = rf"<rankmesh\.torch\.ProcessGroup '.+', rank {me.rank} of 2, shm, \d+ calls>"
+        assert re.fullmatch(shown, repr(c10d.group.WORLD))
         c10d.destroy_process_group()
         assert not rankmesh.is_initialized()
         wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)

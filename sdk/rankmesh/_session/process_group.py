@@ -43,10 +43,13 @@ class ProcessGroup:
         return self._description or "undefined"
 
     def __repr__(self) -> str:
-        comm = self._communicator
-        failure = "" if comm.failure is None else f", failed: {comm.failure}"
-        medium, calls = comm.medium, comm.state.seq
-        return f"<ProcessGroup {comm.name!r}, rank {comm.rank} of {comm.size}, {medium}, {calls} calls{failure}>"
+        return f"<ProcessGroup {describe(self._communicator, self.group_name)}>"
+
+
+def describe(comm: Communicator, name: str) -> str:
+    """Return what a group's repr has: its name, this process's rank, the medium, the calls and the failure."""
+    failure = "" if comm.failure is None else f", failed: {comm.failure}"
+    return f"{name!r}, rank {comm.rank} of {comm.size}, {comm.medium}, {comm.state.seq} calls{failure}"
 
 
 class NonMember:

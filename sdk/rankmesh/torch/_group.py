@@ -11,6 +11,7 @@ import torch.distributed as c10d
 from torch._C._distributed_c10d import Backend as C10dBackend
 
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh._session.process_group import describe
 from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._collectives import Collectives
 from rankmesh.torch._device_backend import new_device_backend
@@ -93,7 +94,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         return [torch.device("cpu"), *(torch.device(kind) for kind in self._device_backends)]
 
     def __repr__(self) -> str:
-        return f"<rankmesh.torch.ProcessGroup {self._name!r} rank {self.rank()} of {self.size()}>"
+        return f"<rankmesh.torch.ProcessGroup {describe(self.comm, self._name)}>"
 
     @property
     def gateway(self) -> str | None:
