@@ -66,3 +66,56 @@ def test_what_leaves_a_host_is_protected(hosts: Hosts, tmp_path, protection, tra
         {"0": "none", "2": protection, "store": "none"},
         {"0": protection, "1": protection, "store": protection},
     ]
+
+
+ATTACHED = """
+import gc, json
+import numpy as np
+import rankmesh as dist
+from rankmesh_agent.net.mac_socket import MacSocket
+from rankmesh_agent.net.stream import FramedStream
+from rankmesh_agent.net.tls import TlsSocket
+
+dist.init_process_group(timeout=60)
+array = np.arange(1 << 20, dtype=np.float32)
+dist.all_reduce(array)
+assert (array == np.arange(1 << 20)).all()
+dist._get_default_store().set("key", "value")
+streams = [each for each in gc.get_objects() if isinstance(each, FramedStream)]
+assert len(streams) >= 2
+print(json.dumps(sorted({{TlsSocket: "TLS", MacSocket: "MAC"}.get(type(each.sock), "none") for each in streams})))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("protection", ["TLS", "MAC"])
+def test_a_process_that_attaches_from_another_host_is_protected(hosts: Hosts, tmp_path, protection):
+    """The agent is on host1, with the gateway, and its process on host2: so the calls cross the network."""
+    (hosts.folder / "attached.py").write_text(ATTACHED)
+    scheme = "https" if protection == "TLS" else "http"
+
+    def variables(host: str) -> dict[str, str]:
+        secured = tls_of(tmp_path / "certificates", f"{host},{hosts.addresses[host]}") if protection == "TLS" else {}
+        return {"RANKMESH_TOKEN": "the secret of both hosts", **secured}
+
+    here = hosts.addresses["host1"]
+    gateway = f"{scheme}://{here}:8700"
+    commands = [f"rankmesh gateway --host {here}", f"rankmesh agent --host {here} --gateway {gateway}"]
+    services = []
+    for port, command in enumerate(commands, 8700):
+        services.append(hosts.start("host1", f"exec {command}", **variables("host1")))
+        services[-1].wait_for(str(port))
+    attached = hosts.start(
+        "host2",
+        "python attached.py",
+        RANK="0",
+        WORLD_SIZE="1",
+        RANKMESH_GATEWAY=gateway,
+        RANKMESH_HOSTING="attached",
+        **variables("host2"),
+    )
+    assert attached.wait() == 0, hosts.transcript()
+    assert json.loads(attached.output.splitlines()[-1]) == [protection]
+    for service in reversed(services):  # an agent removes its unix socket at its end
+        service.process.terminate()
+        service.wait()
