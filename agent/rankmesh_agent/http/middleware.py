@@ -63,6 +63,8 @@ _MOST_DIGITS = 18
 _ANOTHER_TOKEN = (
     "the token of this service is another one than that given: RANKMESH_TOKEN must be the same there and here"
 )
+_PROVEN = tuple((name, name.encode()) for name in ("host", *COVERED))
+_INFO = INFO.lower().encode()
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
 
@@ -177,8 +179,7 @@ class SecurityMiddleware:
                     refusal = self._limit_unauthenticated(scope["client"][0]) or refusal
             await send_problem(refusal, send, challenge=caller, close=has_body)
             return
-        if caller is not None:
-            send = _signed(caller, send)
+        response = _Response(caller, send)
         limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
         held = self._bearer_role(headers) if caller is None else caller.role
         in_clear = caller is None and self._authenticator is not None and not self._is_private(scope)
@@ -186,13 +187,12 @@ class SecurityMiddleware:
         if rejection is not None:
             if rejection.status == 401 and scope.get("client") is not None:
                 rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
-            await send_problem(rejection, send)
+            await send_problem(rejection, response.send)
             return
         if held is None or in_clear:
             scope.setdefault("state", {})["details"] = False
         received = 0
         hashed = None if caller is None else hashlib.sha256()
-        started = False
 
         async def receive_checked() -> Message:
             nonlocal received
@@ -207,30 +207,27 @@ class SecurityMiddleware:
                     raise _BodyRejectedError(_unauthenticated("the body is not the one that the client has signed"))
             return message
 
-        async def forward(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
-            await self._app(scope, receive_checked, forward)
+            await self._app(scope, receive_checked, response.send)
         except _BodyRejectedError as error:
-            if not started:
-                await send_problem(error.problem, send)
+            if not response.started:
+                await send_problem(error.problem, response.send)
 
     def _caller(self, scope: Message, headers: dict[bytes, bytes]) -> AuthenticatedClient | str | None:
         """Return the client that proves a credential, the challenge for one that does not, None without the scheme."""
+        if self._authenticator is None:
+            return None
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if self._authenticator is None or not authorization.startswith(SCHEME):
+        if not authorization.startswith(SCHEME):
             return None
         target = scope.get("raw_path") or scope["path"].encode()
         if scope.get("query_string"):
             target += b"?" + scope["query_string"]
         # A field that is there, but empty, is not one that the client has left out.
         fields = {
-            name: (headers.get(name.encode(), b"") or b" ").decode("latin-1")
-            for name in ("host", *COVERED)
-            if name.encode() in headers
+            name: (value or b" ").decode("latin-1")
+            for name, field in _PROVEN
+            if (value := headers.get(field)) is not None
         }
         return self._authenticator.authenticate(
             authorization, scope["method"], target.decode("latin-1"), fields.get("host", ""), fields
@@ -356,25 +353,37 @@ def _check_role(held: Role | None, needed: Role, in_clear: bool) -> Problem | No
     return None
 
 
-def _signed(caller: AuthenticatedClient, send: Send) -> Send:
-    """Return a ``send`` that adds the proof to the response's head: of its body, too, if that comes in one piece."""
-    head: Message = {}
+class _Response:
+    """A response to a client; the proof goes into its head: of its body, too, if that comes in one piece.
 
-    async def send_signed(message: Message) -> None:
-        nonlocal head
-        if message["type"] == "http.response.start":
-            head = message
-            return
-        if head:
-            body = message.get("body", b"")
-            complete = not message.get("more_body") or (b"content-length", str(len(body)).encode()) in head["headers"]
-            info = caller.sign_response(head["status"], digest(body) if complete else STREAM)
-            start = {**head, "headers": [*head["headers"], (INFO.lower().encode(), info.encode())]}
-            head = {}
-            await send(start)
-        await send(message)
+    Args:
+        caller: the client; None for one that does not expect a proof.
+        send: of the request.
 
-    return send_signed
+    Attributes:
+        started: whether there is a response.
+    """
+
+    def __init__(self, caller: AuthenticatedClient | None, send: Send) -> None:
+        self._caller = caller
+        self._send = send
+        self._head: Message | None = None
+        self.started = False
+
+    async def send(self, message: Message) -> None:
+        """Send a message; the head with the first piece of the body."""
+        self.started = True
+        if self._caller is not None:
+            if message["type"] == "http.response.start":
+                self._head = message
+                return
+            if self._head is not None:
+                head, self._head = self._head, None
+                body = message.get("body", b"")
+                complete = not message.get("more_body") or (b"content-length", b"%d" % len(body)) in head["headers"]
+                info = self._caller.sign_response(head["status"], digest(body) if complete else STREAM)
+                await self._send({**head, "headers": [*head["headers"], (_INFO, info.encode())]})
+        await self._send(message)
 
 
 async def send_problem(document: Problem, send: Send, *, challenge: str = "", close: bool = True) -> None:
