@@ -58,7 +58,7 @@ def test_the_image_gets_what_the_project_asks_for() -> None:
     assert run("requirements.py", "examples").stdout.splitlines() == wanted
 
 
-@pytest.mark.parametrize("extra", ["core", "gpu", "examples"])
+@pytest.mark.parametrize("extra", ["core", "gpu", "gpu-cuda13", "examples"])
 def test_the_locked_versions_are_those_that_the_project_asks_for(extra: str) -> None:
     requirements = pytest.importorskip("packaging.requirements")
     locked: dict[str, list[str]] = {}
@@ -77,6 +77,7 @@ def test_the_locked_versions_are_those_that_the_project_asks_for(extra: str) -> 
     [
         ([], "", "--require-hashes -r locked/core.txt"),
         (["gpu"], "", "--require-hashes -r locked/gpu.txt"),
+        (["gpu-cuda13"], "", "--require-hashes -r locked/gpu-cuda13.txt"),
         (["gpu", "mpi"], "", "-r requirements.txt"),
         ([], "true", "-r requirements.txt"),
     ],

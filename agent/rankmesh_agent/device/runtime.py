@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import importlib.util
 import platform
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankmesh_agent.device import packages
 from rankmesh_agent.wire.errors import DistBackendError
 
-_INSTALL = "pip install 'rankmesh[gpu]' (CuPy for CUDA 12)"
 _NO_TIMING, _INTERPROCESS = 2, 4
 _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
@@ -45,11 +47,14 @@ _thread = _ThreadState()
 def unavailable_reason() -> str:
     """Return why no GPU is available and the remedy, '' if one is. Imports CuPy where it is installed."""
     if importlib.util.find_spec("cupy") is None:
-        return f"CuPy is not installed: {_INSTALL}"
+        return f"CuPy is not installed: {packages.install_hint()}"
+    conflict = packages.conflict()
+    if conflict:
+        return conflict
     try:
         count = _runtime().getDeviceCount()
     except ImportError as error:
-        return f"CuPy cannot be loaded ({error}): {_INSTALL}"
+        return f"CuPy cannot be loaded ({error}): {packages.install_hint()}"
     except Exception as error:  # CuPy's own, whose class comes with it
         return f"CUDA finds no GPU ({error})"
     return "" if count else "CUDA finds no GPU"
@@ -63,8 +68,8 @@ def nccl_unavailable_reason() -> str:
     try:
         available = bool(nccl().available)
     except ImportError as error:
-        return f"NCCL cannot be loaded ({error}): pip install nvidia-nccl-cu12"
-    return "" if available else "this CuPy was built without NCCL: pip install nvidia-nccl-cu12 cupy-cuda12x"
+        return f"NCCL cannot be loaded ({error}): {packages.nccl_hint()}"
+    return "" if available else f"CuPy finds no NCCL: {packages.nccl_hint()}"
 
 
 def cupy() -> Any:
@@ -83,10 +88,12 @@ def _runtime() -> Any:
 
 @functools.cache
 def nccl() -> Any:
-    """Return ``cupy.cuda.nccl``."""
-    from cupy.cuda import nccl
+    """Return ``cupy.cuda.nccl``, over torch's NCCL if CuPy finds none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nccl_unavailable_reason has the remedy
+        from cupy.cuda import nccl
 
-    return nccl
+    return importlib.reload(nccl) if not nccl.available and packages.load_nccl() else nccl
 
 
 @contextlib.contextmanager

@@ -8,11 +8,16 @@ from typing import Any
 from cupy import _gpus, _memory
 
 _INVALID_VALUE, _INVALID_CONTEXT = 1, 201
+_VERSION = 13_000
 _BUFFER_ID = 7
 
 
 class Driver:
     """Takes the same ctypes arguments as the driver's functions, and returns their errors."""
+
+    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = _VERSION
+        return 0
 
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, pointer: Any) -> int:  # noqa: N802
         if not _gpus.has_context():
