@@ -21,7 +21,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-mpi test-browser test-gpu test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-mpi test-browser test-gpu gpu-session gpu-wheels gpu-profile test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -63,6 +63,16 @@ test-browser: $(VENV)/.browser  ## Run the dashboard's tests; need Chromium (apt
 # Over the double of CuPy if CuPy finds no GPU; then ARGS=-rs lists the tests that need one.
 test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where available (pip install '.[gpu]')
 	RANKMESH_TEST_GPU=all $(BIN)/python -m pytest tests/gpu $(PARALLEL) $(ARGS)
+
+# On a machine without a network: python3 tools/gpu_session.py run (docs/gpu.md). ARGS=--double needs no GPU.
+gpu-session: $(VENV)/.dev  ## All checks and figures of arrays on GPUs in under ten minutes, into out/gpu-session
+	$(BIN)/python tools/gpu_session.py run $(ARGS)
+
+gpu-profile: $(VENV)/.dev  ## Profile a reduction kernel with Nsight Compute, into out/gpu-session
+	$(BIN)/python tools/gpu_session.py profile $(ARGS)
+
+gpu-wheels:  ## Download what such a machine lacks into out/wheels
+	$(PYTHON) tools/gpu_session.py wheels $(ARGS)
 
 test-hosts: $(VENV)/.dev  ## Run the commands of docs/hosts-howto.md on two test hosts; needs root and iproute2
 	$(BIN)/python -m pytest tests/hosts $(ARGS)
@@ -140,7 +150,7 @@ cluster-down:  ## Stop the cluster, and remove its containers, network and volum
 	docker compose --profile demo down --volumes --remove-orphans
 
 lock:  ## Write docker/locked anew: versions and hashes of the image's dependencies; needs uv
-	for extra in core gpu examples; do \
+	for extra in core gpu gpu-cuda13 examples; do \
 	  $(PYTHON) docker/requirements.py $${extra#core} | uv pip compile - --quiet --universal --generate-hashes \
 	    --python-version 3.11 --no-header --no-annotate --upgrade -o docker/locked/$$extra.txt || exit; \
 	done

@@ -1,0 +1,117 @@
+"""The session for machines with a GPU: its steps over the double of CuPy, its limits, and what it keeps of a step."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.gpus import with_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tools" / "gpu_session.py"
+
+
+@pytest.fixture(scope="module")
+def session() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_session", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def logs(out: Path) -> dict[str, str]:
+    with tarfile.open(out / "logs.tar.gz") as archive:
+        files = [member for member in archive.getmembers() if member.isfile()]
+        return {Path(file.name).name: archive.extractfile(file).read().decode() for file in files}  # type: ignore[union-attr]
+
+
+def rows(out: Path) -> dict[str, str]:
+    """Return the outcome of each step in the summary."""
+    lines = [line.split("|") for line in (out / "summary.md").read_text().splitlines() if line.startswith("|")]
+    return {line[1].strip(): line[2].strip() for line in lines[2:]}
+
+
+@pytest.mark.processes
+@with_kernels
+def test_steps_run_over_the_double(tmp_path: Path) -> None:
+    chosen = ["environment", "doctor", "all-reduce-1", "all-reduce-2", "targets-killed", "kernels", "memcheck"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "run", "--double", "--out", str(tmp_path), "--steps", *chosen],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + str(logs(tmp_path))
+    assert rows(tmp_path) == dict.fromkeys(chosen, "0") | {"memcheck": "left out: compute-sanitizer needs a GPU"}
+    summary = (tmp_path / "summary.md").read_text()
+    assert summary.startswith("# Over the double of CuPy (asked for): figures mean nothing\n")
+    for found in (
+        "environment: a double of a GPU; GPU: available; NCCL: 23203",
+        "all_reduce over nccl, 1 ranks, equal NumPy's",
+        "all_reduce over cuda-ipc, 2 ranks, equal NumPy's",
+        "rank 1 killed in mid-call: named at rank 2 after",
+        "a new job on the GPU ended with exit code 0",
+        "launches of kernels equal the host's arithmetic",
+    ):
+        assert found in summary
+    assert set(logs(tmp_path)) == {f"{name}.log" for name in chosen if name != "memcheck"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.tar.gz", "summary.md"]
+
+
+def test_what_fails_or_takes_too_long_leaves_its_output_and_time_for_the_rest(
+    session: ModuleType, tmp_path: Path
+) -> None:
+    def step(name: str, code: str, seconds: float) -> tuple[object, ...]:
+        return session.Step(name, [sys.executable, "-u", "-c", code], seconds)
+
+    endless = "import subprocess; print('result: begun'); subprocess.run(['sleep', '600'])"
+    steps = [
+        step("fails", "print('[rank 0] result: 1 MiB'); raise SystemExit(3)", 0.5),
+        step("hangs", endless, 0.5),
+        session.Step("missing", ["no-such-program"], 0.5),
+        step("later", "print('done')", 5.0),
+    ]
+    out, folder = tmp_path / "out", tmp_path / "logs"
+    out.mkdir()
+    folder.mkdir()
+    began = time.monotonic()
+    assert not session.Session(out, folder, os.environ, "A title", 8.0).run(steps, double=False)
+    assert time.monotonic() - began < 30
+    outcomes = rows(out)
+    assert outcomes.pop("hangs").startswith("stopped after ")
+    assert outcomes == {"fails": "3", "missing": "127", "later": "0"}
+    assert {name: text.splitlines()[1] for name, text in logs(out).items()} == {
+        "fails.log": "[rank 0] result: 1 MiB",
+        "hangs.log": "result: begun",
+        "missing.log": "[Errno 2] No such file or directory: 'no-such-program'",
+        "later.log": "done",
+    }
+    assert "* fails: 1 MiB\n* hangs: begun\n" in (out / "summary.md").read_text()
+
+
+def test_the_steps_fit_the_session_and_leave_the_gpus_settings_alone(session: ModuleType, tmp_path: Path) -> None:
+    every = session.steps(False, tmp_path)
+    assert sum(step.seconds for step in every) <= session.TOTAL_SECONDS < 600
+    for step in [*every, session.PROFILE]:
+        command = " ".join(step.command)
+        assert not any(word in command for word in ("nvidia-smi", "reset", "mig")), command
+    assert "--clock-control=none" in session.PROFILE.command
+
+
+def test_the_wheels_are_those_that_are_locked_and_not_present(session: ModuleType) -> None:
+    entries = list(session.missing(session.PRESENT, session.LOCKED.read_text()))
+    names = {entry.partition("==")[0] for entry in entries}
+    assert {"fastapi", "pydantic", "pydantic-core", "starlette", "uvicorn"} <= names
+    assert not names & set(session.PRESENT)
+    assert all("--hash=sha256:" in entry for entry in entries)

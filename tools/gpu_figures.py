@@ -1,0 +1,178 @@
+"""Figures of arrays on GPUs beside their targets, and a rank that is killed; tools/gpu_session.py runs them all.
+
+    rankmesh run --nproc-per-node 2 -m tools.gpu_figures figures
+    python -m tools.gpu_figures killed      # starts its own jobs
+
+A line ``result: ...`` has what was measured; a target that is missed is no error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import rankmesh as dist
+from tools.gpu_report import all_reduce_async, join, result, run, seconds, target
+
+MIB = 1 << 20
+SHARE_OF_BOUND, TIMES_HOST, LATENCY_US, OVERHEAD_US, DEATH_SECONDS = 0.6, 10.0, 60.0, 5.0, 2.0
+"""Targets of docs/gpu.md."""
+_VICTIM = 1
+_FOLDER = "GPU_FIGURES_FOLDER"
+
+
+def overhead(small: bool) -> None:
+    """Measure NCCL with one rank beside bare CuPy calls: host time of a call, the queue never full."""
+    import cupy
+    from cupy.cuda import get_current_stream, nccl
+
+    join()
+    array, stream = cupy.zeros(1, "float32"), get_current_stream()
+    bare = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    pointer, types = array.data.ptr, (nccl.NCCL_FLOAT32, nccl.NCCL_SUM)
+    calls = {
+        "ours": partial(dist.all_reduce, array),
+        "bare": partial(bare.allReduce, pointer, pointer, 1, *types, stream.ptr),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(5 if small else 50):
+        for name, call in calls.items():
+            stream.synchronize()
+            began = time.perf_counter()
+            for _ in range(100):
+                call()
+            samples[name].append((time.perf_counter() - began) / 100 * 1e6)
+    stream.synchronize()
+    ours, alone = (statistics.median(samples[name]) for name in ("ours", "bare"))
+    text = f"NCCL, one rank, 4 B: {ours:.1f} µs a call, {alone:.1f} by CuPy alone: {ours - alone:.1f} µs more"
+    target(text, ours - alone <= OVERHEAD_US, f"{OVERHEAD_US:g} µs")
+    bare.destroy()
+    dist.destroy_process_group()
+
+
+def figures(small: bool) -> None:
+    """Measure CUDA IPC on one GPU: bandwidth, latency, and the device's memory after a thousand calls."""
+    join()
+    _bandwidth(4 * MIB if small else 256 * MIB)
+    _latency(50 if small else 2000)
+    _growth(50 if small else 1000)
+    dist.destroy_process_group()
+
+
+def _bandwidth(nbytes: int) -> None:
+    import cupy
+
+    cuda, stream, size = cupy.cuda.runtime, cupy.cuda.get_current_stream(), dist.get_world_size()
+    array = cupy.zeros(nbytes // 4, "float32")
+    host = dist.new_group(backend="gloo")
+    ours = seconds(partial(dist.all_reduce, array), 10, stream.synchronize)
+    staged = seconds(partial(dist.all_reduce, array, group=host), 1, stream.synchronize)
+    copied = 0.0
+    if dist.get_rank() == 0:
+        other = cupy.empty_like(array)
+        copy = partial(cuda.memcpyAsync, other.data.ptr, array.data.ptr, nbytes, cuda.memcpyDeviceToDevice, stream.ptr)
+        copied = seconds(copy, 10, stream.synchronize)
+    dist.barrier()
+    share, times = size * copied / ours, staged / ours
+    text = f"all_reduce of {nbytes // MIB} MiB, {size} ranks on one GPU: {ours * 1e6:.0f} µs"
+    text += f", {share:.0%} of the speed of {size} device copies ({copied * 1e6:.0f} µs each)"
+    target(text, share >= SHARE_OF_BOUND, f"{SHARE_OF_BOUND:.0%}")
+    target(f"through host memory it takes {times:.1f} times as long", times >= TIMES_HOST, f"{TIMES_HOST:g}")
+
+
+def _latency(calls: int) -> None:
+    import cupy
+
+    array, stream, samples = cupy.zeros(1, "float32"), cupy.cuda.get_current_stream(), []
+    for _ in range(calls + 20):
+        began = time.perf_counter()
+        dist.all_reduce(array)
+        stream.synchronize()
+        samples.append((time.perf_counter() - began) * 1e6)
+    samples = sorted(samples[20:])
+    median, late = samples[len(samples) // 2], samples[len(samples) * 99 // 100]
+    text = f"4 B, {dist.get_world_size()} ranks: {median:.1f} µs from call to result, 99th percentile {late:.1f}"
+    target(text, median <= LATENCY_US, f"{LATENCY_US:g} µs")
+
+
+def _growth(calls: int) -> None:
+    import cupy
+
+    def free() -> int:
+        cupy.cuda.get_current_stream().synchronize()
+        dist.barrier()
+        return int(cupy.cuda.runtime.memGetInfo()[0])
+
+    arrays = [cupy.zeros(MIB // 4, "float32") for _ in range(4)]
+
+    def some(number: int) -> None:
+        for turn in range(number):
+            dist.all_reduce(arrays[turn % 4])
+            all_reduce_async(arrays[turn % 4][::2]).wait()
+            cupy.cuda.get_current_stream().synchronize()
+
+    some(calls // 4)
+    before = free()
+    some(calls)
+    grown = before - free()
+    target(f"the device's memory after {calls} iterations: {grown} bytes more", grown <= 0, "0")
+
+
+# A rank that is killed
+
+
+def killed(small: bool) -> None:
+    """Kill a rank of three in mid-call: the others' errors name it in time, and a new job can use the GPU."""
+    options = ["--small"] if small else []
+    job = [sys.executable, "-m", "rankmesh.run", "--nproc-per-node"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*job, "3", "-m", "tools.gpu_figures", "victim", *options]
+        subprocess.run(command, env={**os.environ, _FOLDER: folder}, timeout=60, check=False)
+        died = float(Path(folder, "died").read_text())
+        for rank in (0, 2):
+            found = json.loads(Path(folder, f"rank-{rank}").read_text())
+            late = found["at"] - died
+            named = found["error"] == "RankFailedError" and f"rank {_VICTIM}" in found["text"]
+            text = f"rank {_VICTIM} killed in mid-call: {'named' if named else 'NOT NAMED'} at rank {rank}"
+            target(f"{text} after {late:.2f} s", named and late <= DEATH_SECONDS, f"{DEATH_SECONDS:g} s")
+            print(f"{found['error']}: {found['text']}", flush=True)
+    done = subprocess.run([*job, "2", "-m", "tools.gpu_checks", "results", *options], timeout=60, check=False)
+    result(f"a new job on the GPU ended with exit code {done.returncode}")
+    sys.exit(done.returncode)
+
+
+def victim(small: bool) -> None:
+    """Call until a rank is killed; write the error and its time, which CLOCK_MONOTONIC gives all processes."""
+    import cupy
+
+    join()
+    rank, folder = dist.get_rank(), Path(os.environ[_FOLDER])
+    array = cupy.zeros((MIB if small else 64 * MIB) // 4, "float32")
+
+    def die() -> None:
+        (folder / "died").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == _VICTIM:
+        threading.Timer(0.5, die).start()
+    try:
+        while True:  # on the host, as streams may wait for the dead rank for ever
+            all_reduce_async(array).wait(timedelta(seconds=30))
+    except Exception as error:
+        report = {"error": type(error).__name__, "text": str(error), "at": time.monotonic()}
+        (folder / f"rank-{rank}").write_text(json.dumps(report))
+    os._exit(0)  # without a synchronization with the GPU
+
+
+if __name__ == "__main__":
+    run((overhead, figures, killed, victim), __doc__)
