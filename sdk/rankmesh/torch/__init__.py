@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 from rankmesh_agent.config.env import replaces_gloo
 
 if TYPE_CHECKING:
+    from rankmesh.torch._factory import new_process_group as new_process_group
     from rankmesh.torch._functions import monitored_barrier as monitored_barrier
     from rankmesh.torch._functions import split_group as split_group
     from rankmesh.torch._gloo import replace_gloo as replace_gloo
     from rankmesh.torch._group import ProcessGroup as ProcessGroup
     from rankmesh.torch._store import Store as Store
 
-__all__ = ["ProcessGroup", "Store", "monitored_barrier", "register", "replace_gloo", "split_group"]
+__all__ = ["ProcessGroup", "Store", "monitored_barrier", "new_process_group", "register", "replace_gloo", "split_group"]
 
 _MODULES = {
     "ProcessGroup": "_group",
     "Store": "_store",
     "monitored_barrier": "_functions",
+    "new_process_group": "_factory",
     "replace_gloo": "_gloo",
     "split_group": "_functions",
 }

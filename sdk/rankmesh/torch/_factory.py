@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as c10d
@@ -54,17 +55,43 @@ def create(options: Any, backend_options: Any) -> ProcessGroup:
         raise to_torch_error(error) from error.__cause__
 
 
+def new_process_group(store: Any, rank: int, world_size: int, timeout: timedelta | float | None = None) -> ProcessGroup:
+    """Return a process group of a job of its own: for libraries that construct groups themselves, such as torchft.
+
+    torch's default group, if there is one, and RankMesh's world stay as they are. ``shutdown()`` leaves the job.
+
+    Args:
+        store: a store of torch that all ranks share. Each key of it begins with ``rankmesh/``; groups at one store need
+            a ``torch.distributed.PrefixStore`` each, unless all ranks create them in the same order.
+        rank: rank of this process in the group.
+        world_size: number of ranks.
+        timeout: for the join and for each call, a timedelta or seconds; by default RANKMESH_TIMEOUT.
+
+    Raises:
+        DistNetworkError: the ranks did not find each other; the subclass and the message name the cause.
+        ValueError: rank, size or timeout are out of range; or settings are invalid.
+    """
+    seconds = seconds_of(timeout, Settings.from_env(os.environ).timeout)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be 0 to world_size - 1 = {world_size - 1}, got {rank}")
+    keep_reducer_works()
+    try:
+        return _own_session(_join(store, rank, world_size, seconds), store, "")
+    except DistError as error:
+        raise to_torch_error(error) from error.__cause__
+
+
 def _create(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:
     if ranks:
         default = c10d.distributed_c10d._get_default_group()
         if isinstance(default, ProcessGroup):
             return _subgroup(default.session, [default.comm.ranks[rank] for rank in ranks], options, seconds)
-        return _own_session(_join(options, seconds), options)
+        return _own_session(_join_for(options, seconds), options.store, str(options.group_id))
     world = session.current()
     if world is None:
-        world = _join(options, seconds)
+        world = _join_for(options, seconds)
         session.adopt(world)  # makes rankmesh's own functions work as well
-        return _own_session(world, options)
+        return _own_session(world, options.store, str(options.group_id))
     size = world.group.size()
     if (world.group.rank(), size) != (options.group_rank, options.group_size):
         raise ValueError(
@@ -74,13 +101,13 @@ def _create(options: Any, ranks: list[int], seconds: float) -> ProcessGroup:
     if world.joined_for_store:  # joined for torch's store; from here on torch's group ends it
         world.joined_for_store = False
         communicator_of(world.group).set_timeout(seconds)
-        return _own_session(world, options)
+        return _own_session(world, options.store, str(options.group_id))
     return _subgroup(world, communicator_of(world.group).ranks, options, seconds)
 
 
-def _own_session(world: Session, options: Any) -> ProcessGroup:
+def _own_session(world: Session, store: Any, name: str) -> ProcessGroup:
     """Return a process group of all ranks of a session, which it ends."""
-    return ProcessGroup(world, world.group, options.store, str(options.group_id), lambda: session.leave(world))
+    return ProcessGroup(world, world.group, store, name, lambda: session.leave(world))
 
 
 def _subgroup(world: Session, ranks: Any, options: Any, seconds: float) -> ProcessGroup:
@@ -89,9 +116,12 @@ def _subgroup(world: Session, ranks: Any, options: Any, seconds: float) -> Proce
     return ProcessGroup(world, mesh, options.store, str(options.group_id), lambda: world.drop_group(mesh))
 
 
-def _join(options: Any, seconds: float) -> Session:
+def _join_for(options: Any, seconds: float) -> Session:
+    return _join(options.store, options.group_rank, options.group_size, seconds)
+
+
+def _join(torch_store: Any, rank: int, size: int, seconds: float) -> Session:
     """Join a job whose ranks exchange addresses through torch's store."""
-    rank, size = options.group_rank, options.group_size
     deadline = Deadline(seconds)
     settings = Settings.from_env(os.environ)
     if settings.hosting == "attached":
@@ -103,7 +133,7 @@ def _join(options: Any, seconds: float) -> Session:
         found = resolve_init_method(settings.gateway, rank, size, settings, timeout=seconds)
         return session.join(found, settings, seconds)
     # All ranks create the same number of groups of one name, so the count separates the keys of each.
-    store = c10d.PrefixStore(f"rankmesh/{options.store.add(f'rankmesh/{rank}', 1)}", options.store)
+    store = c10d.PrefixStore(f"rankmesh/{torch_store.add(f'rankmesh/{rank}', 1)}", torch_store)
     settings = _agree_on_settings(settings, store, rank, size, deadline)
     found = resolve_init_method(None, rank, size, settings, store=store, timeout=deadline.remaining())
     world = session.join(found, settings, deadline.remaining())
