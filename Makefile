@@ -21,7 +21,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-mpi test-browser test-gpu gpu-session gpu-wheels gpu-profile test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels gpu-profile test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -51,6 +51,13 @@ test-torch: $(VENV)/.torch  ## Run the tests that need torch: tensors, and the s
 # ARGS=3-ranks-as-for-gloo runs a part, and takes the rest of the page from earlier runs.
 test-torch-suite: $(VENV)/.torch  ## Run all of torch's own distributed tests, over gloo too; writes docs/torch-suite.md
 	PYTHONPATH=tests $(BIN)/python -m support.torch_suite $(ARGS)
+
+# RANKMESH_REQUIRE_INTEGRATIONS=1 makes a missing library an error; otherwise its tests are skipped with a reason.
+test-integrations: $(VENV)-integrations/.installed  ## Run the programs of docs/integrations.md; ends with a table of digests
+	RANKMESH_REQUIRE_INTEGRATIONS=1 $(VENV)-integrations/bin/python -m pytest tests/integrations --numprocesses 2 $(ARGS)
+
+test-integrations-part: $(VENV)/.ignite  ## Run those that need torch, or ignite, alone
+	$(BIN)/python -m pytest tests/integrations $(ARGS)
 
 # RANKMESH_REQUIRE_MPI=1 makes a missing MPI an error; otherwise the tests are skipped with a reason.
 test-mpi: $(VENV)/.mpi  ## Run the tests that need MPI: backend "mpi", under mpirun
@@ -156,7 +163,7 @@ lock:  ## Write docker/locked anew: versions and hashes of the image's dependenc
 	done
 
 clean:  ## Remove what the targets made
-	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-integrations build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -177,6 +184,17 @@ $(VENV)/.torch: $(VENV)/.dev
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
+
+$(VENV)/.ignite: $(VENV)/.torch tests/integrations/requirements.txt
+	$(BIN)/python -m pip install --quiet "$$(grep '^pytorch-ignite' tests/integrations/requirements.txt)"
+	touch $@
+
+# In an environment of their own, of 2.3 GB, for they bring a hundred packages. DeepSpeed compiles nothing.
+$(VENV)-integrations/.installed: pyproject.toml tests/integrations/requirements.txt
+	$(PYTHON) -m venv $(VENV)-integrations
+	DS_BUILD_OPS=0 $(VENV)-integrations/bin/python -m pip install --quiet torch==2.13.0 \
+	  --requirement tests/integrations/requirements.txt --editable '.[dev]'
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
