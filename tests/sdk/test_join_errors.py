@@ -204,7 +204,11 @@ def other_token(me: Me, method: str) -> None:
 
 def test_the_wrong_token(ranks: Ranks) -> None:
     ranks.mark("up")
-    started = ranks.run(other_token, 2, method=f"tcp://127.0.0.1:{free_port()}")
+    started = ranks.start(other_token, 2, method=f"tcp://127.0.0.1:{free_port()}")
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [0, 0], ranks.transcript()
+    assert "has another token than this service" in started[0].stderr
+    assert started[1].complaints == ""
     reported = started[1].reported
     assert reported["error"] == "AuthenticationError"
     assert "RANKMESH_TOKEN" in reported["text"]
