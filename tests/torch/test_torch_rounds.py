@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as c10d
 from support.processes import Me, on_ranks, wait_until
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def total(group: Any = None) -> float:
@@ -60,9 +62,21 @@ def test_jobs_one_after_the_other(me: Me) -> None:
     assert (c10d.get_backend(over[1]), c10d.get_backend()) == ("rankmesh", "gloo")
     c10d.destroy_process_group()
 
-    init("cpu:rankmesh,cuda:nccl", "devices")
-    assert (total(), [str(device) for device in c10d.group.WORLD._device_types]) == (11, ["cpu"])
-    c10d.destroy_process_group()
+    cuda = torch.device("cuda", 0)
+    for named in ("rankmesh", "cpu:rankmesh,cuda:nccl", "cpu:rankmesh,cuda:rankmesh"):
+        init(named, f"devices-{len(named)}")
+        world, own = c10d.group.WORLD, named.endswith("cuda:rankmesh")
+        assert (total(), [str(device) for device in world._device_types]) == (11, ["cpu"])
+        assert (world.carries(torch.device("cpu")), world.carries(cuda), world.carries("meta")) == (True, own, False)
+        if own:
+            assert world._get_backend(cuda) is world
+        elif named == "rankmesh":
+            with pytest.raises(ValueError, match=r'name one when .*"cpu:rankmesh,cuda:rankmesh"'):
+                world._get_backend(cuda)
+        if own and importlib.util.find_spec("cupy") is None:  # the mesh's own function is asked
+            with FakeTensorMode(), pytest.raises(RuntimeError, match="on a GPU cannot be communicated: CuPy is not"):
+                c10d.all_reduce(torch.ones(2, device="cuda"))
+        c10d.destroy_process_group()
 
     # gloo stands for a backend of another device; it takes the CPU's tensors, too
     init("cpu:rankmesh,meta:gloo", "beside")

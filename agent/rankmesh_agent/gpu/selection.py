@@ -121,6 +121,9 @@ class GpuBackendSelector:
     def _capabilities(self, device: int, ranks: Sequence[int]) -> list[_Capabilities]:
         """Return the capabilities of some group ranks, this rank among them."""
         if not self._published:
+            reason = runtime.unavailable_reason()
+            if reason:  # of a torch tensor on a GPU, which needs no CuPy
+                raise DistBackendError(f"an array on a GPU cannot be communicated: {reason}")
             shares_memory = self._host.queue.backend.segment is not None
             mine = _Capabilities(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares_memory)
             self._exchange.publish("gpu", json.dumps(mine).encode())

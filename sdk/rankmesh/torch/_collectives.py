@@ -80,7 +80,7 @@ def _call(name: str) -> Callable[[Method], Method]:
         @functools.wraps(method)
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
-            if device is not None:
+            if device is not None and not self.carries(device):
                 return getattr(self._device_backend(device), method.__name__)(*arguments, **named)
             try:
                 if not _profiling():
@@ -148,6 +148,7 @@ class Collectives:
 
     mesh: MeshGroup
     comm: Communicator
+    carries: Callable[[Any], bool]
     _device_backend: Callable[[Any], Any]
     _batched: list[Work] | None = None
     """Works of messages inside torch's coalescing manager, which are sent at once; None outside of it."""
@@ -331,14 +332,14 @@ class Collectives:
                 yield made
 
     def _start_coalescing(self, device: Any = None) -> None:
-        if _is_on_device(device):
+        if not self.carries(device):
             self._device_backend(torch.device(device))._start_coalescing(device)
             return
         self.comm.open_batch()
         self._batched = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
-        if _is_on_device(device):
+        if not self.carries(device):
             return self._device_backend(torch.device(device))._end_coalescing(device)
         comm = self.comm
         batched, self._batched = self._batched or [], None
@@ -356,11 +357,6 @@ class Collectives:
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
             )
         all_reduce_sparse(tensor, op, self.mesh, self._options(opts)["timeout"])
-
-
-def _is_on_device(device: Any) -> bool:
-    """Return whether a device is not the CPU; None stands for the CPU."""
-    return device is not None and torch.device(device).type != "cpu"
 
 
 def _as_list(tensors: Any) -> list[Any]:

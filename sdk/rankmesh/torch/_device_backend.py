@@ -23,11 +23,12 @@ def new_device_backend(group: Any, store: Any, device: str, timeout: timedelta) 
     Raises:
         ValueError: no backend was named for the device.
     """
-    name = _backend_names(group).get(device)
+    name = backend_names(group).get(device)
     if name in (None, "rankmesh"):
+        other = "rankmesh" if device == "cuda" else "gloo"
         raise ValueError(
             f"the group has no backend for tensors on {device!r}: pass one in host memory, tensor.cpu() say, or name "
-            f'one when the group is made: init_process_group("cpu:rankmesh,{device}:nccl")'
+            f'one when the group is made: init_process_group("cpu:rankmesh,{device}:{other}")'
         )
     private = c10d.PrefixStore(f"{device}/", store)
     kinds = c10d.ProcessGroup.BackendType
@@ -45,7 +46,7 @@ def new_device_backend(group: Any, store: Any, device: str, timeout: timedelta) 
     return wrapper
 
 
-def _backend_names(group: Any) -> dict[str, str]:
+def backend_names(group: Any) -> dict[str, str]:
     """Return the backends the user named, by device type."""
     config = str(c10d.get_backend_config(group))
     return dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh._session.process_group import describe
 from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._collectives import Collectives
-from rankmesh.torch._device_backend import new_device_backend
+from rankmesh.torch._device_backend import backend_names, new_device_backend
 from rankmesh_agent.wire.errors import GroupAbortedError
 
 BackendOptions = C10dBackend.Options
@@ -122,7 +123,16 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def _get_backend(self, device: Any) -> Any:
         kind = torch.device(device)
-        return self if kind.type == "cpu" else self._device_backend(kind)._get_backend(kind)
+        return self if self.carries(kind) else self._device_backend(kind)._get_backend(kind)
+
+    def carries(self, device: Any) -> bool:
+        """Return whether the group itself runs calls on a device's tensors; None stands for the CPU."""
+        kind = "cpu" if device is None else torch.device(device).type
+        return kind == "cpu" or (kind == "cuda" and self._carries_cuda)
+
+    @functools.cached_property
+    def _carries_cuda(self) -> bool:
+        return backend_names(self).get("cuda") == "rankmesh"
 
     def _device_backend(self, device: torch.device) -> Any:
         """Return torch's backend for tensors of another device, as named in ``"cpu:rankmesh,cuda:nccl"``."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
+from torch.utils._pytree import tree_leaves
 
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._threads import run_in_thread
@@ -71,7 +72,7 @@ class CompletedWork(c10d.Work):
 
     def get_future(self) -> torch.futures.Future[list[Any]]:
         """Return a future whose value is the tensors."""
-        future: torch.futures.Future[list[Any]] = torch.futures.Future()
+        future: torch.futures.Future[list[Any]] = _future(self._tensors)
         future.set_result(self._tensors)
         return future
 
@@ -120,7 +121,7 @@ class PendingWork(CompletedWork):
         """
         with self._lock:
             if self._future is None:
-                ended: torch.futures.Future[None] = torch.futures.Future()
+                ended: torch.futures.Future[None] = _future(self._tensors)
                 self._future = ended.then(lambda _: self._outcome())
                 if self.is_completed():
                     ended.set_result(None)
@@ -154,6 +155,12 @@ class MessageWork(PendingWork):
             return self._global_ranks.index(self._works[0].source_rank())
         except DistError as error:
             raise to_torch_error(error) from error.__cause__
+
+
+def _future(tensors: Any) -> torch.futures.Future[Any]:
+    """Return a future for a call's tensors: for those on GPUs it records and awaits events of the current streams."""
+    found = {leaf.device for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
+    return torch.futures.Future(devices=list(found) or None)
 
 
 def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> None:
