@@ -51,7 +51,7 @@ def test_a_manifest_is_valid(document: dict[str, Any]) -> None:
 
 def test_the_schemas_find_mistakes() -> None:
     job = documents(FOLDER / "job" / "average.yaml")[1]
-    job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["python"]
+    job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["python"]  # codespell:ignore
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(job)
 
