@@ -42,6 +42,7 @@ _RUN = [_PYTHON, "-m", "rankmesh.run", "--nproc-per-node"]
 _CHECKS, _FIGURES = ["-m", "tools.gpu_checks"], ["-m", "tools.gpu_figures"]
 _KERNELS = [_PYTHON, "-m", "tools.gpu_kernels"]
 _SANITIZER = ["compute-sanitizer", "--error-exitcode", "9"]
+_NAMES = "tests/test_cuda_double.py::test_its_names_and_parameters_are_cupys"
 _NCU = ("--clock-control=none", "--set=full", "--kernel-name=run", "--launch-skip=2", "--launch-count=2")
 
 
@@ -79,7 +80,9 @@ def steps(double: bool, logs: Path) -> list[Step]:
     effort = ["--rounds", "1", "--ranks", "2", "--sizes", "4", "65536"]
     if not double:
         effort = ["--rounds", "3", "--sizes", "4", "65536", "16777216", "268435456"]
-    tests = ["-k", "multigpu or selection"] if double else ["--numprocesses", "8", "--dist", "loadfile"]
+    tests = ["tests/gpu/test_multigpu.py", "tests/gpu/test_selection.py"]
+    if not double:
+        tests = ["tests/gpu", _NAMES, "--numprocesses", "8", "--dist", "loadfile"]
 
     def check(ranks: int, name: str) -> list[str]:
         return [*_RUN, str(ranks), *_CHECKS, name, *small]
@@ -99,7 +102,7 @@ def steps(double: bool, logs: Path) -> list[Step]:
         Step("targets-2", figures(2, "figures"), 35),
         Step("targets-4", figures(4, "figures"), 40),
         Step("targets-killed", [_PYTHON, *_FIGURES, "killed", *small], 35),
-        Step("test-gpu", [_PYTHON, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", *tests], 110),
+        Step("test-gpu", [_PYTHON, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider"], 110),
         Step("kernels", [*_KERNELS, *small], 30),
         Step("memcheck", [*_SANITIZER, "--tool", "memcheck", *_KERNELS], 30, program="compute-sanitizer"),
         Step("racecheck", [*_SANITIZER, "--tool", "racecheck", *_KERNELS], 30, program="compute-sanitizer"),
