@@ -38,7 +38,8 @@ class LeasedJob(contextlib.ExitStack):
         super().__init__()
         self.groups = ["" for _ in GROUPS] if groups else []
         self.url = self.enter_context(gateway(Registry()))
-        self._names = (f"leased-{os.getpid()}-{number}" for number in itertools.count())
+        # A group that replaces one of these gets the next number, if the name ends with one.
+        self._names = (f"{number}-leased-by-{os.getpid()}-only" for number in itertools.count())
         self._clients: list[RemoteAgent] = []
         self.callback(self._detach)
         self.agents = [
