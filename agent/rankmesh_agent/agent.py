@@ -36,7 +36,8 @@ from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store.table import Quota
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
+from rankmesh_agent.wire.credentials import Grant
+from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
@@ -137,7 +138,7 @@ class Agent:
             self._job_store = JobStore(
                 self.member.rank,
                 job.members,
-                settings.credentials,
+                settings.job_credentials,
                 f"rankmesh-store-{http.port}",
                 self._lost_ranks,
                 lambda: self._leaving,
@@ -178,7 +179,7 @@ class Agent:
         if self._own_http is not None:
             upgrades: dict[Upgrade, ConnectionHandler] = {
                 store_frames.UPGRADE: self.store_server,
-                UPGRADE: SnapshotServer(self.snapshot, self.settings.token),
+                UPGRADE: SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials),
             }
             self._own_http.start(self._app(self._own_http.names), upgrades, on_demand=True)
 
@@ -281,6 +282,17 @@ class Agent:
             delegated=self._delegated,
             growth=GrowthRole(world=world, check=check_all, predecessor=self._job_store),
         )
+
+    def confined(self, grant: Grant) -> Agent:
+        """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
+
+        Raises:
+            ForbiddenJobError: the credential is that of another job, or of a lease.
+        """
+        grant.require(self.settings.job)
+        if grant.lease:
+            raise ForbiddenJobError("the credential given is that of a lease, and this rank's process hosts its agent")
+        return self
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
         """Have a function called with the error of each rank of the world that fails, also between calls.

@@ -125,7 +125,7 @@ class JobMembership:
                 settings.transport,
                 settings.full_mesh,
             )
-            self.gateway = GatewayClient(find_gateway, settings.token)
+            self.gateway = GatewayClient(find_gateway, settings.job_token)
             undo.callback(self.gateway.close)
             launched = LocalRankInfo(settings.local_rank, settings.local_size)
             joined = self.gateway.join(

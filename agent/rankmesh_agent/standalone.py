@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
@@ -26,6 +27,7 @@ from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
+from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     UNASSIGNED,
@@ -106,7 +108,7 @@ class Standalone:
             on_change=self._heartbeats.wake,
             on_end=self._on_lease_end,
         )
-        self._sessions = SessionServer(self.leases, self.id, settings.token, settings.shm_dir)
+        self._sessions = SessionServer(self.leases, self.id, settings.credentials, settings.shm_dir)
 
     @property
     def host_id(self) -> str:
@@ -118,7 +120,7 @@ class Standalone:
         upgrades: dict[Upgrade, ConnectionHandler] = {
             store_frames.UPGRADE: _CurrentStore(self.leases),
             attach_frames.UPGRADE: self._sessions,
-            snapshot.UPGRADE: SnapshotServer(self._snapshot, self.settings.token),
+            snapshot.UPGRADE: SnapshotServer(self._snapshot, self._snapshot_credentials),
         }
         self._http.start(self._app, upgrades, on_demand=False)
         self._sessions.start()
@@ -166,6 +168,10 @@ class Standalone:
         return create_app(self, token=settings.credentials, names=names, leasable=True, max_tensor=settings.max_body)
 
     # The HTTP endpoints' interface: leases
+
+    def confined(self, grant: Grant) -> Agent:
+        """Return the Agent that has joined the job of a credential: see LeaseManager."""
+        return self.leases.confined(grant)
 
     def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
         """Lease the agent: see LeaseManager."""
@@ -226,9 +232,13 @@ class Standalone:
         uptime = time.monotonic() - self._started
         return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
 
-    def _snapshot(self) -> RankSnapshot | None:
-        agent = self.leases.agent
+    def _snapshot(self, grant: Grant) -> RankSnapshot | None:
+        agent = self.leases.agent if grant.job is None else self.leases.confined(grant)
         return None if agent is None else agent.snapshot(attached=True)
+
+    def _snapshot_credentials(self) -> Credentials:
+        lease = self.leases.lease
+        return replace(self.settings.credentials, job="" if lease is None else lease.job)
 
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of; none while the agent is free."""

@@ -16,8 +16,12 @@ _MAX_AGE_SECONDS = 0.5
 """Age up to which a cached snapshot is sent to another client."""
 
 
+_MAX_CACHED = 64
+"""Limit of the jobs whose snapshots are kept."""
+
+
 class SnapshotCache:
-    """Creates snapshots, and keeps the last one.
+    """Creates snapshots, and keeps the last one of each job.
 
     Args:
         registry: the registry.
@@ -29,36 +33,39 @@ class SnapshotCache:
         self._registry = registry
         self._stores = stores
         self._diagnosis = diagnosis
-        self._created_at = float("-inf")
-        self._json = b""
+        self._cached: dict[str | None, tuple[float, bytes]] = {}
+        """By job, None for all, when the snapshot was created, and the snapshot."""
 
-    def build(self) -> Overview:
-        """Return a snapshot, with the stores' contents as far as they are known."""
+    def build(self, job: str | None = None) -> Overview:
+        """Return a snapshot of one job or of all, with the stores' contents as far as they are known."""
         registry = self._registry
-        ranks, agents, groups = registry.ranks(), registry.agents.entries(), registry.groups()
+        ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)
         return Overview(
             time.time(),
             GatewayInfo(registry.id, __version__, registry.uptime),
             ranks,
             agents,
             groups,
-            registry.in_flight(),
+            registry.in_flight(job),
             total_rates(groups),
-            self._stores.known(),
-            self._diagnosis.known(),
-            registry.jobs(),
+            [each for each in self._stores.known() if job in (None, each.job)],
+            [each for each in self._diagnosis.known() if job in (None, each.job)],
+            registry.jobs(job),
         )
 
-    async def refresh(self) -> Overview:
+    async def refresh(self, job: str | None = None) -> Overview:
         """Return a snapshot with the stores' contents as of now, of those whose owners answer soon."""
         await self._stores.refresh()
-        return self.build()
+        return self.build(job)
 
-    def cached_json(self) -> bytes:
+    def cached_json(self, job: str | None = None) -> bytes:
         """Return a recent snapshot as JSON, and have the stores and findings refreshed for a later one."""
         self._stores.refresh_soon()
         self._diagnosis.refresh_soon()
-        if self._registry.closed or time.monotonic() - self._created_at > _MAX_AGE_SECONDS:
-            self._json = json.dumps(self.build(), default=vars).encode()
-            self._created_at = time.monotonic()
-        return self._json
+        created_at, content = self._cached.get(job, (float("-inf"), b""))
+        if self._registry.closed or time.monotonic() - created_at > _MAX_AGE_SECONDS:
+            content = json.dumps(self.build(job), default=vars).encode()
+            if len(self._cached) >= _MAX_CACHED:
+                self._cached.clear()
+            self._cached[job] = time.monotonic(), content
+        return content

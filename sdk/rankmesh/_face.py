@@ -105,6 +105,7 @@ from rankmesh_agent.wire.errors import DistBackendError as DistBackendError
 from rankmesh_agent.wire.errors import DistError as DistError
 from rankmesh_agent.wire.errors import DistNetworkError as DistNetworkError
 from rankmesh_agent.wire.errors import DistStoreError as DistStoreError
+from rankmesh_agent.wire.errors import ForbiddenJobError as ForbiddenJobError
 from rankmesh_agent.wire.errors import GatewayUnreachableError as GatewayUnreachableError
 from rankmesh_agent.wire.errors import GroupAbortedError as GroupAbortedError
 from rankmesh_agent.wire.errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError

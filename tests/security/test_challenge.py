@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.wire.credentials import Credentials, Role, derive, hkdf
-from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.credentials import (
+    ROLES,
+    Credentials,
+    Role,
+    check_form,
+    derive,
+    for_job,
+    for_lease,
+    hkdf,
+    job_of,
+    lease_of,
+)
+from rankmesh_agent.wire.errors import AuthenticationError, ForbiddenJobError
 from rankmesh_agent.wire.handshake import Challenge, Protocol
 
 
@@ -66,7 +77,7 @@ def test_a_session_key_is_known_to_both_ends_and_to_no_relay():
 
 
 @pytest.mark.parametrize("protocol", Protocol)
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", ROLES)
 def test_a_credential_opens_only_protocols_of_its_role(protocol, role):
     client, server = pair({"token": derive("secret", role), "protocol": protocol}, {"protocol": protocol})
     if role < protocol.role:
@@ -74,7 +85,7 @@ def test_a_credential_opens_only_protocols_of_its_role(protocol, role):
             meet(client, server)
     else:
         meet(client, server)
-        assert server.role is role
+        assert server.grant.role is role
         assert client.session_key("frames") == server.session_key("frames")
 
 
@@ -91,3 +102,40 @@ def test_keys_are_those_of_rfc_5869():
     info = bytes(range(0xF0, 0xFA))
     key = hkdf(b"\x0b" * 22, "", salt=bytes(range(13)), context=info)
     assert key.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+
+
+JOB = "train"
+
+
+@pytest.mark.parametrize("protocol", [Protocol.MESH, Protocol.STORE, Protocol.SNAPSHOT])
+def test_a_jobs_credential_opens_only_servers_of_its_job(protocol):
+    """Of whatever role; nor does a lease's credential open one."""
+    own = for_job("secret", JOB)
+    server = {"token": Credentials("secret", job=JOB), "protocol": protocol}
+    meet(*pair({"token": own, "protocol": protocol}, server))
+    for credential in (for_job("secret", "another job"), for_job("guess", JOB), for_lease(own, JOB, "ab" * 16)):
+        with pytest.raises(AuthenticationError):
+            meet(*pair({"token": credential, "protocol": protocol}, server))
+    of_another = Credentials(for_job("secret", "another job"))
+    for accepted in (Credentials("secret"), of_another, Credentials("other", job=JOB)):
+        with pytest.raises(AuthenticationError):
+            meet(*pair({"token": own, "protocol": protocol}, {"token": accepted, "protocol": protocol}))
+
+
+@pytest.mark.parametrize("job", ["train", "default", "a job: 100 % 'quoted'", "größer/…", "a:b:c", "x" * 255])
+def test_the_text_of_a_credential_names_its_job(job):
+    own = for_job("secret", job)
+    found = {role: derive(own, role) for role in ROLES}
+    assert len(set(found.values())) == 3
+    lease = for_lease(own, job, "ab" * 16)
+    assert {job_of(each) for each in (*found.values(), lease)} == {job}
+    assert (lease_of(lease), lease_of(own)) == ("ab" * 16, "")
+    assert all(each.isascii() and not set(each) & set(" \n\"'") for each in (*found.values(), lease))
+    assert for_job(own, job) == own
+    with pytest.raises(ForbiddenJobError, match="'another'"):
+        for_job(own, "another")
+    for broken in (own[:-1], own + "0", own.replace(":run:", ":all:")):
+        with pytest.raises(ValueError, match="not complete"):
+            check_form(broken)
+        assert job_of(broken) is None
+    assert check_form("another: token") == "another: token"

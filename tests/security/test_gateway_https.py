@@ -42,7 +42,7 @@ async def test_the_gateway_verifies_the_certificates_of_agents(tmp_path: Path):
         thread.start()
         try:
             url = f"https://127.0.0.1:{server.server_port}/v1/info"
-            reply = await AgentClient("secret").request("GET", url, seconds=20)
+            reply = await AgentClient("secret").request("GET", url, job="train", seconds=20)
         finally:
             server.shutdown()
             thread.join()

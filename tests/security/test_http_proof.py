@@ -22,9 +22,10 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
 from rankmesh_agent.store.http_client import BlockingHttpStore
 from rankmesh_agent.wire import http_auth
-from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.credentials import ROLES, Credentials, Grant, Role, derive, for_job, for_lease
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.http_auth import (
+    UNKNOWN_KEY,
     AuthenticatedClient,
     Authenticator,
     MissingProofError,
@@ -102,7 +103,9 @@ def store_client(url: str) -> Any:
 
 
 def agent_client(url: str) -> Any:
-    reply = asyncio.run(AgentClient(TOKEN).request("POST", f"{url}/v1/groups", {"body": "of the job"}, seconds=10))
+    reply = asyncio.run(
+        AgentClient(TOKEN).request("POST", f"{url}/v1/groups", {"body": "of the job"}, job="train", seconds=10)
+    )
     assert reply.document != {"ok": True}
     if not reply.ok:
         raise AuthenticationError(reply.detail)
@@ -344,11 +347,31 @@ def test_a_bearer_token_is_accepted_only_where_no_network_sees_it(scope, private
     assert ask(guard, "Bearer guess", **scope)[0] == 401
 
 
-@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("role", ROLES)
 def test_a_proof_shows_the_role_of_its_credential(server, role):
     caller = check(server, signed(connect(server, Credentials(TOKEN).of_role(role))))
     assert isinstance(caller, AuthenticatedClient)
-    assert caller.role is role
+    assert caller.grant.role is role
+
+
+def test_a_proof_shows_the_job_and_the_lease_of_its_credential(server):
+    own, lease = for_job(TOKEN, "größer"), "ab" * 16
+    for credential, grant in [
+        *[(derive(own, role), Grant(role, "größer")) for role in ROLES],
+        (for_lease(own, "größer", lease), Grant(Role.LEASE, "größer", lease)),
+    ]:
+        caller = check(server, signed(connect(server, credential)))
+        assert isinstance(caller, AuthenticatedClient)
+        assert caller.grant == grant
+
+
+@pytest.mark.parametrize("job", ["", "0", "zz", "-", "00" * 4000, "ff", "747261696e0a"])
+@pytest.mark.parametrize("lease", ["", "ab", "-" * 32, "ab" * 16])
+def test_a_proof_that_names_no_job_of_its_key_is_refused(server, job, lease):
+    """In whatever way it is broken, and if the key is that of another job."""
+    key = ServerSession(for_job(TOKEN, "train")).hello().authorization.split('"')[1]
+    named = f'RankMesh key="{key}", job="{job}", lease="{lease}", client="1", count="1"'
+    assert server.authenticate(named, **FIELDS) == UNKNOWN_KEY
 
 
 @pytest.fixture

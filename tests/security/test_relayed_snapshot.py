@@ -18,6 +18,7 @@ from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.snapshot import UPGRADE
 from rankmesh_gateway.diagnosis import snapshots
 from rankmesh_gateway.diagnosis.snapshots import fetch_snapshot
@@ -40,7 +41,7 @@ def url(monkeypatch: pytest.MonkeyPatch, ready: threading.Event) -> Iterator[str
         assert ready.wait(10)
         return DOCUMENT
 
-    server = SnapshotServer(take, "secret")
+    server = SnapshotServer(lambda _: take(), lambda: Credentials("secret", job="train"))
     listener = bind("127.0.0.1", 0, purpose="test")
     running = HttpServer(listener, "agent")
     running.start(lambda: create_store_app(MemoryStore(), token="secret"), {UPGRADE: server})

@@ -34,6 +34,7 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import DistNetworkError
 
 DESCRIPTORS = 256
@@ -93,7 +94,7 @@ class Victim:
 
     def __init__(self, ranks: Ranks, token: str) -> None:
         environment = {"RANKMESH_TOKEN": token, "RANKMESH_TRANSPORT": "tcp", "RANKMESH_FULL_MESH": "0"}
-        self.token = token
+        self.token, self.job = token, ranks.job
         self._ranks = ranks
         self._started = ranks.start(train, 4, env=environment)
         self.rank = self._started[0]
@@ -115,7 +116,7 @@ class Victim:
         before = self.steps()
         assert speaks_http(self._store_port, DEADLINE)
         assert has_store(self._store_port, self.token)
-        wait_until(lambda: is_answered(self.mesh_port, self.token), "an answer of the rank")
+        wait_until(lambda: is_answered(self.mesh_port, for_job(self.token, self.job)), "an answer of the rank")
         wait_until(lambda: self.steps() > before + 2 or self.rank.code is not None, "steps")
         assert self.rank.code is None, self._ranks.transcript()
         assert len(os.listdir(f"/proc/{self.pid}/fd")) < DESCRIPTORS - RESERVE
@@ -197,4 +198,4 @@ def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.Monke
                 connect_upgraded(agent.urls[0], attach_frames.UPGRADE, connect_seconds=DEADLINE, seconds=DEADLINE)[0]
             )
         assert len(UNAUTHENTICATED) <= DESCRIPTORS // 8
-        AgentDialer(offer(agent), "", TOKEN).connect(Deadline(DEADLINE)).close()
+        AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

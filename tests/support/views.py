@@ -10,6 +10,7 @@ from rankmesh_agent.group.work import MessageWork, QueuedWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats, GroupOpStats, HeartbeatStats, StoreStats
 
@@ -70,6 +71,10 @@ class FakeAgent:
             FakeGroup(self, GroupInfo("00000000000000aa", "world", [0, 1, 2, 3], 3, "shm", "barrier #2", "")),
             FakeGroup(self, GroupInfo("00000000000000bb", "pair", [1, 3], 0, "tcp", "", "rank 3 failed")),
         ]
+
+    def confined(self, grant: Grant) -> FakeAgent:
+        grant.require(self.settings.job)
+        return self
 
     def health(self) -> AgentHealth:
         return AgentHealth("failing" if self.reasons else "ok", "rankmesh-agent", 1, 4, "0.1.0", self.reasons)

@@ -11,13 +11,13 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rankmesh_agent.config.env import integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
-from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.credentials import Credentials, check_form, for_job, job_of
 
 Transport = Literal["auto", "tcp", "shm"]
 Pickle = Literal["authenticated", "never"]
@@ -45,10 +45,11 @@ class Settings:
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
-        job: RANKMESH_JOB, distinguishes jobs at one gateway.
+        job: RANKMESH_JOB, distinguishes jobs at one gateway; by default the job that the token is the credential of.
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
-        token: RANKMESH_TOKEN, the secret all processes of a job share; or the content of the file RANKMESH_TOKEN_FILE.
+        token: RANKMESH_TOKEN, the secret all processes of a job share, or the job's credential derived from the
+            gateway's token; or the content of the file RANKMESH_TOKEN_FILE.
         token_use, token_read: RANKMESH_TOKEN_USE and RANKMESH_TOKEN_READ, at servers: the credentials of these roles;
             empty for those derived from the token.
         private_network: RANKMESH_PRIVATE_NETWORK, at servers: whether other hosts may send bearer tokens without TLS.
@@ -131,6 +132,7 @@ class Settings:
         if source is not None:
             rank, world_size = None if source.problem else source.rank, world_size or source.world_size
             local_rank = source.local_rank if local_rank is None else local_rank
+        token = _token(environ)
         return cls(
             rank=rank,
             world_size=world_size,
@@ -140,10 +142,10 @@ class Settings:
             master_addr=environ.get("MASTER_ADDR") or None,
             master_port=integer(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
-            job=environ.get("RANKMESH_JOB") or "default",
+            job=environ.get("RANKMESH_JOB") or job_of(token) or "default",
             attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
             join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
-            token=_token(environ),
+            token=token,
             token_use=_role_token(environ, "RANKMESH_TOKEN_USE"),
             token_read=_role_token(environ, "RANKMESH_TOKEN_READ"),
             private_network=bool(integer(environ, "RANKMESH_PRIVATE_NETWORK", at_most=1)),
@@ -176,6 +178,25 @@ class Settings:
         """The credentials that the servers of this process accept."""
         return Credentials(self.token, self.token_use, self.token_read, self.private_network)
 
+    @property
+    def names_job(self) -> bool:
+        """True if the environment names the job, by RANKMESH_JOB or by a token that is a job's credential."""
+        return self.job != Settings.job or job_of(self.token) is not None
+
+    @property
+    def job_credentials(self) -> Credentials:
+        """The credentials that the servers of a rank accept: those, and its job's."""
+        return replace(self.credentials, job=self.job)
+
+    @property
+    def job_token(self) -> str:
+        """The credential by which the ranks of the job know each other.
+
+        Raises:
+            ForbiddenJobError: the token is the credential of another job.
+        """
+        return for_job(self.token, self.job)
+
 
 def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
     """Check that an address which other machines can reach is used with a token only, and not with a short one.
@@ -202,14 +223,14 @@ def read_token(path: Path) -> str:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file contains no token.
+        ValueError: the file contains no token, or not all of one.
     """
     token = path.read_text().strip()
     if not token:
         raise ValueError(f"{path} is empty; put the token in it, for example the output of 'openssl rand -hex 32'")
     if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
         _warn_of_access(path)
-    return token
+    return check_form(token)
 
 
 @functools.cache
@@ -253,7 +274,7 @@ def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
 def _token(environ: Mapping[str, str]) -> str:
     token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
     if token or not path:
-        return token or ""
+        return check_form(token or "")
     return read_token(Path(path))
 
 

@@ -69,10 +69,10 @@ class Prober:
     Args:
         gateway: returns the gateway's URL.
         settings: returns the process's settings.
-        token: the job's token, empty for none.
+        token: returns the job's token, empty for none.
     """
 
-    def __init__(self, gateway: Callable[[], str], settings: Callable[[], Settings], token: str) -> None:
+    def __init__(self, gateway: Callable[[], str], settings: Callable[[], Settings], token: Callable[[], str]) -> None:
         self._gateway = gateway
         self._settings = settings
         self._token = token
@@ -98,7 +98,7 @@ class Prober:
             free,
             shared_memory.unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
             settings.slot_bytes,
-            bool(self._token),
+            bool(self._token()),
             host_load(),
         )
 
@@ -114,7 +114,7 @@ class Prober:
                 f"the gateway lists no agent at {request.url!r}; /v1/ranks and /v1/agents there show its list",
                 address=request.url,
             )
-        return measure(request.url, self._token, request.bytes, request.seconds)
+        return measure(request.url, self._token(), request.bytes, request.seconds)
 
     def _is_listed(self, url: str) -> bool:
         with self._lock:
@@ -126,7 +126,7 @@ class Prober:
 
     def _list_agents(self) -> Iterator[str]:
         gateway = self._gateway()
-        client = HttpClient(self._token)
+        client = HttpClient(self._token())
         try:
             for path in ("ranks", "agents"):
                 answer = client.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)

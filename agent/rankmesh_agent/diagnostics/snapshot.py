@@ -20,6 +20,7 @@ from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.handshake import Handshake, challenge_on
 from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.store.base import KeyWaitInfo
+from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.handshake import Protocol, server_script
 from rankmesh_agent.wire.ops import Call
@@ -141,11 +142,11 @@ class SnapshotServer:
     """Sends a snapshot to each connection that requests it by ``wire.snapshot.UPGRADE``: a ConnectionHandler.
 
     Args:
-        take: returns the snapshot; None if there is no rank.
-        token: the job's secret.
+        take: returns the snapshot for a client with a credential; None if there is no rank.
+        token: returns the credentials of the clients.
     """
 
-    def __init__(self, take: Callable[[], RankSnapshot | None], token: str) -> None:
+    def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
         self._take = take
         self._token = token
         self._lock = threading.Lock()
@@ -192,7 +193,9 @@ class SnapshotServer:
         try:
             sock.settimeout(_CLIENT_SECONDS)
             sock.sendall(UPGRADE.response())
-            challenge = challenge_on(sock, self._token, Protocol.SNAPSHOT, client=False)
+            challenge = challenge_on(
+                sock, self._token(), Protocol.SNAPSHOT, client=False, accepted=lambda _: self._token()
+            )
             handshake = Handshake(sock, server_script(challenge))
             try:
                 handshake.run(_CLIENT_SECONDS)
@@ -204,7 +207,7 @@ class SnapshotServer:
                 sock = with_macs(sock, challenge)
                 self._clients[sock] = thread
             with self._served:
-                found = self._take()
+                found = self._take(challenge.grant)
                 sock.settimeout(_CLIENT_SECONDS)
                 sock.sendall(json.dumps(found, default=vars).encode())
         except (OSError, DistError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,20 +13,25 @@ from fastapi import APIRouter, FastAPI
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
-from rankmesh_agent.http.middleware import SecurityMiddleware, role_table
+from rankmesh_agent.http.middleware import Message, SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role
+from rankmesh_agent.wire.errors import NotLeasedError
 from rankmesh_agent.wire.npy import MAX_HEADER
 
-_role_of = role_table(
-    {
-        Role.READ: r"GET /(metrics|openapi\.json|v1/(info|groups(/[^/]+(/inflight)?)?|flight-recorder|host|probe))",
-        Role.USE: r"[A-Z]+ /v1/store(/.*)?|POST /v1/groups/[^/]+/(?!abort$)[^/]+",
-    }
+_READ = r"GET /(metrics|openapi\.json|v1/(info|groups(/[^/]+(/inflight)?)?|flight-recorder|host|probe))"
+_STORE = r"[A-Z]+ /v1/store(/.*)?"
+_TENSORS = r"POST /v1/groups/[^/]+/(?!abort$)[^/]+"
+_LEASE_PATH = "/v1/lease"
+_OF_THE_HOST = ("GET", "/v1/host"), ("GET", "/v1/probe")
+"""What ranks of any job ask a free agent, to measure the path to it."""
+_role_of = role_table({Role.READ: _READ, Role.USE: f"{_STORE}|{_TENSORS}"})
+_leasable_role_of = role_table(
+    {Role.READ: _READ, Role.USE: _STORE, Role.LEASE: rf"{_TENSORS}|(GET|DELETE) {_LEASE_PATH}"}
 )
 
 
@@ -53,11 +59,29 @@ def create_app(
         [module.router for module in modules],
         agent,
     )
-    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, Credentials.of(token).run)
+    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, lambda: _token_of(agent, token))
     app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
     large_body = max_tensor + MAX_HEADER
-    return SecurityMiddleware(app, token, names, large_body=large_body, is_large=_may_carry_tensor, role_of=_role_of)
+
+    def confine(scope: Message, grant: Grant) -> None:
+        if leasable and scope["path"] == _LEASE_PATH:
+            return  # its endpoints check the credential
+        try:
+            agent.confined(grant)
+        except NotLeasedError:
+            if (scope["method"], scope["path"]) not in _OF_THE_HOST:
+                raise
+
+    return SecurityMiddleware(
+        app,
+        token,
+        names,
+        large_body=large_body,
+        is_large=_may_carry_tensor,
+        role_of=_leasable_role_of if leasable else _role_of,
+        confine=confine,
+    )
 
 
 def create_store_app(
@@ -74,6 +98,11 @@ def create_store_app(
     routers = [health.store_router, store.router]
     app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
     return SecurityMiddleware(app, token, names, role_of=_role_of)
+
+
+def _token_of(agent: AgentInterface, token: str | Credentials) -> str:
+    """Return the credential by which an agent knows those of its job."""
+    return replace(Credentials.of(token), job=agent.info().job).of_own_job
 
 
 @contextlib.asynccontextmanager

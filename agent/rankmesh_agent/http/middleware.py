@@ -9,6 +9,8 @@ Four checks, on every method and path:
   accepted only from clients on this host, over TLS, or on a network that the operator declares private.
   Without either, the response of /health has no details.
 * The credential's role must include the one that the path needs.
+* The credential of one job, or of a lease, is restricted to it by the application's function ``confine``; without one,
+  it is rejected.
 * The body has a size limit: bytes are counted while they arrive, whatever Content-Length is.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
@@ -30,8 +32,8 @@ from typing import Any
 from rankmesh_agent.config.settings import is_loopback
 from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.rate_limit import AddressRateLimit, WarningInterval
-from rankmesh_agent.wire.credentials import Credentials, Role
-from rankmesh_agent.wire.errors import AuthenticationError, DistError
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role, job_of, lease_of
+from rankmesh_agent.wire.errors import AuthenticationError, DistError, ForbiddenJobError
 from rankmesh_agent.wire.http_auth import (
     COVERED,
     INFO,
@@ -65,6 +67,7 @@ _ANOTHER_TOKEN = (
 )
 _PROVEN = tuple((name, name.encode()) for name in ("host", *COVERED))
 _INFO = INFO.lower().encode()
+_BEARER = b"Bearer "
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
 
@@ -119,6 +122,18 @@ class _BodyRejectedError(BaseException):  # not an Exception: frameworks handle 
         self.problem = document
 
 
+def reject_job(scope: Message, grant: Grant) -> None:
+    """Reject a request of a job's credential.
+
+    Raises:
+        ForbiddenJobError: always.
+    """
+    raise ForbiddenJobError(
+        f"the credential given is that of job {grant.job!r}, and {scope['method']} {scope['path']} is not for "
+        "one job: it needs a credential of the gateway's token"
+    )
+
+
 class SecurityMiddleware:
     """ASGI middleware with these checks.
 
@@ -132,6 +147,8 @@ class SecurityMiddleware:
         open_paths: paths besides health that need no token.
         role_of: returns the role that a request's method and path need.
         translate: returns the Authorization header for which a request's own one stands, such as that of a session.
+        confine: restricts a request to the job of its credential, or raises why that is not possible. The scope's state
+            has the credential as ``grant``.
     """
 
     def __init__(
@@ -145,10 +162,11 @@ class SecurityMiddleware:
         open_paths: Iterable[str] = (),
         role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN,
         translate: Callable[[bytes, Message], bytes] = lambda authorization, scope: authorization,
+        confine: Callable[[Message, Grant], None] = reject_job,
     ) -> None:
         self._app = app
-        credentials = Credentials.of(token)
-        self._bearers = [(role, f"Bearer {text}".encode()) for role, text in credentials.sufficient(Role.READ)]
+        self._credentials = credentials = Credentials.of(token)
+        self._bearers = [(grant, text.encode()) for grant, text in credentials.sufficient(Role.READ)]
         self._authenticator = Authenticator(credentials) if credentials else None
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._max_body = max_body
@@ -159,6 +177,7 @@ class SecurityMiddleware:
         self._warning = WarningInterval()
         self._role_of = role_of
         self._translate = translate
+        self._confine = confine
         self._private_network = credentials.private_network
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -181,7 +200,7 @@ class SecurityMiddleware:
             return
         response = _Response(caller, send)
         limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        held = self._bearer_role(headers) if caller is None else caller.role
+        held = self._bearer_grant(headers) if caller is None else caller.grant
         in_clear = caller is None and self._authenticator is not None and not self._is_private(scope)
         rejection = self._check(scope, headers, limit, held, in_clear)
         if rejection is not None:
@@ -233,12 +252,21 @@ class SecurityMiddleware:
             authorization, scope["method"], target.decode("latin-1"), fields.get("host", ""), fields
         )
 
-    def _bearer_role(self, headers: dict[bytes, bytes]) -> Role | None:
-        """Return the role of a request's bearer token; None without a token of this job, if it has one."""
+    def _bearer_grant(self, headers: dict[bytes, bytes]) -> Grant | None:
+        """Return what a request's bearer token permits; None without a token of this job, if it has one."""
         if self._authenticator is None:
-            return Role.RUN
-        given = headers.get(b"authorization", b"")
-        return max((role for role, text in self._bearers if hmac.compare_digest(given, text)), default=None)
+            return Grant(Role.RUN)
+        authorization = headers.get(b"authorization", b"")
+        if not authorization.startswith(_BEARER):
+            return None
+        given = authorization[len(_BEARER) :]
+        found = next((grant for grant, text in self._bearers if hmac.compare_digest(given, text)), None)
+        if found is None:
+            text = given.decode("latin-1")
+            job = job_of(text)
+            derived = () if job is None else self._credentials.of_job(job, lease_of(text))
+            found = next((grant for grant, each in derived if hmac.compare_digest(given, each.encode())), None)
+        return found
 
     def _is_private(self, scope: Message) -> bool:
         """Return whether no network sees a request: it comes from this host, over TLS, or the network is private."""
@@ -250,7 +278,7 @@ class SecurityMiddleware:
         return is_loopback(client[0].removeprefix("::ffff:")) or (server is not None and client[0] == server[0])
 
     def _check(
-        self, scope: Message, headers: dict[bytes, bytes], limit: int, held: Role | None, in_clear: bool
+        self, scope: Message, headers: dict[bytes, bytes], limit: int, held: Grant | None, in_clear: bool
     ) -> Problem | None:
         host = headers.get(b"host", b"").decode("latin-1")
         if not self._is_known_host(host):
@@ -268,11 +296,22 @@ class SecurityMiddleware:
                 _warn_of_another_token(scope)
                 return _unauthenticated(_ANOTHER_TOKEN)
             rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
+            if rejection is None and held is not None and held.job is not None:
+                rejection = self._check_job(scope, held)
             if rejection is not None:
                 return rejection
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > limit:
             return _too_large(limit)
+        return None
+
+    def _check_job(self, scope: Message, grant: Grant) -> Problem | None:
+        """Restrict a request to the job of its credential; return why that is not possible."""
+        scope["state"] = {**scope.get("state", {}), "grant": grant}
+        try:
+            self._confine(scope, grant)
+        except DistError as error:
+            return problem_of(error)
         return None
 
     def _limit_unauthenticated(self, address: str) -> Problem | None:
@@ -331,7 +370,7 @@ def _warn_of_another_token(scope: Message) -> None:
     warn_refused(AuthenticationError(f"{peer} has another token than this service"))
 
 
-def _check_role(held: Role | None, needed: Role, in_clear: bool) -> Problem | None:
+def _check_role(held: Grant | None, needed: Role, in_clear: bool) -> Problem | None:
     """Return why a request is rejected; None if the role that its client holds includes the one that it needs."""
     if held is None:
         return _unauthenticated("send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
@@ -343,12 +382,13 @@ def _check_role(held: Role | None, needed: Role, in_clear: bool) -> Problem | No
             "that RANKMESH_PRIVATE_NETWORK=1 declares private at the server; the 'rankmesh' command works from "
             "everywhere, as it does not send the token",
         )
-    if held < needed:
+    if held.role < needed:
+        remedy = " ('rankmesh token --job JOB --lease ID' prints it)" if needed is Role.LEASE else ""
         return problem(
             403,
             "forbidden-role",
-            f"this needs a credential of the role {needed.name.lower()!r}; the one given has the role "
-            f"{held.name.lower()!r}",
+            f"this needs a credential of the role {needed.name.lower()!r}{remedy}; the one given has the role "
+            f"{held.role.name.lower()!r}",
         )
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
@@ -16,10 +17,25 @@ from rankmesh_agent.wire.handshake import Challenge, ClientRefusedError, Protoco
 T = TypeVar("T")
 
 
-def challenge_on(sock: socket.socket, token: str | Credentials, protocol: Protocol, *, client: bool) -> Challenge:
-    """Return one side of the challenge on a connection; the arguments are those of Challenge."""
+def challenge_on(
+    sock: socket.socket,
+    token: str | Credentials,
+    protocol: Protocol,
+    *,
+    client: bool,
+    accepted: Callable[[bytes], str | Credentials] | None = None,
+) -> Challenge:
+    """Return one side of the challenge on a connection; the arguments are those of Challenge.
+
+    Args:
+        sock: the connection.
+        token: see Challenge.
+        protocol: see Challenge.
+        client: see Challenge.
+        accepted: the server's function of the attachment, in place of ``token``.
+    """
     macs = wants_macs(sock, token)
-    return Challenge(token, protocol, client=client, binding=binding_of(sock), wants_macs=macs)
+    return Challenge(accepted or token, protocol, client=client, binding=binding_of(sock), wants_macs=macs)
 
 
 class Handshake(Generic[T]):

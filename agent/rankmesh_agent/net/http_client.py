@@ -26,10 +26,10 @@ from rankmesh_agent.wire.http_auth import (
     HELLO_METHOD,
     HELLO_TARGET,
     INFO,
-    REFUSAL,
     MissingProofError,
     ReceivedResponse,
     exchange,
+    refusal,
 )
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
@@ -145,7 +145,8 @@ class HttpClient:
             try:
                 request = script.send(ReceivedResponse(found.status, challenge, found.getheader(INFO, ""), content))
             except StopIteration as end:
-                return _decoded(found, content) if end.value else HttpResponse(HTTPStatus.UNAUTHORIZED, REFUSAL)
+                refused = HttpResponse(HTTPStatus.UNAUTHORIZED, refusal(self._token))
+                return _decoded(found, content) if end.value else refused
 
     def _exchange(
         self, server: _Server, method: str, target: str, headers: dict[str, str], body: bytes

@@ -71,12 +71,11 @@ class RemoteAgent:
         self.settings = settings
         same_host = offer.host_id == host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
-        self._client = AgentClient(offer, path, settings.token)
+        self._client = AgentClient(offer, path, settings.job, settings.job_token)
         self._groups: list[RemoteCommunicator] = []
         self._failures = FailureLog()
         self._reporter = Reporter(self._client, self._groups)
         wanted = {
-            "job": settings.job,
             "rank": rank,
             "world_size": world_size,
             "timeout": timeout,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,8 @@ from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, St
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Request, Response
+from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
+from rankmesh_agent.wire.credentials import job_digest, lease_key, remedy
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.handshake import Protocol, client_script
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
@@ -43,15 +43,22 @@ class AgentDialer:
     Args:
         agent: the agent.
         path: of its unix socket, '' if it is on another host.
-        token: the job's token.
+        job: the job.
+        token: its credential.
     """
 
-    def __init__(self, agent: AgentHeartbeat, path: str, token: str) -> None:
+    def __init__(self, agent: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
         self._token = token
-        self._agent_id = agent.id
+        self._remedy = remedy(token)
+        self._attachment = Attachment(agent.id, job_digest(job))
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
+
+    def use_lease(self, lease: str) -> None:
+        """Have further connections be for the calls of a lease."""
+        self._token = lease_key(self._token, lease)
+        self._attachment = self._attachment._replace(lease=lease)
 
     def connect(self, deadline: Deadline) -> FramedStream:
         """Return a stream over which both ends have proved that they know the token.
@@ -93,11 +100,9 @@ class AgentDialer:
             if address == self._path:
                 sock.connect(address)
             stream = FramedStream(sock)
-            refusal = AuthenticationError(
-                "the agent has another token than this process: RANKMESH_TOKEN must be the same there and here"
-            )
+            refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
             challenge = challenge_on(sock, self._token, Protocol.ATTACH, client=True)
-            stream.authenticate(client_script(challenge, refusal, attach_frames.endpoint(self._agent_id)), seconds)
+            stream.authenticate(client_script(challenge, refusal, self._attachment.encode()), seconds)
         except BaseException:
             sock.close()
             raise
@@ -110,7 +115,8 @@ class AgentClient:
     Args:
         offer: the agent that the gateway offered.
         path: of its unix socket, '' if it is on another host.
-        token: the job's token.
+        job: the job.
+        token: its credential.
 
     Attributes:
         member: this process's rank, as its peers know it; set after the join.
@@ -120,10 +126,10 @@ class AgentClient:
     member: Member
     _control: FramedStream
 
-    def __init__(self, offer: AgentHeartbeat, path: str, token: str) -> None:
+    def __init__(self, offer: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._offer = offer
-        self._dialer = AgentDialer(offer, path, token)
-        self._lease = secrets.token_hex(16)
+        self._job = job
+        self._dialer = AgentDialer(offer, path, job, token)
         self._pool: ConnectionPool[FramedStream] = ConnectionPool(
             lambda: StreamClosedError("this process has left the job")
         )
@@ -136,7 +142,7 @@ class AgentClient:
         """Lease the agent, and have it join the job.
 
         Args:
-            wanted: fields of the ACQUIRE request besides the id of the lease.
+            wanted: fields of the ACQUIRE request besides the job.
             deadline: end of the join.
 
         Returns:
@@ -148,7 +154,7 @@ class AgentClient:
         """
         stream = self._dialer.connect(deadline)
         try:
-            document = {"lease": self._lease, **wanted}
+            document = {"job": self._job, **wanted}
             try:
                 stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
                 frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS), descriptors=True)
@@ -157,6 +163,10 @@ class AgentClient:
             response = attach_frames.decode_json(frame.document)
             if frame.header.kind != Response.OK:
                 raise codec.error_from_json(response)
+            try:
+                self._dialer.use_lease(str(response["lease"]))
+            except (KeyError, ValueError) as error:
+                raise ProtocolError("the agent's response to the lease request is malformed") from error
         except BaseException:
             stream.close()  # that ends the lease, and the join
             raise
@@ -295,8 +305,7 @@ class AgentClient:
         except DistNetworkError as error:
             raise StreamClosedError(error.message) from error
         try:
-            document = attach_frames.encode_json({"lease": self._lease})
-            stream.send(attach_frames.encode(Request.OPEN_STREAM, document))
+            stream.send(attach_frames.encode(Request.OPEN_STREAM))
             frame = stream.receive(deadline)
             if frame.header.kind != Response.OK:
                 message = attach_frames.decode_json(frame.document).get("message", "it refuses")

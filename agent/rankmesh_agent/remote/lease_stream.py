@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +32,8 @@ class LeaseStream:
         document: of the request.
 
     Attributes:
-        id: of the lease.
+        id: of the lease; no client chooses it, so none can name another's.
+        job: its job.
         session: the session of its process, None before the join and after the end.
     """
 
@@ -39,7 +41,8 @@ class LeaseStream:
         self._leases = leases
         self._stream = stream
         self._document = document
-        self.id = str(document.get("lease", ""))
+        self.id = secrets.token_hex(16)
+        self.job = str(document.get("job", ""))
         self.session: Session | None = None
         self._send_lock = threading.Lock()
         self._over = False
@@ -54,7 +57,7 @@ class LeaseStream:
         document, stream = self._document, self._stream
         try:
             wanted = LeaseTerms(
-                str(document["job"]),
+                self.job,
                 int(document["rank"]),
                 int(document["world_size"]),
                 float(document["timeout"]),

@@ -18,6 +18,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import GrowthRole
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms, Leave
 
@@ -95,6 +96,22 @@ class LeaseManager:
         agent = self.agent
         if agent is None:
             raise self._not_leased()
+        self._touch()
+        return agent
+
+    def confined(self, grant: Grant) -> Agent:
+        """Return the Agent that has joined the job of a credential, and restart the lease's idle time.
+
+        Raises:
+            NotLeasedError: there is none.
+            ForbiddenJobError: it has joined another job, or is leased for another rank.
+        """
+        with self._lock:
+            active = self._active
+            agent = None if active is None else active.agent
+            if active is None or agent is None:
+                raise self._not_leased()
+            grant.require_lease(active.lease.job, active.lease.id)
         self._touch()
         return agent
 
@@ -245,9 +262,10 @@ class LeaseManager:
             if self._closed:
                 raise AgentTakenError(f"agent {self._name!r} is about to end; ask the gateway for another")
             if self._active is not None:
-                raise AgentTakenError(
-                    f"agent {self._name!r} is taken, {_holder(self._active.lease)}; ask the gateway for another"
-                )
+                held = self._active.lease
+                hidden = self._settings.token and held.job != wanted.job
+                holder = "by another job" if hidden else _holder(held)
+                raise AgentTakenError(f"agent {self._name!r} is taken, {holder}; ask the gateway for another")
             self._active = active
         _log.info("agent %r is leased %s", self._name, _holder(active.lease))
         self._on_change()
@@ -289,7 +307,7 @@ class LeaseManager:
 
     def _cancel_join(self, active: _ActiveLease, reason: str) -> None:
         """Have the gateway answer the join request that it holds; the join's deadline has passed by then."""
-        client = GatewayClient(self._find_gateway, self._settings.token)
+        client = GatewayClient(self._find_gateway, replace(self._settings, job=active.lease.job).job_token)
         with contextlib.suppress(Exception):
             client.url = self._find_gateway() or ""
             client.leave(Leave(active.lease.job, ANY_EPOCH, active.lease.rank, active.instance, reason))

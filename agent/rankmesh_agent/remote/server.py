@@ -25,8 +25,9 @@ from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Request, Response
-from rankmesh_agent.wire.errors import DistNetworkError, LeaseEndedError
+from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
+from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
+from rankmesh_agent.wire.errors import DistNetworkError, ForbiddenJobError, LeaseEndedError
 from rankmesh_agent.wire.handshake import Protocol, server_script
 
 CHALLENGE_SECONDS = 10.0
@@ -46,14 +47,14 @@ class SessionServer:
     Args:
         leases: of the agent.
         agent_id: its id, see AgentHeartbeat.
-        token: the job's token.
+        credentials: of the clients.
         shm_dir: directory of the unix socket.
     """
 
-    def __init__(self, leases: LeaseManager, agent_id: str, token: str, shm_dir: str) -> None:
+    def __init__(self, leases: LeaseManager, agent_id: str, credentials: str | Credentials, shm_dir: str) -> None:
         self._leases = leases
         self._agent_id = agent_id
-        self._token = token
+        self._credentials = Credentials.of(credentials)
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._lock = threading.Lock()
@@ -133,7 +134,7 @@ class SessionServer:
                     warn_exhausted("an attached process waits", error)
                 time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
                 continue
-            if admit_peer(sock, self._token):
+            if admit_peer(sock, self._credentials):
                 self._admit(sock)
             else:
                 sock.close()
@@ -157,29 +158,35 @@ class SessionServer:
 
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
-            challenge = challenge_on(stream.sock, self._token, Protocol.ATTACH, client=False)
-            stream.authenticate(server_script(challenge, attach_frames.ENDPOINT_BYTES), CHALLENGE_SECONDS)
+            challenge = challenge_on(
+                stream.sock, self._credentials, Protocol.ATTACH, client=False, accepted=self._accepted
+            )
+            stream.authenticate(server_script(challenge, attach_frames.ATTACHMENT_BYTES), CHALLENGE_SECONDS)
+            attachment = Attachment.decode(challenge.attachment)
             admission.end()
             if not self._has_room(stream):
                 _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
                 return
             frame = stream.receive(Deadline(CHALLENGE_SECONDS))
-            if challenge.attachment != attach_frames.endpoint(self._agent_id):
+            if attachment.agent != self._agent_id:
                 refuse(
                     stream,
                     DistNetworkError("this is another agent than the one that was offered; ask the gateway again"),
                 )
                 return
-            document = attach_frames.decode_json(frame.document)
-            if frame.header.kind == Request.ACQUIRE:
+            if frame.header.kind == Request.ACQUIRE and not attachment.lease:
+                document = attach_frames.decode_json(frame.document)
+                if job_digest(str(document.get("job", ""))) != attachment.job:
+                    refuse(stream, ForbiddenJobError("the credential given is that of another job than the lease's"))
+                    return
                 lease = LeaseStream(self._leases, stream, document)
                 self._lease_streams[lease.id] = lease
                 try:
                     lease.serve()
                 finally:
                     self._lease_streams.pop(lease.id, None)
-            elif frame.header.kind == Request.OPEN_STREAM:
-                self._serve_calls(stream, str(document.get("lease", "")))
+            elif frame.header.kind == Request.OPEN_STREAM and attachment.lease:
+                self._serve_calls(stream, attachment)
         except (StreamClosedError, StreamTimeoutError, DistNetworkError):
             pass  # a port scan, an old version, a wrong token, a client that died: it gets no other response
         except Exception:
@@ -199,9 +206,15 @@ class SessionServer:
             self._authenticated.add(stream)
             return True
 
-    def _serve_calls(self, stream: FramedStream, lease: str) -> None:
-        held = self._lease_streams.get(lease)
-        session = None if held is None else held.session
+    def _accepted(self, attachment: bytes) -> str:
+        """Return the credential that the client must have: its job's, or its lease's."""
+        wanted = Attachment.decode(attachment)
+        key = self._credentials.key_of_job(wanted.job)
+        return lease_key(key, wanted.lease) if wanted.lease else key
+
+    def _serve_calls(self, stream: FramedStream, wanted: Attachment) -> None:
+        held = self._lease_streams.get(wanted.lease)
+        session = held.session if held is not None and job_digest(held.job) == wanted.job else None
         if session is None:
             refuse(stream, LeaseEndedError("the lease of the agent has ended"))
             return

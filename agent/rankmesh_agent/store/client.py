@@ -34,6 +34,7 @@ from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.key_waits import failed_wait_error
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistError,
@@ -361,9 +362,7 @@ class StoreClient(BlockingStore):
 
     def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
-            f"the store at {self._url} has another token than this process: RANKMESH_TOKEN must be the same there and "
-            "here",
-            address=self._url,
+            f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
         )
         connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:

@@ -36,7 +36,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.http_auth import REFUSAL, MissingProofError
+from rankmesh_agent.wire.http_auth import MissingProofError, refusal
 from rankmesh_agent.wire.schemas import FORWARDED_HEADER, LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 HTTP_MARGIN_SECONDS = 10.0
@@ -235,7 +235,7 @@ def _proven(request: httpx.Request, url: str, token: str) -> Exchange[httpx.Resp
                 raise DistNetworkError(f"the store at {url} answered {error.status}", address=url) from error
             raise AuthenticationError(f"{url} is not the store that it should be: {error}", address=url) from error
         except StopIteration as end:
-            return response if end.value else httpx.Response(HTTPStatus.UNAUTHORIZED, content=REFUSAL)
+            return response if end.value else httpx.Response(HTTPStatus.UNAUTHORIZED, content=refusal(token))
 
 
 def _result_of(url: str, command: Command[T], response: httpx.Response) -> T:

@@ -53,7 +53,7 @@ class JobStore:
         on_unreachable: Callable[[int], None] = lambda rank: None,
         quota: Quota = UNLIMITED,
     ) -> None:
-        self._token = token = Credentials.of(credentials).run
+        self._token = token = Credentials.of(credentials).of_own_job
         self._lock = threading.RLock()
         self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
         self._final: DistError | None = None

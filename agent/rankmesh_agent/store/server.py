@@ -340,7 +340,7 @@ class StoreServer:
         steps = client_handshake.steps
         challenge = client_handshake.advance()
         if challenge is not None:
-            connection.handshake, connection.name, connection.role = None, challenge.name, challenge.role
+            connection.handshake, connection.name, connection.role = None, challenge.name, challenge.grant.role
             self._by_name[challenge.name] = connection
             connection.admission.end()
             connection.sock = with_macs(connection.sock, challenge)

@@ -47,9 +47,9 @@ class TransportSelector:
     def _transport(self, *, same_host: bool) -> TcpTransport:
         settings = self._settings
         if not same_host:
-            return TcpTransport(settings.token)
+            return TcpTransport(settings.job_token)
         return RingTransport(
-            settings.token,
+            settings.job_token,
             settings.shm_dir,
             settings.job,
             ring_bytes=max(_MIN_RING, min(_MAX_RING, _RING_BUDGET // (2 * self._world_size))),

@@ -29,6 +29,9 @@ All numbers are in network byte order. The receiver checks both lengths against 
 The first frame of a connection states its purpose. ACQUIRE: the client leases the agent for one rank of a job. The
 connection is then the lease, and the lease ends with it, for any end of the client. OPEN_STREAM: one of any number of
 connections for the calls of a lease, so that the calls of several threads do not wait for each other.
+
+Before the first frame, the client proves the credential of the job with ACQUIRE, that of its lease with OPEN_STREAM
+(wire.credentials). The attachment of the challenge (wire.handshake) names the agent, the job and the lease.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.upgrade import Upgrade
 
 UPGRADE = Upgrade(b"/v1/attach", b"rankmesh-attach/1")
-ENDPOINT_BYTES = 64
+_ATTACHMENT = struct.Struct("!64s32s16s")
+ATTACHMENT_BYTES = _ATTACHMENT.size
 HEADER = struct.Struct("!BBxxIQ")
 HEADER_BYTES = HEADER.size
 CALL = struct.Struct("!QdqQiBBHHH")
@@ -150,9 +154,28 @@ class Call(NamedTuple):
     subject: str = ""
 
 
-def endpoint(agent_id: str) -> bytes:
-    """Return the attachment of the challenge that names an agent."""
-    return agent_id.encode()[:ENDPOINT_BYTES].ljust(ENDPOINT_BYTES, b"\0")
+class Attachment(NamedTuple):
+    """What a connection is for.
+
+    Attributes:
+        agent: id of the agent.
+        job: digest of the job, see wire.credentials.
+        lease: id of the lease, 32 hexadecimal digits; empty for a new one.
+    """
+
+    agent: str
+    job: bytes
+    lease: str = ""
+
+    def encode(self) -> bytes:
+        """Return the attachment of the challenge."""
+        return _ATTACHMENT.pack(self.agent.encode(), self.job, bytes.fromhex(self.lease))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Attachment:
+        """Return the attachment of a challenge."""
+        agent, job, lease = _ATTACHMENT.unpack(data)
+        return cls(agent.rstrip(b"\0").decode("utf-8", "replace"), job, lease.hex() if any(lease) else "")
 
 
 def encode(kind: int, document: bytes = b"", payload: int = 0, flags: int = 0) -> bytes:

@@ -1,4 +1,17 @@
-"""Credentials of a job: its token, the credentials of lesser roles, and the keys derived from them. Pure.
+"""Credentials: a token, those of lesser roles, of a job and of a lease, and the keys derived from them. Pure.
+
+::
+
+    token                                          every role, every job
+      HKDF "rankmesh role use", "… read"           the role, every job
+      HKDF "rankmesh job", SHA-256 of its name     every role, one job
+        HKDF "rankmesh role use", "… read"         the role, one job
+        HKDF "rankmesh lease", its id              one rank of the job, at the agent that is leased for it
+
+The text of a job's or a lease's credential begins with its name, so that a server which has the token can derive it::
+
+    rankmesh-job:JOB:run:KEY        use, read in place of run; JOB percent-encoded, KEY 64 hexadecimal digits
+    rankmesh-job:JOB:lease-ID:KEY
 
 No credential is sent by RankMesh's clients: ``wire.handshake`` and ``wire.http_auth`` prove the knowledge of one. Every
 key is derived for one purpose by HKDF-SHA256 (RFC 5869), so a proof of one protocol is worth nothing in another one.
@@ -7,11 +20,21 @@ key is derived for one purpose by HKDF-SHA256 (RFC 5869), so a proof of one prot
 from __future__ import annotations
 
 import enum
+import functools
+import hashlib
 import hmac
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from rankmesh_agent.wire.errors import ForbiddenJobError
 
 _HASH_BYTES = 32
+_PREFIX = "rankmesh-job:"
+_TEXT = re.compile(_PREFIX + r"([A-Za-z0-9_.~%-]+):(run|use|read|lease-([0-9a-f]{32})):([0-9a-f]{64})")
 
 
 class Role(enum.IntEnum):
@@ -21,8 +44,54 @@ class Role(enum.IntEnum):
     """Sees the state of jobs: health, metrics, events, flight recorder, dashboard."""
     USE = 2
     """Uses the store, and takes part in tensor calls over HTTP."""
-    RUN = 3
+    LEASE = 3
+    """Takes the part of the rank that an agent is leased for, and ends the lease."""
+    RUN = 4
     """Joins, leases agents, controls groups, reads stacks."""
+
+
+ROLES = Role.RUN, Role.USE, Role.READ
+"""Roles of credentials that are not a lease's, the strongest first."""
+
+
+class Grant(NamedTuple):
+    """What a credential permits.
+
+    Attributes:
+        role: the right.
+        job: the only job that it holds for; None for all.
+        lease: id of the only lease that it holds for; empty for all.
+    """
+
+    role: Role
+    job: str | None = None
+    lease: str = ""
+
+    def require(self, job: str) -> None:
+        """Check that the credential holds for a job.
+
+        Raises:
+            ForbiddenJobError: it does not.
+        """
+        if self.job not in (None, job):
+            raise ForbiddenJobError(
+                f"the credential given is that of job {self.job!r}, and the request is for job {job!r}: set "
+                f"RANKMESH_TOKEN to that job's ('rankmesh token --job {shlex.quote(job)}', run by a holder of the "
+                "gateway's token, prints it)"
+            )
+
+    def require_lease(self, job: str, lease: str) -> None:
+        """Check that the credential holds for a lease of a job.
+
+        Raises:
+            ForbiddenJobError: it does not.
+        """
+        self.require(job)
+        if self.lease not in ("", lease):
+            raise ForbiddenJobError(
+                f"the credential given is that of lease {self.lease}, which has ended or is of another agent: take "
+                "that of the agent's lease ('rankmesh token --job JOB --lease ID')"
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,12 +103,14 @@ class Credentials:
         use: credential of the role ``use``; empty for the one derived from the token.
         read: credential of the role ``read``; empty for the one derived from the token.
         private_network: whether clients on other hosts may send a credential itself, without TLS.
+        job: the job that the server is in; empty for none, or several.
     """
 
     run: str
     use: str = ""
     read: str = ""
     private_network: bool = False
+    job: str = ""
 
     @classmethod
     def of(cls, token: str | Credentials) -> Credentials:
@@ -50,21 +121,138 @@ class Credentials:
         """Return whether clients need a credential."""
         return bool(self.run)
 
+    @property
+    def of_own_job(self) -> str:
+        """The credential of the server's job, by which its processes know each other; see ``for_job``."""
+        return for_job(self.run, self.job) if self.job else self.run
+
     def of_role(self, role: Role) -> str:
         """Return the credential of a role."""
         given = {Role.RUN: self.run, Role.USE: self.use, Role.READ: self.read}[role]
         return given or (derive(self.run, role) if self.run else "")
 
-    def sufficient(self, needed: Role) -> Iterator[tuple[Role, str]]:
-        """Yield the credentials that include a role, the strongest first."""
-        for role in reversed(Role):
-            if role >= needed:
-                yield role, self.of_role(role)
+    def of_job(self, job: str, lease: str = "") -> tuple[tuple[Grant, str], ...]:
+        """Return the credentials of a job, or of a lease for it; none if the token is itself a job's."""
+        return _of_job(self.run, job, lease) if self.run and job and job_of(self.run) is None else ()
+
+    def key_of_job(self, digest: bytes) -> str:
+        """Return the key of the job of a digest; an unknown one if the token is another job's."""
+        own = job_of(self.run)
+        if own is not None and job_digest(own) != digest:
+            return hkdf(key_material(self.run), "rankmesh no job").hex()
+        return key_material(self.run).decode() if own is not None or not self.run else _job_key(self.run, digest)
+
+    def sufficient(self, needed: Role) -> Iterator[tuple[Grant, str]]:
+        """Yield the credentials that include a role: of all jobs, and of the server's."""
+        if not self.run:
+            yield Grant(Role.RUN), ""
+        else:
+            found = [(Grant(role), self.of_role(role)) for role in ROLES]
+            yield from (each for each in (*found, *self.of_job(self.job)) if each[0].role >= needed)
 
 
 def derive(token: str, role: Role) -> str:
-    """Return the credential of a role, derived from a job's token; the token itself for the role ``run``."""
-    return token if role is Role.RUN else hkdf(token.encode(), f"rankmesh role {role.name.lower()}").hex()
+    """Return the credential of a role, derived from a token or a job's credential; itself for the role ``run``."""
+    if role is Role.RUN:
+        return token
+    name, job = role.name.lower(), job_of(token)
+    key = hkdf(key_material(token), f"rankmesh role {name}").hex()
+    return key if job is None else _text(job, name, key)
+
+
+def for_job(token: str, job: str) -> str:
+    """Return the credential of a job, derived from a token; the token itself if it is the job's already, or empty.
+
+    Raises:
+        ForbiddenJobError: the token is the credential of another job.
+    """
+    held = job_of(token)
+    if held not in (None, job):
+        raise ForbiddenJobError(
+            f"RANKMESH_TOKEN is the credential of job {held!r}, and this is for job {job!r}: set RANKMESH_JOB={held}, "
+            f"or RANKMESH_TOKEN to what 'rankmesh token --job {shlex.quote(job)}' prints for a holder of the "
+            "gateway's token"
+        )
+    return token if held is not None or not token else _text(job, "run", _job_key(token, job_digest(job)))
+
+
+def for_lease(key: str, job: str, lease: str) -> str:
+    """Return the credential of a lease.
+
+    Args:
+        key: the credential of the job, or its key; empty for none.
+        job: the job.
+        lease: id of the lease, 32 hexadecimal digits.
+    """
+    return key and _text(job, f"lease-{lease}", lease_key(key, lease))
+
+
+def lease_key(key: str, lease: str) -> str:
+    """Return the key of a lease; for the arguments see ``for_lease``."""
+    return hkdf(key_material(key), "rankmesh lease", context=bytes.fromhex(lease)).hex()
+
+
+def job_of(credential: str) -> str | None:
+    """Return the job that a credential holds for, None for one that holds for all."""
+    match = _TEXT.fullmatch(credential)
+    return None if match is None else unquote(match[1], errors="surrogatepass")
+
+
+def lease_of(credential: str) -> str:
+    """Return the lease that a credential holds for, empty for one that holds for all."""
+    match = _TEXT.fullmatch(credential)
+    return "" if match is None else match[3] or ""
+
+
+def remedy(credential: str) -> str:
+    """Return what to do where a server does not accept a credential."""
+    job = job_of(credential)
+    if job is None:
+        return "RANKMESH_TOKEN must be the same there and here"
+    return (
+        "RANKMESH_TOKEN must be the same there and here, or here what 'rankmesh token --job "
+        f"{shlex.quote(job)}' prints there"
+    )
+
+
+def check_form(credential: str) -> str:
+    """Return a credential, unless it is an incomplete one of a job.
+
+    Raises:
+        ValueError: it is.
+    """
+    if credential.startswith(_PREFIX) and not _TEXT.fullmatch(credential):
+        raise ValueError(
+            f"the token begins with {_PREFIX!r}, but is not complete: it must be all that 'rankmesh token --job' prints"
+        )
+    return credential
+
+
+def key_material(credential: str) -> bytes:
+    """Return the secret part of a credential."""
+    match = _TEXT.fullmatch(credential)
+    return (credential if match is None else match[4]).encode()
+
+
+def job_digest(job: str) -> bytes:
+    """Return a job's name in 32 bytes."""
+    return hashlib.sha256(job.encode("utf-8", "surrogatepass")).digest()
+
+
+@functools.lru_cache(256)
+def _of_job(token: str, job: str, lease: str) -> tuple[tuple[Grant, str], ...]:
+    run = for_job(token, job)
+    if lease:
+        return ((Grant(Role.LEASE, job, lease), for_lease(run, job, lease)),)
+    return tuple((Grant(role, job), derive(run, role)) for role in ROLES)
+
+
+def _job_key(token: str, digest: bytes) -> str:
+    return hkdf(token.encode(), "rankmesh job", context=digest).hex()
+
+
+def _text(job: str, what: str, key: str) -> str:
+    return f"{_PREFIX}{quote(job, safe='', errors='surrogatepass')}:{what}:{key}"
 
 
 def hkdf(secret: bytes, info: str, salt: bytes = b"", context: bytes = b"") -> bytes:

@@ -12,6 +12,7 @@
         ├── DistNetworkError               a connection could not be made or kept
         │   ├── AddressInUseError          another process listens at the address
         │   ├── AuthenticationError        the peer does not know the job's token
+        │   │   └── ForbiddenJobError      the credential is that of another job
         │   ├── ProtocolError              the peer does not speak this protocol or version
         │   ├── GatewayUnreachableError    no gateway responds at the address (also a TimeoutError)
         │   ├── JoinTimeoutError           not all ranks joined in time (also a TimeoutError)
@@ -164,6 +165,13 @@ class AuthenticationError(DistNetworkError):
 
     code = "unauthenticated"
     status = 401
+
+
+class ForbiddenJobError(AuthenticationError):
+    """The credential is that of another job than the request, or of one job where the request spans several."""
+
+    code = "forbidden-job"
+    status = 403
 
 
 class ProtocolError(DistNetworkError):

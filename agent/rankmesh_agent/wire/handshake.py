@@ -29,13 +29,14 @@ a store or a snapshot may change, and a TCPStore has no name, so these protocols
 from __future__ import annotations
 
 import enum
+import functools
 import hmac
 import secrets
 import struct
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-from rankmesh_agent.wire.credentials import Credentials, Role, encode, hkdf
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role, encode, hkdf, key_material
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
 from rankmesh_agent.wire.frames import VERSION
 
@@ -77,7 +78,7 @@ class Challenge:
 
     Args:
         token: the client's credential, or those that the server accepts; an empty token is valid (jobs on loopback may
-            have none).
+            have none). A server may have a function of the attachment that returns them.
         protocol: the protocol that follows.
         client: whether this side opened the connection.
         binding: channel binding of the TLS connection that carries the challenge (RFC 9266); empty without TLS.
@@ -86,21 +87,22 @@ class Challenge:
     Attributes:
         is_client: whether this side opened the connection.
         attachment: the bytes that follow the client's proof; both proofs cover them.
-        role: at the server, the role of the client's credential, after its proof.
+        grant: at the server, what the client's credential permits, after its proof.
     """
 
     def __init__(
         self,
-        token: str | Credentials,
+        token: str | Credentials | Callable[[bytes], str | Credentials],
         protocol: Protocol,
         *,
         client: bool,
         binding: bytes = b"",
         wants_macs: bool = False,
     ) -> None:
-        accepted = [(Role.RUN, str(token))] if client else Credentials.of(token).sufficient(protocol.role)
-        self._keys = {role: hkdf(credential.encode(), "rankmesh challenge") for role, credential in accepted}
-        self.role = Role.RUN
+        self._token = token
+        self._key = _key(token) if isinstance(token, str) else b""
+        self.grant = Grant(Role.RUN)
+        self._protocol = protocol
         self._fields = protocol.label.encode(), binding
         self.is_client = client
         self._flags = WANTS_MACS if wants_macs else 0
@@ -142,7 +144,7 @@ class Challenge:
 
     def proof(self) -> bytes:
         """Return this side's proof that it knows the credential."""
-        return self._mac(self._keys[self.role], self.is_client)
+        return self._mac(self._key, self.is_client)
 
     def receive_proof(self, data: bytes) -> None:
         """Check the other side's proof.
@@ -150,9 +152,10 @@ class Challenge:
         Raises:
             AuthenticationError: the other side does not know the credential.
         """
-        for role, key in self._keys.items():
+        for grant, credential in self._accepted():
+            key = _key(credential)
             if hmac.compare_digest(data, self._mac(key, not self.is_client)):
-                self.role = role
+                self.grant, self._key = grant, key
                 return
         raise AuthenticationError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")
 
@@ -161,13 +164,24 @@ class Challenge:
 
         It has no forward secrecy: who learns the credential can derive the keys of recorded connections.
         """
-        return hkdf(self._keys[self.role], f"rankmesh session {purpose}", self._both, self._context())
+        return hkdf(self._key, f"rankmesh session {purpose}", self._both, self._context())
+
+    def _accepted(self) -> Iterable[tuple[Grant, str]]:
+        token = self._token(self.attachment) if callable(self._token) else self._token
+        if isinstance(token, str) and self.is_client:
+            return [(Grant(Role.RUN), token)]
+        return Credentials.of(token).sufficient(self._protocol.role)
 
     def _mac(self, key: bytes, client: bool) -> bytes:
         return hmac.digest(key, encode(b"client" if client else b"server") + self._context(), "sha256")
 
     def _context(self) -> bytes:
         return encode(*self._fields, self.attachment, self._both) + (self._both_flags if self.macs else b"")
+
+
+@functools.lru_cache(256)
+def _key(credential: str) -> bytes:
+    return hkdf(key_material(credential), "rankmesh challenge")
 
 
 def client_hello(challenge: Challenge) -> Script[Challenge]:

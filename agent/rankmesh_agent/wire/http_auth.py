@@ -15,6 +15,9 @@ The MAC of a request covers nonce, client, count, Host, method, target, the head
 digest of the body; that of a response nonce, client, count, status and digest. The nonce is the server's, which refuses
 a count that it has seen. The digest of a response that is a stream is "-": only its status is authenticated.
 
+A credential of one job, or of a lease for it, is named besides by ``job="NAME"``, in hexadecimal digits of UTF-8, and
+``lease="ID"`` behind the key's id: a server derives its key from the token.
+
 The scheme hides nothing, which takes TLS. A process in the way may also pass a request on to another server of the same
 credential: addresses change on the way, so the proof does not bind them.
 """
@@ -32,7 +35,7 @@ from collections.abc import Generator, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
-from rankmesh_agent.wire.credentials import Credentials, Role, hkdf
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role, hkdf, job_of, key_material, lease_of, remedy
 from rankmesh_agent.wire.schemas import FORWARDED_HEADER
 
 SCHEME = "RankMesh "
@@ -56,8 +59,9 @@ MAX_CLIENTS = 1 << 16
 _WINDOW = 1024
 """Counts below a client's highest one that a server still accepts: requests overtake each other."""
 _SEEN_ALL = (1 << _WINDOW) - 1
-_PARAMETER = re.compile(r'([a-z]+)="([0-9a-f-]{1,64})"')
+_PARAMETER = re.compile(r'([a-z]+)="([0-9a-f-]{1,2048})"')
 _MAX_DIGITS = 18
+_LEASE_DIGITS = 32
 
 
 def digest(body: bytes | bytearray | memoryview) -> str:
@@ -68,11 +72,29 @@ def digest(body: bytes | bytearray | memoryview) -> str:
 _EMPTY = digest(b"")
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def _keys(credential: str) -> tuple[str, bytes]:
     """Return the public id of a credential, and the key of its MACs."""
-    secret = credential.encode()
+    secret = key_material(credential)
     return hkdf(secret, "rankmesh http id").hex()[:16], hkdf(secret, "rankmesh http")
+
+
+@functools.lru_cache(256)
+def _keys_of_job(credentials: Credentials, job: str, lease: str) -> dict[str, tuple[Grant, bytes]]:
+    """Return the grants and keys of the credentials of a job, or of a lease, by their ids.
+
+    Args:
+        credentials: of a server.
+        job: the job in the format of a proof.
+        lease: the lease; empty for none.
+    """
+    try:
+        name = bytes.fromhex(job).decode("utf-8", "surrogatepass")
+    except ValueError:
+        return {}
+    if not name or (lease and len(lease) != _LEASE_DIGITS) or "-" in lease:
+        return {}
+    return {key_id: (grant, key) for grant, text in credentials.of_job(name, lease) for key_id, key in [_keys(text)]}
 
 
 def _mac(key: bytes, *fields: str) -> str:
@@ -122,7 +144,10 @@ class ServerSession:
     """
 
     def __init__(self, credential: str) -> None:
-        self._id, self._key = _keys(credential)
+        key_id, self._key = _keys(credential)
+        job, lease = job_of(credential), lease_of(credential)
+        named = "" if job is None else f', job="{job.encode("utf-8", "surrogatepass").hex()}"'
+        self._named = f'{SCHEME}key="{key_id}"{named}' + (f', lease="{lease}"' if lease else "")
         self._client = secrets.token_hex(8)
         self._counts = itertools.count(1)
         self._nonce = ""
@@ -135,7 +160,7 @@ class ServerSession:
     def hello(self) -> SignedRequest:
         """Return the proofless header of the first request."""
         count = str(next(self._counts))
-        text = f'{SCHEME}key="{self._id}", client="{self._client}", count="{count}"'
+        text = f'{self._named}, client="{self._client}", count="{count}"'
         return SignedRequest(text, self._key, "", self._client, count)
 
     def sign(self, method: str, target: str, host: str, headers: Mapping[str, str], body: bytes = b"") -> SignedRequest:
@@ -218,16 +243,17 @@ class MissingProofError(Exception):
         self.retryable = status in (429, 500, 502, 503, 504)
 
 
-REFUSAL = json.dumps(
-    {
-        "type": "about:blank",
-        "title": HTTPStatus.UNAUTHORIZED.phrase,
-        "status": HTTPStatus.UNAUTHORIZED,
-        "detail": "its token is another one than that given: RANKMESH_TOKEN must be the same there and here",
-        "code": "unauthenticated",
-    }
-).encode()
-"""Problem document in place of the body of a response 401 without a proof."""
+def refusal(credential: str) -> bytes:
+    """Return the problem document in place of the body of a response 401 without a proof."""
+    return json.dumps(
+        {
+            "type": "about:blank",
+            "title": HTTPStatus.UNAUTHORIZED.phrase,
+            "status": HTTPStatus.UNAUTHORIZED,
+            "detail": f"its token is another one than that given: {remedy(credential)}",
+            "code": "unauthenticated",
+        }
+    ).encode()
 
 
 def exchange(
@@ -270,11 +296,11 @@ class AuthenticatedClient(NamedTuple):
     """The client of an authenticated request.
 
     Attributes:
-        role: its role.
+        grant: what its credential permits.
         content: digest of the request's body.
     """
 
-    role: Role
+    grant: Grant
     content: str
     key: bytes
     nonce: str
@@ -295,10 +321,11 @@ class Authenticator:
     """
 
     def __init__(self, credentials: Credentials) -> None:
-        self._roles: dict[str, tuple[Role, bytes]] = {}
-        for role, credential in credentials.sufficient(Role.READ):
+        self._credentials = credentials
+        self._grants: dict[str, tuple[Grant, bytes]] = {}
+        for grant, credential in credentials.sufficient(Role.READ):
             key_id, key = _keys(credential)
-            self._roles.setdefault(key_id, (role, key))
+            self._grants.setdefault(key_id, (grant, key))
         self._begin()
 
     def _begin(self) -> None:
@@ -317,15 +344,19 @@ class Authenticator:
         """
         found = _parameters(authorization)
         client, count, content = found.get("client", ""), found.get("count", ""), found.get("body", "")
-        role, key = self._roles.get(found.get("key", ""), (None, b""))
-        if role is None:
+        key_id = found.get("key", "")
+        known = self._grants.get(key_id)
+        if known is None and "job" in found:
+            known = _keys_of_job(self._credentials, found["job"], found.get("lease", "")).get(key_id)
+        if known is None:
             return UNKNOWN_KEY
+        grant, key = known
         if found.get("nonce") == self._nonce and count.isdigit() and len(count) <= _MAX_DIGITS:
             expected = _mac(
                 key, "request", self._nonce, client, count, host, method, target, *_covered(headers), content
             )
             if hmac.compare_digest(found.get("mac", ""), expected) and self._is_new(client, int(count)):
-                return AuthenticatedClient(role, content, key, self._nonce, client, count)
+                return AuthenticatedClient(grant, content, key, self._nonce, client, count)
         mac = _mac(key, "challenge", client, count, self._nonce)
         return f'{SCHEME}nonce="{self._nonce}", mac="{mac}"'
 

@@ -12,7 +12,9 @@ import httpx
 from rankmesh_agent.net.httpx_proof import prove
 from rankmesh_agent.net.tls import check_scheme, client_context
 from rankmesh_agent.wire import json_text
-from rankmesh_agent.wire.http_auth import REFUSAL, MissingProofError
+from rankmesh_agent.wire.credentials import for_job
+from rankmesh_agent.wire.errors import ForbiddenJobError
+from rankmesh_agent.wire.http_auth import MissingProofError, refusal
 
 CONNECT_SECONDS = 2.0
 """Limit for connecting to an agent."""
@@ -48,25 +50,33 @@ class AgentClient:
     Each request has connections of its own, closed after it: requests are rare, and agents come and go.
 
     Args:
-        token: the job's token.
+        token: the gateway's token.
     """
 
     def __init__(self, token: str = "") -> None:
         self._token = token
 
-    async def request(self, method: str, url: str, document: Any = None, *, seconds: float) -> AgentReply:
+    async def request(self, method: str, url: str, document: Any = None, *, job: str, seconds: float) -> AgentReply:
         """Send a request to one agent.
 
         Args:
             method: ``"GET"``, ``"POST"``, ``"DELETE"``.
             url: the URL.
             document: the body, sent as JSON unless it is None.
+            job: the agent's job, whose credential the request has.
             seconds: limit for the reply.
         """
-        return (await self.request_all(method, {0: url}, document, seconds=seconds))[0]
+        return (await self.request_all(method, {0: url}, document, job=job, seconds=seconds))[0]
 
     async def request_all(
-        self, method: str, urls: Mapping[int, str], document: Any = None, *, seconds: float, all_or_none: bool = False
+        self,
+        method: str,
+        urls: Mapping[int, str],
+        document: Any = None,
+        *,
+        job: str,
+        seconds: float,
+        all_or_none: bool = False,
     ) -> dict[int, AgentReply]:
         """Send the same request to several agents at once.
 
@@ -74,6 +84,7 @@ class AgentClient:
             method: ``"GET"``, ``"POST"``, ``"DELETE"``.
             urls: the URLs, by rank.
             document: the body, sent as JSON unless it is None.
+            job: the agents' job, whose credential the requests have.
             seconds: limit for each reply.
             all_or_none: whether one failure makes the other replies useless: those that have not come by then are
                 left out.
@@ -81,11 +92,15 @@ class AgentClient:
         Returns:
             The replies by rank, in the order in which they came.
         """
+        try:
+            token = for_job(self._token, job)
+        except ForbiddenJobError as error:  # restored from the file of a gateway with another token
+            return {rank: AgentReply(0, detail=error.message) for rank in urls}
         # Loading the certificate authorities takes 20 ms, and plain HTTP does not need them.
         verify = client_context() if any(url.startswith("https:") for url in urls.values()) else False
         async with httpx.AsyncClient(limits=_LIMITS, trust_env=False, verify=verify, follow_redirects=False) as client:
             asking = {
-                asyncio.ensure_future(_request(client, self._token, method, url, document, seconds)): rank
+                asyncio.ensure_future(_request(client, token, method, url, document, seconds)): rank
                 for rank, url in urls.items()
             }
             found: dict[int, AgentReply] = {}
@@ -142,7 +157,7 @@ async def _request_proven(client: httpx.AsyncClient, token: str, request: httpx.
         try:
             sent = script.send((answer, body))
         except StopIteration as end:
-            return (answer.status_code, body) if end.value else (HTTPStatus.UNAUTHORIZED, REFUSAL)
+            return (answer.status_code, body) if end.value else (HTTPStatus.UNAUTHORIZED, refusal(token))
 
 
 class _ResponseTooLargeError(Exception):

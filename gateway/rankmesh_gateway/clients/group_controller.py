@@ -91,6 +91,7 @@ class GroupController:
             "POST",
             {rank: f"{members[rank].member.http}/v1/groups" for rank in ranks},
             document,
+            job=job,
             seconds=timeout + _NETWORK_SECONDS,
             all_or_none=True,
         )
@@ -100,6 +101,7 @@ class GroupController:
         await self._agents.request_all(
             "DELETE",
             {rank: f"{members[rank].member.http}/v1/groups/{group}" for rank, group in ids.items()},
+            job=job,
             seconds=END_SECONDS,
         )
         raise _not_made_error(wanted, replies, members)
@@ -183,14 +185,14 @@ class GroupController:
         name = next_name(group.name, {other.name for other in self._registry.groups(group.job)})
         made = await self.make(group.job, wanted, name, timeout)
         living = {rank: ranks[rank] for rank in group.ranks if _is_live(ranks.get(rank))}
-        replies = await self._agents.request_all("DELETE", _urls(group, living), seconds=END_SECONDS)
+        replies = await self._agents.request_all("DELETE", _urls(group, living), job=group.job, seconds=END_SECONDS)
         in_use = {rank: living[rank] for rank, answer in replies.items() if answer.code == _GROUP_IN_USE}
         replies |= await self._abort(group, in_use, why)
         return GroupChanged(made, _outcome(group, living, replies))
 
     async def _abort(self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], reason: str) -> dict[int, AgentReply]:
         urls = {rank: f"{url}/abort" for rank, url in _urls(group, ranks).items()}
-        return await self._agents.request_all("POST", urls, {"reason": reason}, seconds=END_SECONDS)
+        return await self._agents.request_all("POST", urls, {"reason": reason}, job=group.job, seconds=END_SECONDS)
 
 
 def next_name(name: str, taken: set[str]) -> str:

@@ -62,8 +62,8 @@ class StoreKeyCache:
 
     async def _fetch_one(self, job: str, url: str) -> JobStore | None:
         """Return a store's contents; the last known ones, or None, if its owner does not answer."""
-        counting = self._agents.request("POST", f"{url}/v1/store/count", seconds=_ANSWER_SECONDS)
-        listing = self._agents.request("GET", f"{url}/v1/store?limit={SHOWN_NAMES}", seconds=_ANSWER_SECONDS)
+        counting = self._agents.request("POST", f"{url}/v1/store/count", job=job, seconds=_ANSWER_SECONDS)
+        listing = self._agents.request("GET", f"{url}/v1/store?limit={SHOWN_NAMES}", job=job, seconds=_ANSWER_SECONDS)
         count, names = await asyncio.gather(counting, listing)
         match count.document, names.document:
             case {"value": int(keys)}, list(found):

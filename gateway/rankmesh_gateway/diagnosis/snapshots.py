@@ -12,6 +12,7 @@ from rankmesh_agent.net.handshake import Handshake, challenge_on
 from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.handshake import Protocol, client_script
 from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
@@ -28,7 +29,7 @@ def add_snapshots(reports: Sequence[RankReport], token: str, patience: float, li
 
     Args:
         reports: the ranks.
-        token: the job's token.
+        token: the gateway's token, or the job's credential.
         patience: seconds in which an agent must answer.
         limit: seconds in which all of them must.
     """
@@ -52,7 +53,7 @@ def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline
     stopped = report.local and process_state(report.pid) in ("T", "t")
     limit = min(end.remaining(), patience, _STOPPED_SECONDS if stopped else patience)
     try:
-        report.snapshot = fetch_snapshot(report.url, token, limit)
+        report.snapshot = fetch_snapshot(report.url, for_job(token, report.job), limit)
         if report.snapshot is None:
             report.error = "its agent has no rank any more"
     except (OSError, ValueError, DistError) as error:
@@ -65,7 +66,7 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
 
     Args:
         url: base URL of the agent.
-        token: the job's token.
+        token: the job's credential.
         seconds: time limit of everything.
 
     Raises:

@@ -16,6 +16,7 @@ from rankmesh_gateway import dashboard
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.http.job_scope import confine
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
 
@@ -56,6 +57,7 @@ def create_app(
         open_paths=dashboard.paths(),
         role_of=_role_of,
         translate=sessions.translate,
+        confine=confine,
     )
 
 
@@ -76,6 +78,7 @@ def create_framework_app(
     from rankmesh_gateway.diagnosis.service import DiagnosisService
     from rankmesh_gateway.http.routes import agents, diagnosis, events, groups, health, membership, metrics
     from rankmesh_gateway.http.routes import dashboard as dashboard_routes
+    from rankmesh_gateway.http.routes.dependencies import JOB_OF_BODY
     from rankmesh_gateway.http.routes.problems import problems
     from rankmesh_gateway.snapshot import SnapshotCache
 
@@ -86,6 +89,7 @@ def create_framework_app(
         (DistError, InvalidRequestError),
         handlers.problem_response,
         responses=problems(*ANY_REQUEST),
+        dependencies=[JOB_OF_BODY],
     )
     client = AgentClient(token)
     diagnosis_service = DiagnosisService(registry, token, host_id(Settings.from_env(os.environ).shm_dir))

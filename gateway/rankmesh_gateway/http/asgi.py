@@ -19,6 +19,7 @@ from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, R
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
 from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.job_scope import check_body, job_of_query
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.json_reader import read
 from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry, complete_joins
@@ -65,11 +66,14 @@ class GatewayApplication:
             return
         try:
             body = None if kind is None else _parse(kind, scope, content)
+            job = job_of_query(scope) if kind is None else None
         except (ValueError, TypeError):
             await self._forward(scope, _replay(content, receive), send)
             return
         try:
-            reply = await handler(self._registry, body, receive)
+            if kind is not None:
+                job = check_body(scope, getattr(body, "job", None))
+            reply = await handler(self._registry, body, receive, job)
         except (DistError, InvalidRequestError) as error:
             await _reject(send, error)
         except Exception as error:

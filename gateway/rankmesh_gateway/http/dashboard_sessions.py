@@ -7,7 +7,8 @@
     page                 POST /v1/dashboard/sessions   the code as its bearer token, in exchange for a session's
     page                 GET /v1/…                     the session's, with which a request has the role read
 
-A bearer token of a session stands for the credential of the role ``read``. The checks of SecurityMiddleware apply to it
+A bearer token of a session stands for the credential of the role ``read``, of the job of the credential for which the
+code was made if that is a job's. The checks of SecurityMiddleware apply to it
 as to that credential: it is not accepted from a network in clear.
 """
 
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from rankmesh_agent.http.middleware import Message
-from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.credentials import Credentials, Role, derive, for_job
 from rankmesh_agent.wire.errors import AuthenticationError
 
 CODE_SECONDS = 300
@@ -43,21 +44,26 @@ class _Tokens:
         self._prefix = prefix
         self._lifetime = lifetime
         self._clock = clock
-        self._ends: dict[bytes, float] = {}
+        self._ends: dict[bytes, tuple[float, str | None]] = {}
+        """By digest, the clock at the end, and the only job, None for all."""
 
-    def create(self) -> str:
+    def create(self, job: str | None) -> str:
         token = self._prefix.decode() + secrets.token_urlsafe(32)
         if len(self._ends) >= MAX_TOKENS:
             del self._ends[next(iter(self._ends))]
-        self._ends[_digest(token.encode())] = self._clock() + self._lifetime
+        self._ends[_digest(token.encode())] = self._clock() + self._lifetime, job
         return token
 
     def __contains__(self, token: bytes) -> bool:
-        return self._ends.get(_digest(token), 0.0) > self._clock()
+        return _digest(token) in self._ends and self._ends[_digest(token)][0] > self._clock()
 
-    def remove(self, token: bytes) -> bool:
-        """Remove a token; return whether it was valid."""
-        return self._ends.pop(_digest(token), 0.0) > self._clock()
+    def job_of(self, token: bytes) -> str | None:
+        """Return the job of a token; None for all."""
+        return self._ends[_digest(token)][1]
+
+    def remove(self, token: bytes) -> None:
+        """Remove a token."""
+        self._ends.pop(_digest(token), None)
 
 
 class DashboardSessions:
@@ -69,13 +75,13 @@ class DashboardSessions:
     """
 
     def __init__(self, credentials: Credentials, clock: Callable[[], float] = time.monotonic) -> None:
-        self._credential = _BEARER + credentials.of_role(Role.READ).encode()
+        self._credentials = credentials
         self._codes = _Tokens(_PREFIX + b"code-", CODE_SECONDS, clock)
         self._sessions = _Tokens(_PREFIX + b"session-", SESSION_SECONDS, clock)
 
-    def create_code(self) -> str:
-        """Return a new code."""
-        return self._codes.create()
+    def create_code(self, job: str | None = None) -> str:
+        """Return a new code for one job, or for all."""
+        return self._codes.create(job)
 
     def exchange(self, authorization: str) -> str:
         """Return the token of a new session.
@@ -86,9 +92,12 @@ class DashboardSessions:
         Raises:
             AuthenticationError: the code is unknown, has been used or has expired.
         """
-        if not self._codes.remove(authorization.encode().removeprefix(_BEARER)):
+        code = authorization.encode().removeprefix(_BEARER)
+        if code not in self._codes:
             raise AuthenticationError("the link has been used or has expired: 'rankmesh dashboard' prints another")
-        return self._sessions.create()
+        job = self._codes.job_of(code)
+        self._codes.remove(code)
+        return self._sessions.create(job)
 
     def translate(self, authorization: bytes, scope: Message) -> bytes:
         """Return the Authorization header for which one stands: the credential for that of a session or a code.
@@ -103,8 +112,13 @@ class DashboardSessions:
         if not authorization.startswith(_BEARER + _PREFIX):
             return authorization
         tokens = self._codes if scope["path"] == EXCHANGE_PATH else self._sessions
-        valid = authorization.removeprefix(_BEARER) in tokens and scope["path"] != CODES_PATH
-        return self._credential if valid else b""
+        token = authorization.removeprefix(_BEARER)
+        if token not in tokens or scope["path"] == CODES_PATH:
+            return b""
+        job = tokens.job_of(token)
+        if job is None:
+            return _BEARER + self._credentials.of_role(Role.READ).encode()
+        return _BEARER + derive(for_job(self._credentials.run, job), Role.READ).encode()
 
 
 def _digest(token: bytes) -> bytes:

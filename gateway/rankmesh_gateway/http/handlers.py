@@ -36,8 +36,9 @@ from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
 
 T = TypeVar("T")
-Handler = Callable[[Registry, Any, Receive], Awaitable[object]]
-"""Function of the registry, the request's body, and the rest of its messages; returns the response's body."""
+Handler = Callable[[Registry, Any, Receive, str | None], Awaitable[object]]
+"""Function of the registry, the request's body, the rest of its messages, and the only job that it may see, None for
+all; returns the response's body."""
 
 _POLL_SECONDS = 0.25
 """Interval at which a request that waits for an agent checks whether another's offer has expired."""
@@ -45,7 +46,7 @@ _RETRY_SECONDS = 1
 """Value of Retry-After where no agent is free."""
 
 
-async def join(registry: Registry, body: JoinRequest, receive: Receive) -> JoinReply:
+async def join(registry: Registry, body: JoinRequest, receive: Receive, _: str | None = None) -> JoinReply:
     """Register a rank, and wait until its world is complete, the client disconnects or its time is up."""
     future = registry.join(body)
     try:
@@ -58,40 +59,42 @@ async def join(registry: Registry, body: JoinRequest, receive: Receive) -> JoinR
     return reply if body.lists_members or not reply.complete else replace(reply, members=[])
 
 
-async def heartbeat(registry: Registry, body: Heartbeat, _: Receive) -> HeartbeatReply:
+async def heartbeat(registry: Registry, body: Heartbeat, _: Receive, __: str | None = None) -> HeartbeatReply:
     """Record the heartbeat of a rank."""
     return registry.heartbeat(body)
 
 
-async def leave(registry: Registry, body: Leave, _: Receive) -> Done:
+async def leave(registry: Registry, body: Leave, _: Receive, __: str | None = None) -> Done:
     """Record that a rank leaves."""
     registry.leave(body)
     return Done()
 
 
-async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive) -> list[RankInfo]:
+async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive, __: str | None = None) -> list[RankInfo]:
     """Return the ranks of an epoch that have left or failed."""
     return registry.ended_ranks(body)
 
 
-async def launcher_heartbeat(registry: Registry, body: LauncherHeartbeat, _: Receive) -> LauncherReply:
+async def launcher_heartbeat(
+    registry: Registry, body: LauncherHeartbeat, _: Receive, __: str | None = None
+) -> LauncherReply:
     """Record the heartbeat of a launcher."""
     return registry.launchers.heartbeat(body)
 
 
-async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive) -> Done:
+async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive, __: str | None = None) -> Done:
     """Record the heartbeat of a standalone agent."""
     registry.agents.heartbeat(body)
     return Done()
 
 
-async def agent_leave(registry: Registry, body: AgentLeave, _: Receive) -> Done:
+async def agent_leave(registry: Registry, body: AgentLeave, _: Receive, __: str | None = None) -> Done:
     """Forget a standalone agent."""
     registry.agents.leave(body)
     return Done()
 
 
-async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> LeaseOffer:
+async def lease(registry: Registry, body: LeaseRequest, receive: Receive, job: str | None = None) -> LeaseOffer:
     """Offer a standalone agent; wait until one is free, the client disconnects or its time is up.
 
     Raises:
@@ -105,23 +108,23 @@ async def lease(registry: Registry, body: LeaseRequest, receive: Receive) -> Lea
     finally:
         future.cancel()
     if future.cancelled():
-        raise agents.unavailable_error(body)
+        raise agents.unavailable_error(body, job)
     if disconnected:
         agents.withdraw_offer(future.result())
     return future.result()
 
 
-async def snapshot(registry: Registry, _: None, __: Receive) -> RegistrySnapshot:
-    """Return the ranks and groups of all jobs."""
-    return RegistrySnapshot(registry.ranks(), registry.groups())
+async def snapshot(registry: Registry, _: None, __: Receive, job: str | None = None) -> RegistrySnapshot:
+    """Return the ranks and groups of one job or of all."""
+    return RegistrySnapshot(registry.ranks(job), registry.groups(job))
 
 
-async def waiting(registry: Registry, _: None, __: Receive) -> list[WaitingProcess]:
+async def waiting(registry: Registry, _: None, __: Receive, job: str | None = None) -> list[WaitingProcess]:
     """Return the processes that wait for worlds to grow."""
-    return registry.waiting()
+    return registry.waiting(job)
 
 
-async def health(registry: Registry, _: None, __: Receive) -> GatewayHealth:
+async def health(registry: Registry, _: None, __: Receive, ___: str | None = None) -> GatewayHealth:
     """Return the gateway's id, and how many jobs and ranks are live."""
     jobs, ranks = registry.counts()
     return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)

@@ -17,7 +17,11 @@ RETRY_MILLISECONDS = 1000
 
 
 async def stream(
-    log: EventLog, position: int, poll_timeouts: Callable[[], None], overview: Callable[[], bytes] | None
+    log: EventLog,
+    position: int,
+    poll_timeouts: Callable[[], None],
+    overview: Callable[[], bytes] | None,
+    job: str | None = None,
 ) -> AsyncGenerator[bytes]:
     """Yield the stream of one listener, until the log is closed or has dropped events that were not sent.
 
@@ -26,6 +30,7 @@ async def stream(
         position: the stream begins behind it.
         poll_timeouts: logs which ranks have fallen silent.
         overview: returns a snapshot as JSON; None for a listener without snapshots.
+        job: only the events of this job; None for all.
 
     Raises:
         TooManyListenersError: there are MAX_LISTENERS listeners.
@@ -56,6 +61,8 @@ async def stream(
             events = log.since(position)
             if events:
                 position = events[-1].id
+            events = [each for each in events if job in (None, each.job)]
+            if events:
                 yield "".join(f"id: {each.id}\nevent: {each.kind}\ndata: {each.data}\n\n" for each in events).encode()
                 sent = loop.time()
             elif loop.time() - sent >= KEEP_ALIVE_SECONDS:

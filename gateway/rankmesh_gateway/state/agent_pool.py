@@ -97,17 +97,24 @@ class _Agent:
         """Return the client that it is reserved for."""
         return self.offered_to if now < self.offered_until else None
 
-    def describe(self, now: float) -> str:
-        """Return its name, and why it is not free."""
+    def is_visible(self, job: str | None) -> bool:
+        """Return whether it is leased for a job, or free; always for no job."""
+        return job is None or not self.beat.leases or any(lease.job == job for lease in self.beat.leases)
+
+    def describe(self, now: float, job: str | None) -> str:
+        """Return its name, and why it is not free, without the particulars of other jobs than the given one."""
         state = self.state(now)
         if state in ("suspect", "failed"):
             return f"{self.beat.name} is {state} (no sign of life for {now - self.last_seen:.1f} s)"
+        client = self.reserved_for(now)
+        if not self.is_visible(job) or (client is not None and job not in (None, client.request.job)):
+            return f"{self.beat.name} is taken by another job"
         if state == "leased":
             leases = " and ".join(
                 f"{lease.holder} for {_describe_rank(lease.job, lease.rank)}" for lease in self.beat.leases
             )
             return f"{self.beat.name} is leased to {leases}"
-        return f"{self.beat.name} is offered to {self.reserved_for(now)}"
+        return f"{self.beat.name} is offered to {client}"
 
 
 class AgentPool:
@@ -160,13 +167,15 @@ class AgentPool:
             if agent is not None:
                 self._log("agent-lost", "has ended", agent.beat)
 
-    def entries(self) -> list[AgentEntry]:
-        """Return the agents in the natural order of their names."""
+    def entries(self, job: str | None = None) -> list[AgentEntry]:
+        """Return the agents that are free or leased for a job, or all, in the natural order of their names."""
         with self._lock:
             now = self._clock()
             self._forget(now)
             return [
-                AgentEntry(agent.state(now), max(0.0, now - agent.last_seen), agent.beat) for agent in self._in_order()
+                AgentEntry(agent.state(now), max(0.0, now - agent.last_seen), agent.beat)
+                for agent in self._in_order()
+                if agent.is_visible(job)
             ]
 
     def request_lease(self, request: LeaseRequest) -> Future[LeaseOffer]:
@@ -213,8 +222,15 @@ class AgentPool:
             served = self._match_requests(self._clock())
         self._deliver(served)
 
-    def unavailable_error(self, request: LeaseRequest) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
-        """Return the error of a request that has waited in vain: it names the agents and their states."""
+    def unavailable_error(
+        self, request: LeaseRequest, job: str | None = None
+    ) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
+        """Return the error of a request that has waited in vain: it names the agents and their states.
+
+        Args:
+            request: the request.
+            job: the only job whose particulars the client may see; None for all.
+        """
         with self._lock:
             if self._closed:
                 return closing_error()
@@ -224,7 +240,7 @@ class AgentPool:
             except NoAgentsError as error:
                 return error
             agents = self._in_order()
-            listed = [agent.describe(now) for agent in agents[:_MAX_LISTED]]
+            listed = [agent.describe(now, job) for agent in agents[:_MAX_LISTED]]
             if len(agents) > _MAX_LISTED:
                 listed.append(f"and {len(agents) - _MAX_LISTED} more")
             return NoFreeAgentError(
@@ -240,10 +256,11 @@ class AgentPool:
 
     # With the lock held
 
-    def suspect(self, member: Member, now: float) -> None:
-        """Record that a rank is lost, and so its agent if that is a process of its own."""
+    def suspect(self, job: str, member: Member, now: float) -> None:
+        """Record that a rank of a job is lost, and so its agent if that is a process of its own."""
         for agent in self._agents.values():
-            if (agent.beat.host_id, agent.beat.pid) == (member.host_id, member.pid):
+            leased = any(lease.job == job for lease in agent.beat.leases)
+            if leased and (agent.beat.host_id, agent.beat.pid) == (member.host_id, member.pid):
                 agent.suspected_at = now
 
     def excuse(self, seconds: float) -> None:

@@ -53,11 +53,13 @@ class Event(NamedTuple):
         id: larger than those of all earlier events, also of earlier gateways at this address.
         kind: its kind.
         data: its other fields, as JSON.
+        job: the job among them; empty for none.
     """
 
     id: int
     kind: EventKind
     data: str
+    job: str = ""
 
 
 class EventLog:
@@ -110,14 +112,14 @@ class EventLog:
         data = json.dumps(fields)
         with self._lock:
             self.last += 1
-            self._kept.append(Event(self.last, kind, data))
+            self._kept.append(Event(self.last, kind, data, job))
             self._counted[kind] += 1
         self._wake_all()
 
     def restore(self, events: Sequence[Event]) -> None:
         """Put the events of an earlier log, the oldest first, before all of this one."""
         with self._lock:
-            kept = [event for event in events if event.id <= self._first]
+            kept = [event._replace(job=_job_in(event.data)) for event in events if event.id <= self._first]
             self._kept.extendleft(reversed(kept[-KEPT_EVENTS:]))
             if self._kept:
                 self._first = min(self._first, self._kept[0].id - 1)
@@ -189,3 +191,11 @@ class EventLog:
             listeners = list(self._listeners.values())
         for wake in listeners:
             wake()
+
+
+def _job_in(data: str) -> str:
+    """Return the job in an event's fields."""
+    try:
+        return str(json.loads(data)["job"])
+    except (ValueError, LookupError, TypeError):
+        return ""

@@ -1,4 +1,4 @@
-"""History of the last minutes: the rates of all groups, and the calls that were held up."""
+"""History of the last minutes: the rates of the jobs' groups, and the calls that were held up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class History:
     def __init__(self, writer: EventWriter, processor_clock: Callable[[], float] = time.thread_time) -> None:
         self._writer = writer
         self._processor_clock = processor_clock
-        self._samples: deque[tuple[float, TotalRates]] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
+        self._samples: deque[tuple[float, dict[str, TotalRates]]] = deque(maxlen=int(HISTORY_SECONDS / SAMPLE_SECONDS))
         self._due = float("-inf")
 
     def observe(self, epochs: Sequence[Epoch], now: float) -> None:
@@ -40,21 +40,34 @@ class History:
             return
         began = self._processor_clock()
         live = [epoch for epoch in epochs if epoch.live_ranks() or epoch.logged_calls]
-        self._samples.append((now, total_rates(group for epoch in live for group in merged_groups(epoch, now))))
+        sample: dict[str, TotalRates] = {}
+        for epoch in live:
+            _add(sample.setdefault(epoch.job, TotalRates(0.0, 0.0)), merged_groups(epoch, now))
+        self._samples.append((now, sample))
         for epoch in live:
             self._writer.held_up_calls(epoch, merged_calls(epoch, now) if epoch.live_ranks() else [], now)
         self._due = now + max(SAMPLE_SECONDS, (self._processor_clock() - began) / _MAX_LOAD)
 
-    def samples(self, now: float) -> list[RateSample]:
-        """Return the samples, the oldest first."""
-        recent = [(now - at, rates) for at, rates in self._samples if now - at <= HISTORY_SECONDS]
-        return [RateSample(age, rates.operations, rates.bytes) for age, rates in recent]
+    def samples(self, now: float, job: str | None = None) -> list[RateSample]:
+        """Return the samples of one job, or of all together, the oldest first."""
+        found = []
+        for at, sample in self._samples:
+            if now - at <= HISTORY_SECONDS:
+                rates = [each for name, each in sample.items() if job in (None, name)]
+                found.append(
+                    RateSample(now - at, sum(each.operations for each in rates), sum(each.bytes for each in rates))
+                )
+        return found
 
 
 def total_rates(groups: Iterable[RankGroupInfo]) -> TotalRates:
     """Return the rates of groups together."""
     total = TotalRates(0.0, 0.0)
+    _add(total, groups)
+    return total
+
+
+def _add(total: TotalRates, groups: Iterable[RankGroupInfo]) -> None:
     for group in groups:
         total.operations += group.operations_rate
         total.bytes += group.bytes_rate
-    return total

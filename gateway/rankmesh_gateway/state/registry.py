@@ -213,7 +213,7 @@ class Registry:
             epoch, lost, groups = job.heartbeat(beat, now)
             self._jobs[job.name] = job
             for record in lost:
-                self.agents.suspect(record.member, now)
+                self.agents.suspect(beat.job, record.member, now)
             self._poll_if_due(now)
             change = self.launchers.change_after(beat.job, job.attempt if epoch is not None else job.attempt - 1, now)
             if change is not None:
@@ -324,11 +324,12 @@ class Registry:
                 return []
             return [info for epoch in found for info in epoch.infos(now)] if found.attempt == attempt else found.before
 
-    def waiting(self) -> list[WaitingProcess]:
+    def waiting(self, job: str | None = None) -> list[WaitingProcess]:
         """Return the processes that wait for worlds to grow, by job, in the order in which they came."""
         with self._lock:
             now = self._now()
-            return [WaitingProcess(name, each) for name in sorted(self._jobs) for each in self._jobs[name].waiting(now)]
+            names = sorted(self._jobs if job is None else {job} & self._jobs.keys())
+            return [WaitingProcess(name, each) for name in names for each in self._jobs[name].waiting(now)]
 
     def groups(self, job: str | None = None) -> list[RankGroupInfo]:
         """Return the groups of one job or of all, by job, epoch and id, as their members last reported them."""
@@ -336,16 +337,16 @@ class Registry:
             now = self._polled_now()
             return [info for epoch in self._epochs(job) for info in merged_groups(epoch, now)]
 
-    def jobs(self) -> list[JobInfo]:
-        """Return a summary of each epoch, by job and number."""
+    def jobs(self, job: str | None = None) -> list[JobInfo]:
+        """Return a summary of each epoch of one job or of all, by job and number."""
         with self._lock:
             now, time_now = self._polled_now(), time.time()
-            return [epoch.summary(now, time_now) for epoch in self._epochs(None)]
+            return [epoch.summary(now, time_now) for epoch in self._epochs(job)]
 
-    def rate_history(self) -> list[RateSample]:
+    def rate_history(self, job: str | None = None) -> list[RateSample]:
         """Return the total rates of the last HISTORY_SECONDS, the oldest first."""
         with self._lock:
-            return self._history.samples(self._now())
+            return self._history.samples(self._now(), job)
 
     def in_flight(self, job: str | None = None) -> list[GroupInFlight]:
         """Return the calls in flight by job, epoch and group, the earliest first, as the members last reported them."""
@@ -387,8 +388,7 @@ class Registry:
             known = self._jobs.get(job)
             epoch = known.latest() if known is not None else None
             if epoch is None:
-                there = ", ".join(map(repr, sorted(self._jobs)[:20])) or "none"
-                raise JobNotFoundError(f"no world of a job {job!r} has come together here; the jobs here are: {there}")
+                raise JobNotFoundError(f"no world of a job {job!r} has come together here; GET /v1/jobs lists the jobs")
             return {rank: record.info(job, epoch.number, now) for rank, record in sorted(epoch.records.items())}
 
     @property

@@ -136,12 +136,12 @@ class RegistryFile:
     def _write(self, registry: Registry, position: int, *, everything: bool) -> int:
         """Write the events behind a position, and the jobs that they are of; return the position behind them."""
         events = registry.events.since(position)
-        touched = None if everything or not position else {json.loads(event.data)["job"] for event in events}
+        touched = None if everything or not position else {event.job for event in events}
         names, epochs = registry.saved(touched)
         execute = self._database.execute
         try:
             execute("BEGIN")
-            self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", events)
+            self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])
             execute("DELETE FROM event WHERE id NOT IN (SELECT id FROM event ORDER BY id DESC LIMIT ?)", (KEPT_EVENTS,))
             gone = {name for (name,) in execute("SELECT DISTINCT job FROM epoch")} - names
             self._database.executemany("DELETE FROM epoch WHERE job = ?", [(job,) for job in {*gone, *epochs}])

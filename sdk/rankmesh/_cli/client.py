@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,35 @@ class ServiceClient:
         self.url = url
         self.token = token
         self._timeout = timeout
+        self._credentials: dict[str, str] = {}
         self._http = HttpClient(token)
+
+    def credential_for(self, job: str) -> str:
+        """Return the credential for the agents of a job at this gateway.
+
+        It is the job's if that can be derived from the token, which the gateway shows by accepting it: the job's ranks
+        may know no other one. From a credential of a lesser role none can; agents that know the token accept it.
+
+        Args:
+            job: the job; empty for agents that are in none.
+
+        Raises:
+            CommandError: the token is the credential of another job, or the gateway does not answer.
+        """
+        from rankmesh_agent.wire.credentials import for_job
+        from rankmesh_agent.wire.errors import ForbiddenJobError
+
+        if not self.token or not job:
+            return self.token
+        if job not in self._credentials:
+            try:
+                derived = for_job(self.token, job)
+            except ForbiddenJobError as error:
+                raise CommandError(error.message, UNAUTHORIZED) from error
+            with contextlib.closing(ServiceClient(self.kind, self.url, derived, self._timeout)) as other:
+                accepted = other.request("GET", "/livez").status != HTTPStatus.UNAUTHORIZED
+            self._credentials[job] = derived if accepted else self.token
+        return self._credentials[job]
 
     def request(self, method: str, path: str, document: Any = None) -> HttpResponse:
         """Send a request and return the response, whatever its status.

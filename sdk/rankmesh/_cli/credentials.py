@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
@@ -14,7 +15,8 @@ from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import OK, USAGE, CommandError, command, write
 from rankmesh._cli.options import GatewayOption, TokenFileOption
-from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.credentials import Credentials, Role, derive, for_job, for_lease, job_of
+from rankmesh_agent.wire.errors import ForbiddenJobError
 
 
 class RoleName(StrEnum):
@@ -30,12 +32,18 @@ def token(
     role: Annotated[
         RoleName, typer.Option(help="read: state and metrics; use: store and tensors, too; run: everything.")
     ] = RoleName.RUN,
+    job: Annotated[str, typer.Option(metavar="NAME", help="Only for this job; all jobs if left out.")] = "",
+    lease: Annotated[
+        str,
+        typer.Option(metavar="ID", help="Only for the rank of this lease of a standalone agent; needs --job."),
+    ] = "",
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
 ) -> int:
-    """Print the token of your job on this host, or of the environment; with --role a credential derived from it.
+    """Print the token of your job on this host, or of the environment; or a credential derived from it.
 
-    A client sets it as its RANKMESH_TOKEN. The gateway is asked for nothing: --gateway selects one of several jobs.
+    A client sets it as its RANKMESH_TOKEN; with --job, so can all ranks of that job, which need no RANKMESH_JOB then.
+    The gateway is asked for nothing: --gateway selects one of several jobs.
     """
     settings = options.settings()
     secret = options.token(token_file)
@@ -48,7 +56,21 @@ def token(
             "are not set, and --token-file is not given",
             USAGE,
         )
-    write(Credentials(secret, settings.token_use, settings.token_read).of_role(Role[role.name]) + "\n")
+    job = job or job_of(secret) or ""
+    if lease and not (job and re.fullmatch("[0-9a-f]{32}", lease)):
+        raise CommandError(
+            "--lease needs --job, and the 32 hexadecimal digits that POST /v1/lease returns as id", USAGE
+        )
+    try:
+        if lease:
+            found = for_lease(for_job(secret, job), job, lease)
+        elif job:
+            found = derive(for_job(secret, job), Role[role.name])
+        else:
+            found = Credentials(secret, settings.token_use, settings.token_read).of_role(Role[role.name])
+    except ForbiddenJobError as error:
+        raise CommandError(error.message, USAGE) from error
+    write(found + "\n")
     return OK
 
 

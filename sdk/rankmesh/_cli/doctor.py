@@ -43,16 +43,15 @@ def doctor(
 
     deadline = Deadline(timeout)
     with contextlib.closing(options.gateway(gateway, token_file)) as service:
-        secret = service.token
-        here = probe.probe_host(settings(), secret)
+        here = probe.probe_host(settings(), service.token)
         try:
             found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
         except CommandError:
             if not json:
                 show([_here(here)])
             raise
-    probe.probe_agents(found.agents, secret, max(patience, _FIRST_SECONDS), deadline)
-    found.pairs = probe.probe_pairs(found.agents, secret, patience, mib * MIB, deadline)
+    probe.probe_agents(found.agents, service.credential_for, max(patience, _FIRST_SECONDS), deadline)
+    found.pairs = probe.probe_pairs(found.agents, service.credential_for, patience, mib * MIB, deadline)
     findings = evaluate(found)
     unhealthy = any(finding.level == "problem" for finding in findings)
     if json:

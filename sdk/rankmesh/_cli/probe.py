@@ -221,12 +221,13 @@ def _agent(name: str) -> str:
     return name if name.startswith("agent") else f"agent {name}"
 
 
-def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadline: Deadline) -> None:
+def probe_agents(found: Sequence[AgentProbe], token: Callable[[str], str], patience: float, deadline: Deadline) -> None:
     """Probe each agent from here: its URLs, its clock, and its report on its host."""
 
     def one(agent: AgentProbe) -> None:
+        secret = token(agent.job)
         for url in agent.urls:
-            way = measure(url, token, 0, min(patience, deadline.remaining()))
+            way = measure(url, secret, 0, min(patience, deadline.remaining()))
             if agent.way is None or way.reached:
                 agent.way = way
             if way.reached:
@@ -234,7 +235,7 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
         if agent.way is None or not agent.way.reached:
             agent.process = process_state(agent.pid) if agent.host == socket.gethostname() else ""
             return
-        service = ServiceClient("agent", agent.url, token, max(0.1, min(patience, deadline.remaining())))
+        service = ServiceClient("agent", agent.url, secret, max(0.1, min(patience, deadline.remaining())))
         try:
             for _ in range(_CLOCK_SAMPLES):
                 began, before = time.time(), time.perf_counter()
@@ -244,7 +245,8 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
                 if agent.clock is None or clock.uncertainty < agent.clock.uncertainty:
                     agent.clock = clock
                 agent.report = report
-            agent.transports = service.get("/v1/info")["transports"]
+            if agent.job:
+                agent.transports = service.get("/v1/info")["transports"]
         except (CommandError, KeyError, TypeError, ValueError) as error:
             agent.refusal = str(error)
         finally:
@@ -254,13 +256,13 @@ def probe_agents(found: Sequence[AgentProbe], token: str, patience: float, deadl
 
 
 def probe_pairs(
-    found: Sequence[AgentProbe], token: str, patience: float, nbytes: int, deadline: Deadline
+    found: Sequence[AgentProbe], token: Callable[[str], str], patience: float, nbytes: int, deadline: Deadline
 ) -> list[Pair]:
     """Make each agent measure the way to each other one: first the connection, then the bandwidth.
 
     Args:
         found: the agents.
-        token: the job's token, empty for none.
+        token: returns the credential for the agents of a job.
         patience: seconds for one probe.
         nbytes: bytes to send in each direction; 0 for none.
         deadline: of all probes; pairs not measured by then are marked.
@@ -282,7 +284,9 @@ def probe_pairs(
             if seconds <= 0:
                 pair.untold, pair.timed_out = "the time was over", True
                 return reply
-            with contextlib.closing(ServiceClient("agent", source.url, token, seconds + patience)) as service:
+            with contextlib.closing(
+                ServiceClient("agent", source.url, token(source.job), seconds + patience)
+            ) as service:
                 try:
                     reply = ProbeReply(**service.post("/v1/probe", vars(ProbeRequest(url, amount, seconds))))
                 except (CommandError, TypeError) as error:

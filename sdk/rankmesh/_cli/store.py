@@ -110,13 +110,14 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
     else:
         service = options.gateway(gateway, token_file)
         with contextlib.closing(service):
-            url, secret = store_owner(service, job), service.token
+            found, url = store_owner(service, job)
+            secret = service.credential_for(found)
     with contextlib.closing(BlockingHttpStore(url, secret)) as store:
         yield StoreSession(store, url)
 
 
-def store_owner(gateway: ServiceClient, job: str) -> str:
-    """Return the URL of the agent that owns a job's store: its rank 0's.
+def store_owner(gateway: ServiceClient, job: str) -> tuple[str, str]:
+    """Return a job, and the URL of the agent that owns its store: its rank 0's.
 
     Args:
         gateway: client of the gateway.
@@ -140,7 +141,7 @@ def store_owner(gateway: ServiceClient, job: str) -> str:
     members = sorted((each["member"] for each in ranks if each["epoch"] == newest), key=lambda each: each["rank"])
     url = str(members[0]["http"])  # rank 0's while it is alive; other agents forward
     carriers = [each["agent"]["urls"] for each in gateway.get("/v1/agents") if url in each["agent"]["urls"]]
-    return _first_reachable(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
+    return asked, _first_reachable(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
 
 
 def _first_reachable(urls: list[str]) -> str:

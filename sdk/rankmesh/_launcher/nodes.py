@@ -38,5 +38,5 @@ def resolve_nodes(options: Options, settings: Settings) -> Options:
         master_addr=there.master_addr or options.master_addr,
         master_port=options.master_port or there.master_port or 0,
         local_addr=options.local_addr or there.bind or "",
-        job=options.job or (launcher.job() if settings.job == Settings.job else ""),
+        job=options.job or (launcher.job() if not settings.names_job else ""),
     )

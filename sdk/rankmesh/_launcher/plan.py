@@ -10,6 +10,7 @@ from rankmesh._launcher.arguments import Options
 from rankmesh_agent.config.launchers import slug
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import url_for
+from rankmesh_agent.wire.credentials import job_of
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,18 @@ def plan(options: Options, settings: Settings) -> Plan:
     """Return the plan of a job: with a random id on one node, with an id that all nodes derive alike on several.
 
     Raises:
-        ValueError: there are several nodes and no token, or no name for the job at a gateway of its own.
+        ValueError: there are several nodes and no token, or no name for the job at a gateway of its own; or the token
+            is the credential of another job.
     """
     place = options.master_port, max(0, options.node_rank), options.nnodes
+    held = job_of(settings.token)
+    if held is not None:
+        if options.job not in ("", held):
+            raise ValueError(
+                f"RANKMESH_TOKEN is the credential of job {held!r}, and --rdzv-id names job {options.job!r}: leave "
+                "it out"
+            )
+        return Plan(options, held, settings.token, *place)
     if options.nnodes == 1:
         name = options.job or options.name.removesuffix(".py")
         job = f"{slug(name)[:40]}-{secrets.token_hex(4)}"

@@ -166,7 +166,7 @@ def rendezvous_through(
 
 
 def _with_launchers_job(settings: Settings) -> Settings:
-    if settings.launcher is not None and settings.job == Settings.job:
+    if settings.launcher is not None and not settings.names_job:
         return replace(settings, job=settings.launcher.job() or settings.job)
     return settings
 

@@ -173,7 +173,7 @@ class TestWhoIsAsked:
         monkeypatch.setattr("rankmesh_agent.diagnostics.probe.measure", lambda *arguments: arguments)
 
     def probe(self, gateway: str, url: str) -> object:
-        return Prober(lambda: gateway, Settings, "").probe(ProbeRequest(url, 5, 2.0))
+        return Prober(lambda: gateway, Settings, str).probe(ProbeRequest(url, 5, 2.0))
 
     def test_those_that_the_gateway_lists(self, gateway: Double):
         for url in ("http://10.0.0.0:8000", "http://10.0.0.1:8001", "http://10.0.0.7:1", "http://10.0.0.8:1"):
@@ -188,7 +188,7 @@ class TestWhoIsAsked:
             self.probe(f"http://127.0.0.1:{free_port()}", "http://10.0.0.0:8000")
 
     def test_the_list_is_kept_for_a_moment(self, gateway: Double):
-        prober = Prober(lambda: gateway.url, Settings, "")
+        prober = Prober(lambda: gateway.url, Settings, str)
         for _ in range(3):
             prober.probe(ProbeRequest("http://10.0.0.0:8000"))
         assert gateway.asked == ["/v1/ranks", "/v1/agents"]
@@ -199,10 +199,10 @@ class TestWhoIsAsked:
 
 def test_the_properties_of_the_host(tmp_path):
     settings = Settings(shm_dir=str(tmp_path), slot_bytes=1 << 16, transport="tcp")
-    report = Prober(str, lambda: settings, "secret").host()
+    report = Prober(str, lambda: settings, lambda: "secret").host()
     assert (report.shm_dir, report.slot_bytes, report.transport, report.token) == (str(tmp_path), 65536, "tcp", True)
     assert report.shm_total is not None
     assert report.shm_free is not None
     assert 0 <= report.shm_free <= report.shm_total
-    report = Prober(str, lambda: Settings(shm_dir="/no/such"), "").host()
+    report = Prober(str, lambda: Settings(shm_dir="/no/such"), str).host()
     assert (report.shm_total, report.shm_free, report.token, bool(report.shm_trouble)) == (None, None, False, True)

@@ -12,6 +12,7 @@ import pytest
 
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
 from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
@@ -22,7 +23,7 @@ SECONDS = 20.0
 
 @pytest.fixture
 def server() -> Iterator[SnapshotServer]:
-    made = SnapshotServer(lambda: RankSnapshot("job", 1, 2, attached=False), TOKEN)
+    made = SnapshotServer(lambda _: RankSnapshot("job", 1, 2, attached=False), lambda: Credentials(TOKEN))
     yield made
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "rankmesh-snapshot"]
@@ -60,7 +61,7 @@ def test_a_client_with_another_token_gets_none(server: SnapshotServer):
 
 
 def test_an_agent_without_a_rank():
-    server = SnapshotServer(lambda: None, TOKEN)
+    server = SnapshotServer(lambda _: None, lambda: Credentials(TOKEN))
     assert ask(server, TOKEN) == b"null"
     server.close()
 

@@ -24,19 +24,19 @@ def urls(agents, *ranks: int) -> dict[int, str]:
 
 
 async def test_all_are_asked(agents, members):
-    replies = await members.request_all("POST", urls(agents, 0, 1, 2), {"a": 1}, seconds=10)
+    replies = await members.request_all("POST", urls(agents, 0, 1, 2), {"a": 1}, job="train", seconds=10)
     assert {rank: answer.document for rank, answer in replies.items()} == {0: {}, 1: {}, 2: {}}
     assert all(answer.ok for answer in replies.values())
     assert sorted(agents.asked) == [(rank, "POST", "/v1/x", {"a": 1}) for rank in range(3)]
 
 
 async def test_nobody(members):
-    assert await members.request_all("POST", {}, seconds=1) == {}
+    assert await members.request_all("POST", {}, job="train", seconds=1) == {}
 
 
 async def test_one_that_refuses_says_why(agents, members):
     agents.plays[1] = doubles.problem(409, "group-exists", "there is one")
-    replies = await members.request_all("POST", urls(agents, 0, 1), seconds=10)
+    replies = await members.request_all("POST", urls(agents, 0, 1), job="train", seconds=10)
     assert replies[0].ok
     assert not replies[1].ok
     assert replies[1]._replace(document=None) == (409, None, "there is one", "group-exists")
@@ -49,7 +49,7 @@ async def test_one_that_refuses_says_why(agents, members):
 async def test_one_that_refuses_and_is_no_agent(agents, members, answer, detail, monkeypatch):
     monkeypatch.setattr(members_module, "CONNECT_SECONDS", 30.0)
     agents.plays[0] = lambda *_: answer
-    reply = await members.request("GET", agents.url(0) + "/", seconds=10)
+    reply = await members.request("GET", agents.url(0) + "/", job="train", seconds=10)
     assert (reply.ok, reply.detail, reply.code) == (False, detail, "")
 
 
@@ -59,7 +59,7 @@ async def test_the_dead_and_the_silent_do_not_hold_up_the_others(agents, members
         dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         agents.plays[1] = doubles.silent
         asked = urls(agents, 0, 1) | {2: f"{dead}/v1/x", 3: "no url", 4: "http://[::1"}
-        replies = await members.request_all("POST", asked, seconds=0.5)
+        replies = await members.request_all("POST", asked, job="train", seconds=0.5)
     assert replies[0].ok
     assert replies[1].detail == f"{asked[1]} did not answer within 0.5 s"
     assert replies[2].detail == f"no process listens at {asked[2]}"
@@ -70,7 +70,7 @@ async def test_the_dead_and_the_silent_do_not_hold_up_the_others(agents, members
 async def test_all_or_none_does_not_wait_for_the_others(agents, members, eventually):
     agents.plays |= {0: doubles.silent, 1: doubles.problem(503, "not-ready", "no"), 2: doubles.silent}
     replies = await asyncio.wait_for(
-        members.request_all("POST", urls(agents, 0, 1, 2), seconds=60, all_or_none=True), timeout=20
+        members.request_all("POST", urls(agents, 0, 1, 2), job="train", seconds=60, all_or_none=True), timeout=20
     )
     assert [(rank, answer.detail) for rank, answer in replies.items()] == [(1, "no")]
     await asyncio.to_thread(eventually, lambda: sorted(agents.hung_up) == [0, 2])
@@ -79,5 +79,5 @@ async def test_all_or_none_does_not_wait_for_the_others(agents, members, eventua
 async def test_an_answer_without_end(agents, members, monkeypatch):
     monkeypatch.setattr(members_module, "MAX_ANSWER_BYTES", 100)
     agents.plays[0] = lambda *_: (200, "x" * 1000)
-    reply = await members.request("GET", agents.url(0) + "/", seconds=10)
+    reply = await members.request("GET", agents.url(0) + "/", job="train", seconds=10)
     assert reply.detail == "its answer has more than 100 bytes"

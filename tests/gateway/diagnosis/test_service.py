@@ -18,6 +18,7 @@ from support.gateway_requests import Requests
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
 from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot, SnapshotCall, SnapshotGroup
 from rankmesh_gateway.diagnosis import service
@@ -66,7 +67,11 @@ class AgentDouble:
         listener = bind("127.0.0.1", 0, purpose="an agent's double listens")
         self.url = url_of(listener)
         self._server = HttpServer(listener)
-        self._server.start(lambda: None, {UPGRADE: SnapshotServer(count, TOKEN)}, on_demand=True)
+        self._server.start(
+            lambda: None,
+            {UPGRADE: SnapshotServer(lambda _: count(), lambda: Credentials(TOKEN, job="job"))},
+            on_demand=True,
+        )
 
     def close(self) -> None:
         self._server.close()

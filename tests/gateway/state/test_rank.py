@@ -133,7 +133,7 @@ def test_invalid_reports(pair, ask, ranks, message):
 
 
 def test_the_agent_of_a_lost_rank_is_suspect_until_its_next_heartbeat(pair, ask, clock):
-    agent = ask.agent(0)
+    agent = ask.agent(0, leased_to="pid 7")
     agent.pid, agent.host_id = ask.member(1).pid, ask.member(1).host_id
     pair.agents.heartbeat(agent)
     pair.heartbeat(report(ask, 1))
@@ -141,7 +141,16 @@ def test_the_agent_of_a_lost_rank_is_suspect_until_its_next_heartbeat(pair, ask,
     assert pair.agents.entries()[0].state == "suspect", "that heartbeat was in transit"
     clock.advance(IN_TRANSIT_SECONDS)
     pair.agents.heartbeat(agent)
-    assert pair.agents.entries()[0].state == "free"
+    assert pair.agents.entries()[0].state == "leased"
+
+
+def test_a_lost_rank_makes_no_agent_suspect_that_is_not_leased_for_its_job(pair, ask):
+    """Whatever process the rank has said to be."""
+    for agent in (ask.agent(0), ask.agent(1, leased_to="pid 7", job="another job")):
+        agent.pid, agent.host_id = ask.member(1).pid, ask.member(1).host_id
+        pair.agents.heartbeat(agent)
+    pair.heartbeat(report(ask, 1))
+    assert [entry.state for entry in pair.agents.entries()] == ["free", "leased"]
 
 
 def test_the_first_report_of_a_loss_and_the_first_leave_count(pair, ask):

@@ -240,7 +240,7 @@ class TestJobs:
         assert registry.jobs()[1].state == "ended"
 
     def test_members_of_the_latest_world(self, registry, ask):
-        with pytest.raises(JobNotFoundError, match="jobs here are: none"):
+        with pytest.raises(JobNotFoundError, match="no world of a job 'job' has come together"):
             registry.members("job")
         form(registry, ask)
         assert {rank: info.state for rank, info in registry.members("job").items()} == {0: "alive", 1: "alive"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
@@ -14,6 +14,7 @@ from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import (
     FORWARDED_HEADER,
     AgentHealth,
@@ -39,6 +40,14 @@ class AgentInterface(Protocol):
     @property
     def store(self) -> AsyncStore:
         """The job's store: the agent's own, or a client of the owner's."""
+
+    def confined(self, grant: Grant) -> AgentInterface:
+        """Return the agent as the holder of a job's or a lease's credential may use it: the job's, even if it changes.
+
+        Raises:
+            ForbiddenJobError: the agent is in another job, or leased for another rank.
+            NotLeasedError: the agent is in no job.
+        """
 
     def health(self) -> AgentHealth:
         """Return whether the agent can do its work, and if not, why."""
@@ -116,10 +125,22 @@ class LeasableAgent(AgentInterface, Protocol):
         """End a lease, and return whether there was one of that id. Blocks while the agent leaves the job."""
 
 
-AgentDep = Annotated[AgentInterface, from_state("agent")]
-"""The agent that the application was created for."""
+async def _agent(request: Request) -> Any:
+    agent: AgentInterface = request.app.state.agent
+    grant = grant_of(request)
+    return agent if grant is None else agent.confined(grant)
+
+
+def grant_of(request: Request) -> Grant | None:
+    """Return the credential of a request if it is that of one job, or of a lease; None for others."""
+    grant: Grant | None = getattr(request.state, "grant", None)
+    return grant
+
+
+AgentDep = Annotated[AgentInterface, Depends(_agent)]
+"""The agent that the application was created for, or its part that the request's credential permits."""
 LeasableAgentDep = Annotated[LeasableAgent, from_state("agent")]
-"""The same, a standalone one."""
+"""The same, a standalone one, whatever the request's credential permits: for the lease alone."""
 ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 

@@ -11,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgentDep
+from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgent, LeasableAgentDep, grant_of
 from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
-from rankmesh_agent.wire.errors import LeaseEndedError
+from rankmesh_agent.wire.errors import ForbiddenJobError, LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
@@ -55,6 +55,11 @@ class LeaseBody:
 )
 async def acquire_lease(body: LeaseBody, request: Request, response: Response, agent: LeasableAgentDep) -> LeaseState:
     """Acquire the agent for a rank of a job, until DELETE or until it is idle for too long."""
+    grant = grant_of(request)
+    if grant is not None:
+        grant.require(body.job)
+        if grant.lease:
+            raise ForbiddenJobError("the credential of a lease takes no other lease: send the job's")
     if body.rank >= body.world_size:
         wrong = f"rank {body.rank} is not in a world of {body.world_size}: ranks go from 0 to {body.world_size - 1}"
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
@@ -77,6 +82,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
 
 @router.get("/lease", responses=problems(422))
 async def lease(
+    request: Request,
     agent: LeasableAgentDep,
     wait: Annotated[
         float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
@@ -85,20 +91,34 @@ async def lease(
     """Return the lease, and whether the agent has joined the job."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
-    while (found := agent.lease_state()).state == "joining" and loop.time() < until:
+    while (found := _own_lease(request, agent)).state == "joining" and loop.time() < until:
         await asyncio.sleep(0.05)
     return found
 
 
 @router.delete("/lease", responses=problems(410, 422))
 async def release_lease(
+    request: Request,
     agent: LeasableAgentDep,
     id: Annotated[
         str | None, Query(max_length=64, description="The lease's id; the current lease if left out.")
     ] = None,
 ) -> Done:
     """End the lease: the agent leaves the job and is free."""
-    lease_id = agent.lease_state().lease.id if id is None else id
-    if not await asyncio.to_thread(agent.release, lease_id, ""):
-        raise LeaseEndedError(f"there is no lease {lease_id!r} at this agent any more")
+    own = id if id is not None and grant_of(request) is None else _own_lease(request, agent).lease.id
+    if id not in (None, own) or not await asyncio.to_thread(agent.release, own, ""):
+        raise LeaseEndedError(f"there is no lease {id or own!r} at this agent any more")
     return Done()
+
+
+def _own_lease(request: Request, agent: LeasableAgent) -> LeaseState:
+    """Return the agent's lease.
+
+    Raises:
+        NotLeasedError: the agent is free.
+        ForbiddenJobError: the lease is another's than the request's credential is for.
+    """
+    found, grant = agent.lease_state(), grant_of(request)
+    if grant is not None:
+        grant.require_lease(found.lease.job, found.lease.id)
+    return found

@@ -8,9 +8,10 @@ MEANINGS = {
     400: "The request is not HTTP, or its body cannot be read (`bad-request`), or the body is not the array that the "
     "request describes (`invalid-tensor`).",
     401: "The job's token is missing or wrong; or the response is the challenge to a client that proves it.",
-    403: "The credential has a lesser role than the request needs (`forbidden-role`), or crossed a network in clear "
-    "(`cleartext-token`). The request comes from another site's page (`foreign-origin`) or another user's process "
-    "(`other-user`), or the gateway does not list the address that it is about (`address-not-listed`).",
+    403: "The credential has a lesser role than the request needs (`forbidden-role`), is that of another job or lease "
+    "(`forbidden-job`), or crossed a network in clear (`cleartext-token`). The request comes from another site's page "
+    "(`foreign-origin`) or another user's process (`other-user`), or the gateway does not list the address that it is "
+    "about (`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
     408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
     "the middle of an array (`body-timeout`).",

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from rankmesh_agent.wire.schemas import AgentEntry, AgentHeartbeat, AgentLeave, Done, LeaseOffer, LeaseRequest
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, JobOfBody, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 
 router = APIRouter(prefix="/v1", tags=["agents"], dependencies=[BEARER], responses=problems(422, 503))
@@ -29,16 +29,16 @@ async def agent_leave(body: AgentLeave, request: Request, registry: RegistryDep)
 
 
 @router.get("/agents")
-async def agents(registry: RegistryDep) -> list[AgentEntry]:
-    """List the standalone agents and their states, in the natural order of their names."""
-    return registry.agents.entries()
+async def agents(registry: RegistryDep, job: JobName = None) -> list[AgentEntry]:
+    """List the standalone agents and their states, in the natural order of their names; of a job, and the free ones."""
+    return registry.agents.entries(job)
 
 
 @router.post("/leases", responses=problems(404))
-async def lease(body: LeaseRequest, request: Request, registry: RegistryDep) -> LeaseOffer:
+async def lease(body: LeaseRequest, request: Request, registry: RegistryDep, job: JobOfBody) -> LeaseOffer:
     """Offer a free standalone agent. The response is held back while none is free, `wait` seconds and 20 s at most.
 
     The client acquires the lease from the agent, which is reserved for it for 5 s. Rank r is offered the r-th agent in
     the natural order of names, or the next one that is free, agents with the client's `host_id` before others.
     """
-    return await handlers.lease(registry, body, request.receive)
+    return await handlers.lease(registry, body, request.receive, job)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Security
+from fastapi import Depends, Query, Request, Security
 from fastapi.security import HTTPBearer
 
 from rankmesh_agent.http.application import from_state
+from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_gateway.clients.group_controller import GroupController
 from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.http.job_scope import check_body
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
 
@@ -26,6 +28,27 @@ ControllerDep = Annotated[GroupController, from_state("controller")]
 SessionsDep = Annotated[DashboardSessions, from_state("sessions")]
 """The sessions of the dashboard."""
 JobName = Annotated[str | None, Query(max_length=MAX_NAME, description="Only this job; all when left out.")]
+
+
+async def _job_of_body(request: Request) -> str | None:
+    """Return the job that a request with a body is restricted to, once the body names it."""
+    try:
+        document = await request.json() if request.method == "POST" else None
+    except ValueError:
+        document = None
+    return check_body(request.scope, document.get("job") if isinstance(document, dict) else None)
+
+
+def job_of_credential(request: Request) -> str | None:
+    """Return the job of a request's credential; None if it is not that of one job."""
+    grant: Grant | None = getattr(request.state, "grant", None)
+    return None if grant is None else grant.job
+
+
+JOB_OF_BODY = Depends(_job_of_body)
+"""Rejects a body of another job than the credential's; a dependency of all endpoints."""
+JobOfBody = Annotated[str | None, JOB_OF_BODY]
+"""The job that a request with a body is restricted to; None for all."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a gateway on loopback may have none."))
 """Declares the token in the OpenAPI document; SecurityMiddleware checks it."""

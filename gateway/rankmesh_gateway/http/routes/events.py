@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep, SnapshotDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, SnapshotDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
 from rankmesh_gateway.schemas import Overview, RateSample
@@ -107,6 +107,7 @@ async def events(
     last_event_id: LastEventId = None,
     after: After = None,
     overview: WithOverview = False,
+    job: JobName = None,
 ) -> EventStream:
     """Stream the events as server-sent events, each with an id, its kind and JSON data.
 
@@ -124,20 +125,26 @@ async def events(
     log.check_capacity()
     seen = after if last_event_id is None else _number(last_event_id)
     return EventStream(
-        stream(log, log.resume_position(seen), registry.poll_timeouts, snapshots.cached_json if overview else None)
+        stream(
+            log,
+            log.resume_position(seen),
+            registry.poll_timeouts,
+            (lambda: snapshots.cached_json(job)) if overview else None,
+            job,
+        )
     )
 
 
-@router.get("/rates")
-async def rates(registry: RegistryDep) -> list[RateSample]:
+@router.get("/rates", responses=problems(422))
+async def rates(registry: RegistryDep, job: JobName = None) -> list[RateSample]:
     """List the total rates of the last five minutes, the oldest first: a sample every two seconds, or fewer."""
-    return registry.rate_history()
+    return registry.rate_history(job)
 
 
 @router.get("/overview", responses=problems(422))
-async def overview(snapshots: SnapshotDep) -> Overview:
+async def overview(snapshots: SnapshotDep, job: JobName = None) -> Overview:
     """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
-    return await snapshots.refresh()
+    return await snapshots.refresh(job)
 
 
 def _number(text: str) -> int:

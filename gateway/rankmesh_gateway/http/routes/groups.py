@@ -71,9 +71,9 @@ class Grow:
 
 
 @router.get("/jobs")
-async def jobs(registry: RegistryDep) -> list[JobInfo]:
+async def jobs(registry: RegistryDep, job: JobName = None) -> list[JobInfo]:
     """List the jobs' epochs by job and number."""
-    return registry.jobs()
+    return registry.jobs(job)
 
 
 @router.get("/groups")

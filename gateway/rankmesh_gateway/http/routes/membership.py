@@ -47,15 +47,15 @@ async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
 
 
 @router.get("/waiting")
-async def waiting(request: Request, registry: RegistryDep) -> list[WaitingProcess]:
+async def waiting(request: Request, registry: RegistryDep, job: JobName = None) -> list[WaitingProcess]:
     """List the processes that wait for the worlds of jobs to grow, by job, in the order in which they came."""
-    return await handlers.waiting(registry, None, request.receive)
+    return await handlers.waiting(registry, None, request.receive, job)
 
 
 @router.get("/snapshot")
-async def snapshot(request: Request, registry: RegistryDep) -> RegistrySnapshot:
-    """Return the ranks and groups of all jobs, for `rankmesh diagnose`."""
-    return await handlers.snapshot(registry, None, request.receive)
+async def snapshot(request: Request, registry: RegistryDep, job: JobName = None) -> RegistrySnapshot:
+    """Return the ranks and groups of one job or of all, for `rankmesh diagnose`."""
+    return await handlers.snapshot(registry, None, request.receive, job)
 
 
 @router.post("/ended")

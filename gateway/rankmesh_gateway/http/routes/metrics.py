@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.http.routes.dependencies import BEARER, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.state.event_log import EventKind
 from rankmesh_gateway.state.registry import Registry
@@ -18,7 +18,7 @@ from rankmesh_gateway.state.registry import Registry
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(503))
+router = APIRouter(tags=["metrics"], dependencies=[BEARER], responses=problems(422, 503))
 
 MAX_JOBS_SHOWN = 100
 """Limit of the jobs with metrics of their own; the others' are added up under OTHER_JOBS."""
@@ -34,24 +34,27 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(registry: RegistryDep, request: Request) -> Response:
-    """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time."""
+async def metrics(registry: RegistryDep, request: Request, job: JobName = None) -> Response:
+    """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time.
+
+    With `job`, those of its ranks, groups and agents alone.
+    """
     from rankmesh_agent.http.prometheus import render_metrics
 
-    content, media_type = render_metrics(lambda: _metrics(registry), request.headers.get("accept"))
+    content, media_type = render_metrics(lambda: _metrics(registry, job), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 
-def _metrics(registry: Registry) -> Iterator[Metric]:
+def _metrics(registry: Registry, job: str | None = None) -> Iterator[Metric]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("rankmesh_gateway", "The gateway.", {"version": __version__, "id": registry.id})
-    jobs, _ = registry.counts()
-    yield GaugeMetricFamily("rankmesh_gateway_jobs", "Jobs with live ranks.", jobs)
+    if job is None:
+        yield GaugeMetricFamily("rankmesh_gateway_jobs", "Jobs with live ranks.", registry.counts().jobs)
 
-    infos, groups = registry.ranks(), registry.groups()
+    infos, groups = registry.ranks(job), registry.groups(job)
     kept = dict.fromkeys(info.job for info in infos)
-    names = {job: job if place < MAX_JOBS_SHOWN else OTHER_JOBS for place, job in enumerate(kept)}
+    names = {name: name if place < MAX_JOBS_SHOWN else OTHER_JOBS for place, name in enumerate(kept)}
     states = Counter((names[info.job], info.state) for info in infos)
     ranks = GaugeMetricFamily("rankmesh_gateway_ranks", "Ranks by job and state.", labels=["job", "state"])
     ages = GaugeMetricFamily(
@@ -69,11 +72,13 @@ def _metrics(registry: Registry) -> Iterator[Metric]:
         failures.add_metric([name], sum(bool(each.failure) for each in of_job))
     yield from (ranks, ages, members, failures)
 
-    found = Counter(entry.state for entry in registry.agents.entries())
+    found = Counter(entry.state for entry in registry.agents.entries(job))
     agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by state.", labels=["state"])
     for state in get_args(AgentState):
         agents.add_metric([state], found[state])
     yield agents
+    if job is not None:
+        return
 
     happened = registry.events.counts()
     events = CounterMetricFamily("rankmesh_gateway_events", "Events by kind.", labels=["event"])

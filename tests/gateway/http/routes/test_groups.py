@@ -101,7 +101,7 @@ class TestMake:
 
     async def test_of_nobody(self, client):
         problem = check(await client.post("/v1/groups", json={"job": "other", "ranks": [0]}), 404, "job-not-found")
-        assert "'job'" in problem["detail"]
+        assert "'other'" in problem["detail"]
 
     async def test_a_name_that_is_taken(self, client, agents):
         check(await client.post("/v1/groups", json={"job": "job", "ranks": [2], "name": "pair"}), 409, "group-exists")
