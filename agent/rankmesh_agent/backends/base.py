@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-from rankmesh_agent.collectives import uneven
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.wire.ops import Call, OpType
+from rankmesh_agent.wire.ops import Call
 
 MONITORED = "monitored"
 """Subject of a barrier that must name the missing ranks and leave the process alive, whatever the backend."""
@@ -75,9 +73,6 @@ class Backend(ABC):
     allocates: ClassVar[bool] = False
     """True if the backend makes registered arrays (``OpType.EMPTY``)."""
 
-    allows_uneven: bool = True
-    """True if gather and scatter may have arrays of different lengths: if the ranks compare their calls."""
-
     monitored_subject: ClassVar[str] = ""
     """Subject of the barrier for monitored_barrier, where an ordinary one cannot name the missing ranks."""
 
@@ -93,10 +88,6 @@ class Backend(ABC):
     @abstractmethod
     def algorithm(self, call: Call) -> Algorithm:
         """Return the algorithm for such a call."""
-
-    def uneven_algorithm(self, call: Call, size: int) -> Algorithm:
-        """Return the algorithm for a gather or a scatter whose arrays differ in length, of a group of a size."""
-        return uneven.algorithm(call.kind, self.algorithm(replace(call, kind=OpType.ALL_TO_ALL, root=None)), size)
 
     @abstractmethod
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:

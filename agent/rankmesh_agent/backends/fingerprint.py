@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -14,13 +13,10 @@ from rankmesh_agent.progress.message_link import VerifiedLink
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import UNEVEN
 from rankmesh_agent.wire.ranges import ranges
 
 _MAX_DETAILS = 4096
 """Characters of a rank's details that the other ranks receive."""
-_LENGTH = re.compile(r"\[[\d…]+\]")
-"""The length of an array in a call's description."""
 _UNKNOWN = "a call that does not fit into the report", ""
 """Stands for the description of a rank in a large group with many different calls."""
 
@@ -45,11 +41,7 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
     Raises:
         CollectiveMismatchError: always.
     """
-    call, details = str(context.call), context.describe()[:_MAX_DETAILS]
-    if link.size > FEW_RANKS and context.call.kind in UNEVEN and _LENGTH.search(call):
-        # Each rank may have a length of its own, and the table has room for few different calls.
-        call, details = _LENGTH.sub("[…]", call), ""
-    mine = json.dumps([call, details]).encode()
+    mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
     link.begin(context.seq, 0, context.wait)
     calls = [_described_call(bytes(payload)) for payload in link.exchange_descriptions(mine)]
     raise mismatch_error(context, calls)
@@ -79,17 +71,13 @@ def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> Coll
         others = [rank for rank, (_, details) in ranked if details != mine]
         if len(others) == len(ranked) - 1 > 1:  # the details of a correct call may differ from rank to rank, too
             others = []
-    error = CollectiveMismatchError(
+    return CollectiveMismatchError(
         f"the ranks did not make the same call as #{context.seq} of the group: {table}. No array was changed; find "
         "the rank that took another branch, or whose array has another shape or dtype",
         ranks=others,
         op=context.call.name,
         seq=context.seq,
     )
-    # With lengths in all or some of the calls, they may be all that differs; the calls of a second attempt have none.
-    if context.call.kind in UNEVEN and len({_LENGTH.sub("", call) for call, _ in calls}) == 1:
-        error.uneven = any(_LENGTH.search(call) for call, _ in calls)
-    return error
 
 
 def call_table(calls: Mapping[int, str]) -> str:

@@ -27,7 +27,6 @@ class GpuBackend(Backend):
     """
 
     device: ClassVar[str] = "cuda"
-    allows_uneven = False
     may_block: ClassVar[bool] = False
     """True if enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
 

@@ -70,11 +70,6 @@ class GpuCommunicator(Communicator):
 
     # Collectives
 
-    @property
-    def allows_uneven(self) -> bool:
-        """See Communicator."""
-        return self.gpu_backend.allows_uneven
-
     def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call whose arrays are DeviceArrays: see CallQueue.submit."""
         key = (*key, *_KEY_DEFAULTS[len(key) :], _DEVICE_TYPE)

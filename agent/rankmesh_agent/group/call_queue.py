@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from rankmesh_agent.backends.base import Backend
-from rankmesh_agent.collectives import uneven
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
@@ -27,7 +26,7 @@ from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.group.work import QueuedWork, Work
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import CollectiveMismatchError
-from rankmesh_agent.wire.ops import UNEVEN, Call, OpType, ReduceOp
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 _MAX_PLANS = 1024
@@ -56,12 +55,8 @@ class Plan(NamedTuple):
     backend: Backend
 
     def payload_bytes(self, arguments: Sequence[Any]) -> int:
-        """Return the bytes of a call with these arguments."""
-        if self.nbytes is not None:
-            return self.nbytes
-        if self.call.kind is OpType.ALL_TO_ALL:  # the last are this rank's inputs
-            return sum(array.nbytes for array in arguments[-1])
-        return sum(array.nbytes for array in uneven.contribution(self.call.kind, arguments))
+        """Return the bytes of a call with these arguments; the last of an all_to_all's are this rank's inputs."""
+        return sum(array.nbytes for array in arguments[-1]) if self.nbytes is None else self.nbytes
 
 
 @dataclass(slots=True)
@@ -183,12 +178,8 @@ class CallQueue:
                 check_op(call.reduce_op, call.dtype)
             backend = self._backends.get(call.place) or self.backend
             stats = self._op_stats.setdefault(call.name, OpStats())
-            nbytes = None if call.count < 0 else call.nbytes
-            if algorithm is None and call.kind in UNEVEN and call.count < 0:
-                found = backend.uneven_algorithm(call, len(self._state.ranks))
-            else:
-                found = algorithm or backend.algorithm(call)
-            plan = Plan(call, found, stats, nbytes, backend)
+            nbytes = None if call.kind is OpType.ALL_TO_ALL else call.nbytes
+            plan = Plan(call, algorithm or backend.algorithm(call), stats, nbytes, backend)
             if algorithm is None:
                 if len(self._plans) >= _MAX_PLANS:
                     self._plans.clear()
@@ -243,12 +234,8 @@ class CallQueue:
         try:
             try:
                 backend.run(algorithm, arguments, state)
-            except CollectiveMismatchError as error:
-                if not (error.uneven and backend.allows_uneven):
-                    raise
-                left = options._replace(timeout=deadline.remaining())
-                self._execute_uneven(plan, arguments, left)
-                return
+            except CollectiveMismatchError:
+                raise
             except BaseException as error:
                 state.abort(error)
                 raise
@@ -266,17 +253,6 @@ class CallQueue:
             stats.buckets[bisect_left(BOUNDS, seconds)] += 1
             state.started_at = None
             self._record((state, call, seq, started, ended, error_message, nbytes))
-
-    def _execute_uneven(self, plan: Plan, arguments: Sequence[Any], options: Options) -> None:
-        """Execute a gather or a scatter whose arrays differ in length, after a first attempt, as the next call.
-
-        The plan of the first attempt is replaced: the next such call needs no first attempt, unless a rank has another
-        length then. So ranks may differ in whether they make one, which counts as a difference in length.
-        """
-        call = plan.call
-        found = self.plan((call.kind, call.dtype, -1, None, call.root))
-        self._plans[call.kind, call.dtype, call.count, None, call.root] = found
-        self.execute(found, arguments, options._replace(details=lambda: uneven.lengths(call.kind, arguments)))
 
     def close(self) -> None:
         """End the worker; the group has failed by now, so the queued calls fail."""

@@ -225,46 +225,14 @@ class Communicator(ABC):
         return self._submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
-        """Copy every member's ``array`` to the root's output of its group rank; other ranks have no outputs.
-
-        The arrays may differ in length.
-
-        Raises:
-            ValueError: they do, which the backend does not support.
-        """
-        count = self._common_length("gather", array, outputs)
-        key = OpType.GATHER, array.dtype, count, None, self.state.global_ranks[root]
+        """Copy every member's ``array`` to the root's output of its group rank; other ranks have no outputs."""
+        key = OpType.GATHER, array.dtype, array.size, None, self.state.global_ranks[root]
         return self._submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
-        """Copy the root's input of each group rank to that member's ``output``; other ranks have no inputs.
-
-        The arrays may differ in length.
-
-        Raises:
-            ValueError: they do, which the backend does not support.
-        """
-        count = self._common_length("scatter", output, inputs)
-        key = OpType.SCATTER, output.dtype, count, None, self.state.global_ranks[root]
+        """Copy the root's input of each group rank to that member's ``output``; other ranks have no inputs."""
+        key = OpType.SCATTER, output.dtype, output.size, None, self.state.global_ranks[root]
         return self._submit(key, (output, inputs, root), options)
-
-    @property
-    def allows_uneven(self) -> bool:
-        """True if gather and scatter may have arrays of different lengths."""
-        return self.queue.backend.allows_uneven
-
-    def _common_length(self, called: str, array: Array, parts: Sequence[Array]) -> int:
-        """Return the length of the ranks' arrays as far as this rank knows, -1 if they differ."""
-        length = array.size
-        for part in parts:
-            if part.size != length:
-                if self.allows_uneven:
-                    return -1
-                raise ValueError(
-                    f"{called}: the backend needs arrays with the same number of elements on all ranks: use all_gather "
-                    "or all_to_all, whose arrays may differ"
-                )
-        return length
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""

@@ -45,7 +45,7 @@ class MpiBackend(Backend):
         self._group = group
         self._link = group.link
         self._lost = group.engine.lost_peers  # for which MPI would wait without end
-        self._compare_calls = self.allows_uneven = compare_calls
+        self._compare_calls = compare_calls
         self._error: type[Exception] = mpi().Exception
         self._watchdog = CallWatchdog(group, self.messages, lambda: self.in_call)
         self._check = self._watchdog.check

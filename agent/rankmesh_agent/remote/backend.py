@@ -113,10 +113,6 @@ class RemoteBackend(Backend):
 
         return request
 
-    def uneven_algorithm(self, call: Call, size: int) -> Algorithm:
-        """Have the agent, too, find out that the lengths differ."""
-        return self.algorithm(call)
-
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], watch: CallContext) -> None:
         algorithm(*arguments)
 

@@ -114,15 +114,10 @@ class DistBackendError(DistError):
 
 
 class CollectiveMismatchError(DistBackendError):
-    """The ranks of a group did not make the same call; no data has moved and the group stays usable.
-
-    Attributes:
-        uneven: whether all make the same gather or scatter, and only the lengths of their arrays differ.
-    """
+    """The ranks of a group did not make the same call; no data has moved and the group stays usable."""
 
     code = "collective-mismatch"
     status = 409
-    uneven = False
 
 
 class RankFailedError(DistBackendError):

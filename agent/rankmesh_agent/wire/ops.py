@@ -152,6 +152,4 @@ class Call:
         return f"{self.name}({self.arguments})"
 
 
-UNEVEN = frozenset({OpType.GATHER, OpType.SCATTER})
-"""Collectives of which a rank does not know the lengths of the others' arrays."""
 _FROM_ROOT = frozenset({OpType.BROADCAST, OpType.SCATTER})

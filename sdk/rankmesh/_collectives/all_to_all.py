@@ -57,9 +57,9 @@ def all_to_all(
     outputs, write_back = outputs_of(output_tensor_list, "output_tensor_list", comm)
     same_dtype(inputs[0], "input_tensor_list[0]", inputs, "input_tensor_list")
     same_dtype(inputs[0], "input_tensor_list[0]", outputs, "output_tensor_list")
-    splits = _splits(outputs, inputs)
+    details = splits(outputs, inputs)
     return comm.all_to_all(
-        outputs, inputs, options(comm, timeout, async_op, list(output_tensor_list), write_back, splits)
+        outputs, inputs, options(comm, timeout, async_op, list(output_tensor_list), write_back, details)
     )
 
 
@@ -105,8 +105,8 @@ def all_to_all_single(
         incoming = incoming.copy()
     inputs = _split(incoming, shape_of(input), input_split_sizes, "input", comm.size)
     outputs = _split(outgoing, shape_of(output), output_split_sizes, "output", comm.size)
-    splits = _splits(outputs, inputs)
-    return comm.all_to_all(outputs, inputs, options(comm, timeout, async_op, [output], write_back, splits))
+    details = splits(outputs, inputs)
+    return comm.all_to_all(outputs, inputs, options(comm, timeout, async_op, [output], write_back, details))
 
 
 def _split(array: Array, shape: tuple[int, ...], sizes: Sequence[int] | None, name: str, size: int) -> list[Array]:
@@ -131,7 +131,12 @@ def _split(array: Array, shape: tuple[int, ...], sizes: Sequence[int] | None, na
     return [array[begin * width : end * width] for begin, end in itertools.pairwise(ends)]
 
 
-def _splits(outputs: Sequence[Array], inputs: Sequence[Array]) -> Callable[[], str]:
+def only_for(rank: int, array: Array, size: int) -> list[Array]:
+    """Return one array a rank, of which only that of ``rank`` has elements: an uneven gather's or scatter's part."""
+    return [array if each == rank else array[:0] for each in range(size)]
+
+
+def splits(outputs: Sequence[Array], inputs: Sequence[Array]) -> Callable[[], str]:
     """Return a function that describes the number of elements for each rank, which no other rank knows beforehand."""
     return lambda: (
         f"sends {[part.size for part in inputs]} elements to the ranks and expects {[part.size for part in outputs]}"

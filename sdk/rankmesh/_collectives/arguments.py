@@ -283,6 +283,18 @@ def same_size(array: Array, name: str, other: Array, other_name: str) -> None:
         )
 
 
+def same_dtype_and_size(array: Array, name: str, others: list[Array], others_name: str) -> None:
+    """Require arrays of the dtype and the number of elements of another.
+
+    Raises:
+        ValueError: they differ.
+    """
+    same_dtype(array, name, others, others_name)
+    for number, other in enumerate(others):
+        if other.size != array.size:  # the other's name is formatted only if it is needed
+            same_size(array, name, other, f"{others_name}[{number}]")
+
+
 def equal_parts(array: Array, name: str, part: int, part_name: str, size: int) -> list[Array]:
     """Return ``size`` views of ``part`` elements each.
 

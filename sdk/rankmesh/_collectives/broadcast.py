@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankmesh._collectives.all_to_all import only_for, splits
 from rankmesh._collectives.arguments import (
     Timeout,
     communicator,
@@ -13,7 +14,7 @@ from rankmesh._collectives.arguments import (
     options,
     refuse_list_off_root,
     same_dtype,
-    same_size,
+    same_dtype_and_size,
 )
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.buffers import flat_in, flat_out
@@ -66,29 +67,30 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
     *,
+    uneven: bool = False,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Send one array of one rank to each rank's ``tensor``. The ranks' arrays may differ in length, as for gather.
+    """Send one array of one rank to each rank's ``tensor``.
 
     Args:
-        tensor: array, of the same dtype on all ranks; on GPUs, and over backend "mpi" below debug level DETAIL, also
-            with the same number of elements.
-        scatter_list: on the source, one array a rank, by group rank, with as many elements as that rank's ``tensor``
-            and its dtype; None or empty elsewhere.
+        tensor: array, with the same number of elements and dtype on all ranks; see ``uneven``.
+        scatter_list: on the source, one such array a rank, by group rank; None or empty elsewhere.
         src: global rank that scatters; 0 by default.
         group: the group, the world by default.
         async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
         group_src: the source's rank in the group, instead of ``src``.
+        uneven: the arrays may differ in length, like those of MPI's scatterv; given by all ranks alike. Each
+            ``tensor`` is as long as the source's array for that rank. It is carried out, and reported, as an
+            all_to_all.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
     Returns:
         A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        ValueError: ``scatter_list`` is missing on the source, given elsewhere, or not as long as the group; its array
-            for this rank has another size than ``tensor``, or one of them another dtype; or the source is not in the
-            group.
-        CollectiveMismatchError: a rank's ``tensor`` has another size than the source's array for it.
+        ValueError: ``scatter_list`` is missing on the source, given elsewhere, or has another length, size or dtype;
+            or the source is not in the group.
+        CollectiveMismatchError: if ``uneven``, also where a rank's array is longer or shorter than the source's.
         Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.scatter
@@ -100,7 +102,11 @@ def scatter(
     refuse_list_off_root(scatter_list, "scatter_list", comm.rank == root, "source")
     output, write_back = flat_out(tensor, "tensor", comm)
     inputs = inputs_of(scatter_list, "scatter_list", comm) if comm.rank == root else []
-    same_dtype(output, "tensor", inputs, "scatter_list")
-    if inputs:
-        same_size(output, "tensor", inputs[root], f"scatter_list[{root}]")
+    if uneven:
+        same_dtype(output, "tensor", inputs, "scatter_list")
+        received = only_for(root, output, comm.size)
+        sent = inputs or only_for(-1, output, comm.size)
+        details = splits(received, sent)
+        return comm.all_to_all(received, sent, options(comm, timeout, async_op, [tensor], write_back, details))
+    same_dtype_and_size(output, "tensor", inputs, "scatter_list")
     return comm.scatter(output, inputs, root, options(comm, timeout, async_op, [tensor], write_back))

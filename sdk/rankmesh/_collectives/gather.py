@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankmesh._collectives.all_to_all import only_for, splits
 from rankmesh._collectives.arguments import (
     Timeout,
     communicator,
@@ -14,6 +15,7 @@ from rankmesh._collectives.arguments import (
     outputs_of,
     refuse_list_off_root,
     same_dtype,
+    same_dtype_and_size,
     same_size,
 )
 from rankmesh._session.process_group import Group
@@ -104,32 +106,29 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
     *,
+    uneven: bool = False,
     timeout: Timeout = None,
 ) -> Work | None:
-    """Copy every rank's ``tensor`` into ``gather_list`` on one rank. The ranks' arrays may differ in length.
-
-    The ranks need not know the lengths of the others. The first call in which these differ takes two attempts, and so
-    does one in which a rank has another length than in its last uneven call.
+    """Copy every rank's ``tensor`` into ``gather_list`` on one rank.
 
     Args:
-        tensor: array, of the same dtype on all ranks; on GPUs, and over backend "mpi" below debug level DETAIL, also
-            with the same number of elements.
-        gather_list: on the destination, one array a rank, by group rank, with as many elements as that rank's
-            ``tensor`` and its dtype; None or empty elsewhere.
+        tensor: array, with the same number of elements and dtype on all ranks; see ``uneven``.
+        gather_list: on the destination, one such array a rank, by group rank; None or empty elsewhere.
         dst: global rank that gathers; 0 by default.
         group: the group, the world by default.
         async_op: return immediately; no array may be used before the Work's ``wait()`` returns.
         group_dst: the destination's rank in the group, instead of ``dst``.
+        uneven: the arrays may differ in length, like those of MPI's gatherv; given by all ranks alike. The arrays in
+            ``gather_list`` are as long as the ranks' own. It is carried out, and reported, as an all_to_all.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
     Returns:
         A Work if ``async_op``, else None. Returns None and warns on ranks outside the group.
 
     Raises:
-        ValueError: ``gather_list`` is missing on the destination, given elsewhere, or not as long as the group; its
-            array for this rank has another size than ``tensor``, or one of them another dtype; or the destination is
-            not in the group.
-        CollectiveMismatchError: a rank's ``tensor`` has another size than the destination's array for it.
+        ValueError: ``gather_list`` is missing on the destination, given elsewhere, or has another length, size or
+            dtype; or the destination is not in the group.
+        CollectiveMismatchError: if ``uneven``, also where a rank's array is longer or shorter than the destination's.
         Exception: as for all_reduce.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.gather
@@ -141,9 +140,14 @@ def gather(
     refuse_list_off_root(gather_list, "gather_list", comm.rank == root, "destination")
     array = flat_in(tensor, "tensor", comm)
     outputs, write_back = outputs_of(gather_list, "gather_list", comm) if comm.rank == root else ([], None)
-    same_dtype(array, "tensor", outputs, "gather_list")
-    if outputs:
-        same_size(array, "tensor", outputs[root], f"gather_list[{root}]")
-    return comm.gather(
-        outputs, array, root, options(comm, timeout, async_op, list(gather_list or []), write_back, inputs=[tensor])
-    )
+    tensors = list(gather_list or [])
+    if uneven:
+        same_dtype(array, "tensor", outputs, "gather_list")
+        sent = only_for(root, array, comm.size)
+        received = outputs or only_for(-1, array, comm.size)
+        details = splits(received, sent)
+        return comm.all_to_all(
+            received, sent, options(comm, timeout, async_op, tensors, write_back, details, inputs=[tensor])
+        )
+    same_dtype_and_size(array, "tensor", outputs, "gather_list")
+    return comm.gather(outputs, array, root, options(comm, timeout, async_op, tensors, write_back, inputs=[tensor]))

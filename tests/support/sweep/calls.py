@@ -69,13 +69,14 @@ def _gather(at: At) -> None:
 
 def _gather_uneven(at: At) -> None:
     outputs = [at.wanted(at.values(rank, _uneven(at, rank))) for rank in at.ranks] if at.is_root else None
-    at.call(at.api.gather, at.given(at.values(at.rank, _uneven(at, at.rank))), outputs, **at.root_as("dst"))
+    array = at.given(at.values(at.rank, _uneven(at, at.rank)))
+    at.call(at.api.gather, array, outputs, **at.root_as("dst"), uneven=True)
 
 
 def _scatter_uneven(at: At) -> None:
     inputs = [at.given(at.values(at.rank, _uneven(at, rank), rank)) for rank in at.ranks] if at.is_root else None
     output = at.wanted(at.values(at.cell.root, _uneven(at, at.rank), at.rank))
-    at.call(at.api.scatter, output, inputs, **at.root_as("src"))
+    at.call(at.api.scatter, output, inputs, **at.root_as("src"), uneven=True)
 
 
 def _scatter(at: At) -> None:

@@ -62,11 +62,9 @@ class Space(NamedTuple):
 STANDARD = tuple(name for name, dtype in DTYPES.items() if dtype.kind != "V" or name == "bfloat16")
 _COLLECTIVES = (
     "all_reduce", "reduce", "reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_in_place", "broadcast",
-    "all_gather", "all_gather_uneven", "gather", "gather_uneven", "scatter", "scatter_uneven", "all_to_all",
-    "all_to_all_uneven",
+    "all_gather", "all_gather_uneven", "gather", "scatter", "all_to_all", "all_to_all_uneven",
 )  # fmt: skip
-UNEVEN = ("gather_uneven", "scatter_uneven")
-"""Calls that not all backends have."""
+NOT_IN_TORCH = ("batch", "gather_uneven", "scatter_uneven")
 SLOT_BYTES = 1 << 13
 """Small slots of shared memory, so that short arrays take several steps."""
 SPACES: dict[str, Space] = {
@@ -81,7 +79,7 @@ SPACES: dict[str, Space] = {
         counts=(0, 1, 15),
     ),
     "gpu": Space(
-        tuple(name for name in (*REDUCING, *MOVING, *ORDERED) if name not in UNEVEN),
+        (*REDUCING, *MOVING, *ORDERED),
         tuple(name for name in STANDARD if "long" not in name),  # CuPy has none
         tuple(ON_GPUS),
         counts=(0, 1, 7, 33, 1000, (1 << 18) + 3),
@@ -92,7 +90,7 @@ SPACES: dict[str, Space] = {
         (*_COLLECTIVES, "messages"), counts=(0, 1, 2, 7, 331, 1024, 1025, 2049, 9_001), premultiplied=False
     ),
     "torch": Space(
-        tuple(name for name in (*REDUCING, *MOVING, *MESSAGES) if name != "batch"),  # torch has no such context
+        tuple(name for name in (*REDUCING, *MOVING, *MESSAGES) if name not in NOT_IN_TORCH),
         tuple(name for name in STANDARD if "long" not in name),
         ("contiguous", "part", "strided", "transposed", "block", "0-d"),
         counts=(0, 1, 33, 4_001),
@@ -105,16 +103,11 @@ SPACES: dict[str, Space] = {
         premultiplied=False,
     ),
 }
-for _space, _like in {
-    "mpi": "api",
-    "gpu, in any order": "gpu",
-    "groups, in any order": "groups",
-    # The ranks of an uneven gather plan several calls, and not all of them the same.
-    "any algorithm": "communicator",
-}.items():
-    _names = tuple(name for name in SPACES[_like].names if name not in UNEVEN)
-    SPACES[_space] = SPACES[_like]._replace(names=_names, any_order=True)
-SPACES["gpu, roughly"] = SPACES["gpu, in any order"]._replace(rounds=True)
+SPACES["mpi"] = SPACES["api"]._replace(any_order=True)
+SPACES["gpu, in any order"] = SPACES["gpu"]._replace(any_order=True)
+SPACES["gpu, roughly"] = SPACES["gpu"]._replace(any_order=True, rounds=True)
+SPACES["groups, in any order"] = SPACES["groups"]._replace(any_order=True)
+SPACES["any algorithm"] = SPACES["communicator"]._replace(any_order=True)
 
 
 @functools.cache
