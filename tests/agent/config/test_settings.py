@@ -16,6 +16,8 @@ from rankmesh_agent.config.settings import (
     read_token,
     require_token_beyond_loopback,
 )
+from rankmesh_agent.wire.credentials import for_job
+from rankmesh_agent.wire.errors import ForbiddenJobError
 
 VARIABLES = [
     ("RANK", "3", "rank", 3),
@@ -151,6 +153,29 @@ def test_the_token_may_be_in_a_file(tmp_path):
     assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path), "RANKMESH_TOKEN": "secret"}).token == "secret"
     with pytest.raises(OSError, match="No such file"):
         Settings.from_env({"RANKMESH_TOKEN_FILE": str(tmp_path / "other")})
+
+
+def test_the_credential_of_a_job_names_it():
+    token = for_job("secret", "my job")
+    found = Settings.from_env({"RANKMESH_TOKEN": token})
+    assert (found.job, found.names_job, found.job_token) == ("my job", True, token)
+    other = Settings.from_env({"RANKMESH_TOKEN": token, "RANKMESH_JOB": "another"})
+    assert other.job == "another"
+    with pytest.raises(ForbiddenJobError, match="is the credential of job 'my job', and this is for job 'another'"):
+        assert other.job_token
+    assert Settings.from_env({"RANKMESH_TOKEN": for_job("secret", "default")}).names_job
+    plain = Settings.from_env({"RANKMESH_TOKEN": "secret"})
+    assert (plain.job, plain.names_job, plain.job_token) == ("default", False, for_job("secret", "default"))
+    assert Settings().job_token == ""
+
+
+def test_an_incomplete_credential_of_a_job_is_an_error(tmp_path):
+    cut = for_job("secret", "my job")[:-1]
+    path = tmp_path / "token"
+    path.write_text(cut)
+    for environ in ({"RANKMESH_TOKEN": cut}, {"RANKMESH_TOKEN_FILE": str(path)}):
+        with pytest.raises(ValueError, match="is not complete"):
+            Settings.from_env(environ)
 
 
 def test_a_fresh_token_is_made_once(tmp_path):

@@ -8,8 +8,14 @@ import urllib.request
 
 import pytest
 from support.command import Job, here
-from support.processes import free_port
+from support.http_ranks import services
+from support.me import GATEWAY, Me
+from support.processes import Ranks, free_port
 
+import rankmesh as dist
+from rankmesh_agent.wire.credentials import Role, derive, for_job, for_lease
+
+TOKEN = "the token of a gateway"
 pytestmark = pytest.mark.processes
 
 
@@ -22,6 +28,52 @@ def test_the_token_is_printed_for_the_owner_of_the_job(job: Job):
     assert (code, stdout, stderr.count("\n")) == (2, "", 1)
     assert "there is no token: no rank of a job of yours runs on this host" in stderr
     assert here("get", f"{job.url}/v1/ranks").code == 0
+
+
+def test_the_credentials_of_a_job_and_of_a_lease_are_derived():
+    own, lease = for_job("secret", "my job"), "ab" * 16
+    assert here("token", "--job", "my job", RANKMESH_TOKEN="secret").stdout == f"{own}\n"
+    reading = here("token", "--job", "my job", "--role", "read", RANKMESH_TOKEN="secret").stdout.strip()
+    assert reading == derive(own, Role.READ)
+    assert here("token", "--role", "read", RANKMESH_TOKEN=own).stdout.strip() == reading
+    of_lease = for_lease(own, "my job", lease)
+    for token in ("secret", own):
+        assert here("token", "--job", "my job", "--lease", lease, RANKMESH_TOKEN=token).stdout == f"{of_lease}\n"
+    for wrong, token, says in [
+        (["--job", "other"], own, "is the credential of job 'my job'"),
+        (["--lease", lease], "secret", "--lease needs --job"),
+        (["--job", "x", "--lease", "1"], "secret", "32 hexadecimal digits"),
+        ([], own[:-1], "is not complete"),
+    ]:
+        code, stdout, stderr = here("token", *wrong, RANKMESH_TOKEN=token)
+        assert (code, stdout) == (2, "")
+        assert says in stderr
+
+
+def test_commands_ask_a_jobs_agents_with_its_credential(ranks: Ranks):
+    """Its ranks know no other one; the gateway, and the command, have the token."""
+    with services(ranks, 0, RANKMESH_TOKEN=TOKEN) as (url,):
+        credential = {"RANKMESH_TOKEN": for_job(TOKEN, ranks.job), "RANKMESH_HOSTING": "embedded", GATEWAY: url}
+        started = ranks.start(stay, 2, env=credential)
+        ranks.wait_for("here-0", "here-1")
+        for token in (TOKEN, credential["RANKMESH_TOKEN"]):
+            variables = {"RANKMESH_TOKEN": token, "RANKMESH_GATEWAY": url}
+            assert here("store", "set", "--job", ranks.job, "key", "value", **variables).code == 0
+            assert here("store", "get", "--job", ranks.job, "key", **variables).stdout == "value"
+            assert "in stay" in here("stacks", "--job", ranks.job, "1", **variables).stdout
+            doctor = json.loads(here("doctor", "--job", ranks.job, "--json", "--mib", "0", **variables).stdout)
+            assert [pair["reached"] for pair in doctor["pairs"]] == [True, True]
+        other = {"RANKMESH_TOKEN": for_job(TOKEN, "another"), "RANKMESH_GATEWAY": url}
+        assert "there is no rank 1" in here("stacks", "1", **other).stderr
+        ranks.mark("end")
+        ranks.wait(started, to_succeed=True)
+
+
+def stay(me: Me) -> None:
+    me.init()
+    me.mark(f"here-{me.rank}")
+    me.wait_for("end")
+    dist.destroy_process_group()
 
 
 def test_the_dashboards_link_has_a_code_and_no_token(job: Job):

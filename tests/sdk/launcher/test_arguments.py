@@ -12,6 +12,7 @@ from rankmesh._launcher import arguments, devices
 from rankmesh._launcher.arguments import DEFAULT_PORT, parse
 from rankmesh._launcher.plan import plan
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.schemas import NO_NODE
 
 
@@ -229,6 +230,17 @@ def test_a_missing_program(arguments: list[str], capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         parse(arguments)
     assert f"no such {'script' if len(arguments) == 1 else 'program'}: {arguments[-1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_the_credential_of_a_job_names_it(script: str, nodes: str) -> None:
+    token = for_job("secret", "my job")
+    settings = Settings.from_env({"RANKMESH_TOKEN": token})
+    for argv in ([], ["--rdzv-id=my job"]):
+        made = plan(parse([f"--nnodes={nodes}", *argv, script]), settings)
+        assert (made.job, made.token) == ("my job", token)
+    with pytest.raises(ValueError, match="is the credential of job 'my job', and --rdzv-id names job 'other'"):
+        plan(parse([f"--nnodes={nodes}", "--rdzv-id=other", script]), settings)
 
 
 def test_a_job_on_one_node_is_its_own(script: str) -> None:
