@@ -102,7 +102,7 @@ def steps(double: bool, logs: Path) -> list[Step]:
         Step("targets-2", figures(2, "figures"), 35),
         Step("targets-4", figures(4, "figures"), 40),
         Step("targets-killed", [_PYTHON, *_FIGURES, "killed", *small], 35),
-        Step("test-gpu", [_PYTHON, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider"], 110),
+        Step("test-gpu", [_PYTHON, "-m", "pytest", *tests, "-v", "--tb=short", "-p", "no:cacheprovider"], 110),
         Step("kernels", [*_KERNELS, *small], 30),
         Step("memcheck", [*_SANITIZER, "--tool", "memcheck", *_KERNELS], 30, program="compute-sanitizer"),
         Step("racecheck", [*_SANITIZER, "--tool", "racecheck", *_KERNELS], 30, program="compute-sanitizer"),
@@ -190,18 +190,13 @@ def _call(command: Sequence[str], environment: Mapping[str, str], output: int, s
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(max(seconds, 0.1))
     finally:
-        if code is None:
-            _signal(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
-        _signal(process, signal.SIGKILL)
-        process.wait()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):  # pytest reports upon the first
+            if process.poll() is None or number == signal.SIGKILL:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
     return code
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 # Environment
@@ -279,6 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         download(options.wheels, options.present)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the step's processes end, too
+    os.environ["PATH"] += f"{os.pathsep}/usr/local/cuda/bin"  # where CUDA's tools are, if on no path
     out = options.out.resolve()
     reason = "asked for" if options.double else why_no_gpu()
     title = f"Over the double of CuPy ({reason}): figures mean nothing" if reason else "On a GPU"

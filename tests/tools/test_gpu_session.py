@@ -75,10 +75,18 @@ def test_what_fails_or_takes_too_long_leaves_its_output_and_time_for_the_rest(
     def step(name: str, code: str, seconds: float) -> tuple[object, ...]:
         return session.Step(name, [sys.executable, "-u", "-c", code], seconds)
 
-    endless = "import subprocess; print('result: begun'); subprocess.run(['sleep', '600'])"
+    script = tmp_path / "endless.py"
+    script.write_text("""
+import subprocess
+print("result: begun")
+try:
+    subprocess.run(["sleep", "600"])
+except KeyboardInterrupt:
+    print("interrupted")
+""")
     steps = [
         step("fails", "print('[rank 0] result: 1 MiB'); raise SystemExit(3)", 0.5),
-        step("hangs", endless, 0.5),
+        session.Step("hangs", [sys.executable, "-u", str(script)], 0.5),
         session.Step("missing", ["no-such-program"], 0.5),
         step("later", "print('done')", 5.0),
     ]
@@ -97,6 +105,7 @@ def test_what_fails_or_takes_too_long_leaves_its_output_and_time_for_the_rest(
         "missing.log": "[Errno 2] No such file or directory: 'no-such-program'",
         "later.log": "done",
     }
+    assert logs(out)["hangs.log"].endswith("interrupted\n")
     assert "* fails: 1 MiB\n* hangs: begun\n" in (out / "summary.md").read_text()
 
 
