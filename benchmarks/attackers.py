@@ -97,7 +97,10 @@ def _connect(port: int, data: bytes) -> socket.socket:
 
 def listening_ports(pid: int) -> list[int]:
     """Return the TCP ports on which a process listens."""
-    targets = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    targets = []
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # it is closed by now
+            targets.append(os.readlink(entry.path))
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
     return [listening[target] for target in targets if target in listening]

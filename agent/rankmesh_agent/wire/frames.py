@@ -31,7 +31,7 @@ from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import ProtocolError
 
 MAGIC = b"RKMH"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("!4sBBHQIIQqQQQ")
 HEADER_BYTES = HEADER.size
 _OPCODE_AND_LENGTH = struct.Struct("!5xB34xQ16x")

@@ -59,7 +59,7 @@ GARBAGE = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: localhost:29500\r\nAccept: */*\r\n\r\n",
     "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(100),
     "noise": random.Random(0).randbytes(500),
-    "another version": b"RKMH-HI\x02" + bytes(32),
+    "another version": b"RKMH-HI\x01" + bytes(32),
 }
 
 
