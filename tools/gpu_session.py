@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -23,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +43,10 @@ _RUN = [_PYTHON, "-m", "rankmesh.run", "--nproc-per-node"]
 _CHECKS, _FIGURES = ["-m", "tools.gpu_checks"], ["-m", "tools.gpu_figures"]
 _KERNELS = [_PYTHON, "-m", "tools.gpu_kernels"]
 _SANITIZER = ["compute-sanitizer", "--error-exitcode", "9"]
+_PYTEST = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider")
 _NAMES = "tests/test_cuda_double.py::test_its_names_and_parameters_are_cupys"
 _NCU = ("--clock-control=none", "--set=full", "--kernel-name=run", "--launch-skip=2", "--launch-count=2")
+Environment = Callable[[bool], Mapping[str, str]]
 
 
 class Step(NamedTuple):
@@ -55,6 +58,7 @@ class Step(NamedTuple):
         seconds: its share of the session; it may use what earlier steps have left, too.
         program: the program that it needs beside Python, '' for none; over the double it is left out.
         module: the module that it needs, '' for none.
+        tests: whether it is the tests, which load the double themselves.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Step(NamedTuple):
     seconds: float
     program: str = ""
     module: str = ""
+    tests: bool = False
 
     def left_out(self, double: bool) -> str:
         """Return why the step cannot run, '' if it can."""
@@ -102,7 +107,9 @@ def steps(double: bool, logs: Path) -> list[Step]:
         Step("targets-2", figures(2, "figures"), 35),
         Step("targets-4", figures(4, "figures"), 40),
         Step("targets-killed", [_PYTHON, *_FIGURES, "killed", *small], 35),
-        Step("test-gpu", [_PYTHON, "-m", "pytest", *tests, "-v", "--tb=short", "-p", "no:cacheprovider"], 110),
+        Step(
+            "test-gpu", [_PYTHON, "-m", "pytest", *tests, "-v", "--tb=short", "-p", "no:cacheprovider"], 110, tests=True
+        ),
         Step("kernels", [*_KERNELS, *small], 30),
         Step("memcheck", [*_SANITIZER, "--tool", "memcheck", *_KERNELS], 30, program="compute-sanitizer"),
         Step("racecheck", [*_SANITIZER, "--tool", "racecheck", *_KERNELS], 30, program="compute-sanitizer"),
@@ -128,12 +135,12 @@ class Session:
         out: folder for ``summary.md``, ``logs.tar.gz``, and the log of the step that runs: few files,
             as a machine that is lent may give back no more.
         logs: folder for the logs until they are packed.
-        environment: of the steps.
+        environment: returns the variables of a step, given whether it gets the double of CuPy.
         title: first line of the summary.
         total: seconds for all steps.
     """
 
-    def __init__(self, out: Path, logs: Path, environment: Mapping[str, str], title: str, total: float) -> None:
+    def __init__(self, out: Path, logs: Path, environment: Environment, title: str, total: float) -> None:
         self._out, self._logs, self._environment, self._title, self._total = out, logs, environment, title, total
         self._rows: list[tuple[str, str, str]] = []
         self._results: list[str] = []
@@ -145,21 +152,21 @@ class Session:
             later = sum(other.seconds for other in chosen[number + 1 :] if not other.left_out(double))
             reason = step.left_out(double)
             began = time.monotonic()
-            outcome = f"left out: {reason}" if reason else self._run(step, until - began - later)
+            outcome = f"left out: {reason}" if reason else self._run(step, until - began - later, double)
             passed = passed and (bool(reason) or outcome == "0")
             self._rows.append((step.name, outcome, f"{time.monotonic() - began:.1f}"))
             self._write()
             print(f"{step.name}: {outcome}", flush=True)
         return passed
 
-    def _run(self, step: Step, seconds: float) -> str:
+    def _run(self, step: Step, seconds: float, double: bool) -> str:
         """Run a step; return its exit code in words."""
         print(f"{step.name}: at most {seconds:.0f} s", flush=True)
         log = self._out / f"{step.name}.log"
         with log.open("wb") as file:
             file.write(f"$ {' '.join(step.command)}\n".encode())
             file.flush()
-            code = _call(step.command, self._environment, file.fileno(), seconds)
+            code = _call(step.command, self._environment(double and not step.tests), file.fileno(), seconds)
         text = log.read_text(errors="replace")
         self._results += [f"{step.name}: {found}" for found in _RESULT.findall(text)]
         shutil.move(log, self._logs / log.name)
@@ -202,7 +209,7 @@ def _call(command: Sequence[str], environment: Mapping[str, str], output: int, s
 # Environment
 
 
-def environment(double: bool, first: Sequence[Path]) -> dict[str, str]:
+def environment(first: Sequence[Path], double: bool) -> dict[str, str]:
     """Return the variables of all steps, with which Python finds the source tree and the double of CuPy."""
     path = [*map(str, first), *(str(ROOT / folder) for folder in ("agent", "gateway", "sdk", "."))]
     if double:
@@ -210,8 +217,7 @@ def environment(double: bool, first: Sequence[Path]) -> dict[str, str]:
     inherited = os.environ.get("PYTHONPATH", "")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("RANKMESH_", "MASTER_"))}
     variables |= {"PYTHONPATH": os.pathsep.join([*path, *filter(None, [inherited])]), "PYTHONUNBUFFERED": "1"}
-    variables |= {"RANKMESH_TEST_GPU": "all"} if not double else {"CUDA_DOUBLE_GPUS": "gpu-0"}
-    return variables
+    return variables | ({"CUDA_DOUBLE_GPUS": "gpu-0"} if double else {})
 
 
 def why_no_gpu() -> str:
@@ -284,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             parser.error(f"no steps {', '.join(sorted(unknown))}; there are {', '.join(step.name for step in every)}")
         out.mkdir(parents=True, exist_ok=True)
-        variables = environment(bool(reason), install(options.wheels))
+        variables = functools.partial(environment, install(options.wheels))
         print(title, flush=True)
         session = Session(out, Path(logs), variables, title, options.seconds)
         passed = session.run([step for step in every if step.name in (options.steps or [step.name])], bool(reason))
