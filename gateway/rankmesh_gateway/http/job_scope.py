@@ -68,14 +68,12 @@ def check_body(scope: Message, named: object) -> str | None:
 
 
 def job_of_query(scope: Message) -> str | None:
-    """Return the job that a request without a body is restricted to; None for all.
+    """Return the job that a request without a body is restricted to; None for all. Other parameters do not count.
 
     Raises:
-        ValueError: its query has another form.
+        ValueError: the name is too long.
     """
-    fields: list[tuple[str, str]] = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-    if not fields:
-        return None
-    if len(fields) == 1 and fields[0][0] == "job" and len(fields[0][1]) <= MAX_NAME:
-        return fields[0][1]
-    raise ValueError("the query has other parameters than a job")
+    job = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)).get("job")
+    if job is not None and len(job) > MAX_NAME:
+        raise ValueError(f"a job's name of more than {MAX_NAME} characters")
+    return job
