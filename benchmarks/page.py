@@ -1,12 +1,13 @@
 """docs/benchmarks.md from the files of one or more runs: ``python -m benchmarks.page out/run1.json out/run2.json``.
 
-One chart and one table; every figure is in a JSON file beside the page.
+One chart and one table; every figure is in a JSON file beside the page. ``--page docs/benchmarks-on-NAME.md`` writes
+that of another processor, to which the page links.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -140,10 +141,13 @@ def write(runs: Sequence[Run], path: Path = PAGE) -> None:
     files = [folder / f"run-{number}.json" for number in range(1, len(runs) + 1)]
     for file, run in zip(files, runs, strict=True):
         file.write_text(json.dumps(run.as_json(), separators=(",", ":")) + "\n")
+    others = sorted(each for each in path.parent.glob("benchmarks-on-*.md") if each != path)
+    notes = [f"Another processor's figures: [{other.stem}]({other.name})." for other in others]
+    notes += dict.fromkeys(line for run in runs for line in run.left_out)
     links = ", ".join(f"[{file.name}]({folder.name}/{file.name})" for file in files)
     path.write_text(
         f"# Benchmarks\n\nWritten by `make bench`; do not edit. {_METHOD}\n\n{measured_on(runs[-1])}\n\n"
-        + "".join(f"{line}\n\n" for line in dict.fromkeys(line for run in runs for line in run.left_out))
+        + "".join(f"{line}\n\n" for line in notes)
         + f"![Time of an all_reduce]({folder.name}/all_reduce.svg)\n\n{targets(runs)}\n\n"
         f"## Slower than others\n\nAll cells in which RankMesh is slower, by the median of the runs.\n\n"
         f"{slower(runs)}\n\nEvery timing of every case: {links}.\n"
@@ -160,4 +164,8 @@ _METHOD = (
 
 
 if __name__ == "__main__":
-    write([Run.read(Path(path)) for path in sys.argv[1:]])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description="Write the page of some runs.")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="a run, from python -m benchmarks --json")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/benchmarks.md")
+    options = parser.parse_args()
+    write([Run.read(path) for path in options.files], options.page)

@@ -160,6 +160,14 @@ def test_the_page_has_a_row_a_target_a_chart_and_all_figures(tmp_path: Path) -> 
     )
 
 
+def test_the_page_links_to_those_of_other_processors(tmp_path: Path) -> None:
+    for name in ("benchmarks-on-another.md", "benchmarks.md"):
+        write([run()], tmp_path / name)
+    link = "[benchmarks-on-another](benchmarks-on-another.md)"
+    assert link in (tmp_path / "benchmarks.md").read_text()
+    assert link not in (tmp_path / "benchmarks-on-another.md").read_text()
+
+
 def test_the_page_of_training_steps_has_both_and_their_ratio(tmp_path: Path) -> None:
     results = Results()
     for name, time in ((ddp.OURS, 10_000.0), (ddp.GLOO, 20_000.0)):
