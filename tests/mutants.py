@@ -122,7 +122,7 @@ FAULTS = [
     Fault(C + "reduce.py", "(part if rank == root else slots[rank])[mine] = reduced", "slots[rank][mine] = reduced", SEGMENT, "the root's share is missing"),
     Fault(C + "reduce.py", "parts[root][:] = reduced", "parts[0][:] = reduced", DIRECT, "rank 0 gets the result"),
     Fault(C + "all_to_all.py", "if max(sent) > lane and any(", "if max(sent) < 0 and any(", DIRECT, "a chunk is read after it was overwritten"),
-    Fault(C + "all_to_all.py", "    if [row[:size] for row in table] != list(", "    if not table and list(", MISMATCHES, "lengths that do not fit go unnoticed over shared memory"),
+    Fault(C + "all_to_all.py", "    if [row[:size] for row in rows] != list(", "    if not rows and list(", MISMATCHES, "lengths that do not fit go unnoticed over shared memory"),
     Fault(C + "barrier.py", "    segment.step()", "    pass", SEGMENT, "nobody waits in a barrier"),
     # Algorithms over messages
     Fault(C + "all_reduce.py", "    if link.rank:\n", "    if link.rank > 1:\n", ALL_REDUCE, "rank 1 gets no result"),
@@ -164,7 +164,7 @@ FAULTS = [
     Fault(T + "slots.py", "self._words[self._own_line + _LEFT] = 1", "pass", MEMORY + " agent/group agent/collectives/test_direct.py", "nobody learns that a rank left a call"),
     Fault(T + "slots.py", "words[line + _SLEEPERS] = 1", "pass", MEMORY, "a sleeper is not known"),
     Fault(T + "windows.py", "self._segment.step(self._readers)", "self._segment.step([])", DIRECT, "an array changes while it is read"),
-    Fault(T + "windows.py", "self.mapped = not any(", "self.mapped = not all(", DIRECT, "an unregistered array is looked for in registered memory"),
+    Fault(T + "windows.py", "not any(PRIVATE in row", "not all(PRIVATE in row", DIRECT, "an unregistered array is looked for in registered memory"),
     # Rings in shared memory
     Fault(T + "shared_memory.py", "found.st_nlink or _identity(found) != file", "found.st_nlink", FILES, "a descriptor of another process, with the same pid elsewhere, is taken"),
     Fault(T + "shared_memory.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "linked memory of a process that lives is removed"),
@@ -175,7 +175,7 @@ FAULTS = [
     Fault(T + "shm_ring.py", "return not self.has_work(writing)", "return True", RING, "data that came before sleep is not seen"),
     Fault(T + "shm_ring.py", "self._ring_doorbell(self._in, _WRITER_SLEEPS)", "pass", RING, "a full ring's writer is not woken"),
     Fault(T + "shm_ring.py", "            self._lost = error", "            pass", RING, "a peer's end goes unnoticed"),
-    Fault(T + "shm_ring.py", "(self._out.words[_GENERATION] + 1)", "(self._out.words[_GENERATION])", RING + " " + P2P, "changed bytes are taken for the message"),
+    Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + P2P, "changed bytes are taken for the message"),
     Fault(T + "shm_ring.py", "mapping is None or mapping.bytes", "mapping is None or not mapping.bytes", RING, "memory of another pair is taken"),
     Fault(T + "shm_ring.py", "        self.revoke()\n        self._lost", "        self._lost", RING + " " + P2P, "what a rank that left has offered is taken"),
     # Frames
@@ -188,10 +188,10 @@ FAULTS = [
     # Credentials
     Fault(W + "handshake.py", "encode(*self._fields, self.attachment, self._both)", "encode(*self._fields, self._both)", PROOF, "what follows a proof can be replaced"),
     Fault(W + "handshake.py", "self._fields = protocol.label.encode(), binding", "self._fields = b'', binding", PROOF, "a proof is worth something in another protocol"),
-    Fault(W + "credentials.py", "if role >= needed:", "if role:", PROOF, "a lesser role opens every protocol"),
+    Fault(W + "credentials.py", " if each[0].role >= needed)", ")", PROOF, "a lesser role opens every protocol"),
     Fault(W + "http_auth.py", " and self._is_new(client, int(count))", "", PROOF, "a request can be replayed"),
     Fault(W + "http_auth.py", "(response.body is not None and content != digest(response.body))", "False", PROOF, "the body of a response can be replaced"),
-    Fault("agent/rankmesh_agent/http/middleware.py", "if held < needed:", "if held > needed:", PROOF, "a role has no limit"),
+    Fault("agent/rankmesh_agent/http/middleware.py", "if held.role < needed:", "if held.role > needed:", PROOF, "a role has no limit"),
     Fault("agent/rankmesh_agent/http/middleware.py", "hashed.hexdigest() != caller.content", "not hashed", PROOF, "the body of a request can be replaced"),
     # Messages
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),

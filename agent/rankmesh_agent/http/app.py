@@ -28,7 +28,7 @@ _STORE = r"[A-Z]+ /v1/store(/.*)?"
 _TENSORS = r"POST /v1/groups/[^/]+/(?!abort$)[^/]+"
 _LEASE_PATH = "/v1/lease"
 _OF_THE_HOST = ("GET", "/v1/host"), ("GET", "/v1/probe")
-"""What ranks of any job ask a free agent, to measure the path to it."""
+"""Endpoints for ranks of any job at a free agent, to measure the path to it."""
 _role_of = role_table({Role.READ: _READ, Role.USE: f"{_STORE}|{_TENSORS}"})
 _leasable_role_of = role_table(
     {Role.READ: _READ, Role.USE: _STORE, Role.LEASE: rf"{_TENSORS}|(GET|DELETE) {_LEASE_PATH}"}

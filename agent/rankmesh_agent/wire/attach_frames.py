@@ -155,7 +155,7 @@ class Call(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """What a connection is for.
+    """Purpose of a connection: an agent, a job and a lease.
 
     Attributes:
         agent: id of the agent.

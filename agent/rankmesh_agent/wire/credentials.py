@@ -55,7 +55,7 @@ ROLES = Role.RUN, Role.USE, Role.READ
 
 
 class Grant(NamedTuple):
-    """What a credential permits.
+    """Rights of the holder of a credential.
 
     Attributes:
         role: the right.

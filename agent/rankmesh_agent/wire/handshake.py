@@ -139,7 +139,7 @@ class Challenge:
 
     @property
     def macs(self) -> bool:
-        """Whether what follows the challenge has MACs, after the HELLOs: if one side wants them."""
+        """True if the data after the challenge have MACs: if one side's HELLO wants them. After the HELLOs."""
         return any(self._both_flags)
 
     def proof(self) -> bytes:

@@ -8,8 +8,8 @@
     page                 GET /v1/…                     the session's, with which a request has the role read
 
 A bearer token of a session stands for the credential of the role ``read``, of the job of the credential for which the
-code was made if that is a job's. The checks of SecurityMiddleware apply to it
-as to that credential: it is not accepted from a network in clear.
+code was made if that is a job's. The checks of SecurityMiddleware apply to it as to that credential: it is not accepted
+from a network in clear.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SESSION_SECONDS = 12 * 3600
 MAX_TOKENS = 1000
 """Limit of codes, and of sessions; a new one replaces the oldest."""
 CODES_PATH = "/v1/dashboard/codes"
-"""Where a session is not accepted: it cannot outlive itself."""
+"""Path that accepts no session, as a session must not renew itself."""
 EXCHANGE_PATH = "/v1/dashboard/sessions"
-"""Where a code is accepted, and no session."""
+"""Path that accepts a code, and no session."""
 _BEARER = b"Bearer "
 _PREFIX = b"rankmesh-dashboard-"
 
