@@ -123,10 +123,8 @@ def test_a_job_of_the_launcher(ranks, visit):
     assert launcher.code == 0, launcher
     assert "Traceback" not in launcher.stderr, launcher
     page.wait_for_text("#connection", "connection lost since")
-    page.until(
-        lambda: "the gateway has ended" in page.text("#connection") or "cannot be reached" in page.text("#connection"),
-        "the reason",
-    )
+    announced = page.page.locator("#announcer").text_content()
+    assert "The connection to the gateway is lost: the gateway has ended." in announced
     (job,) = page.rows("#jobs")
     assert job[1:3] == ["ended", "4 left"]
     assert ", until " in job[3]

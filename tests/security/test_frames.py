@@ -248,7 +248,8 @@ def run_relay(relay: socket.socket, address: str, tamper: Callable[[bytes, int],
         back = threading.Thread(target=pump, args=(server, client, identity if ours else tamper), daemon=True)
         back.start()
         pump(client, server, tamper if ours else identity)
-        back.join()
+        back.join(30)
+        assert not back.is_alive()
 
 
 def pump(source: socket.socket, target: socket.socket, tamper: Callable[[bytes, int], bytes]) -> None:

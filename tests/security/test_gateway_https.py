@@ -45,6 +45,7 @@ async def test_the_gateway_verifies_the_certificates_of_agents(tmp_path: Path):
             reply = await AgentClient("secret").request("GET", url, job="train", seconds=20)
         finally:
             server.shutdown()
-            thread.join()
+            thread.join(30)
+            assert not thread.is_alive()
     assert not reply.ok
     assert received == []

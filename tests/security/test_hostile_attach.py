@@ -162,7 +162,8 @@ def stream_with_macs(*sent: bytes) -> Iterator[FramedStream]:
             yield FramedStream(served)
         finally:
             served.close()
-            responses.join()
+            responses.join(30)
+            assert not responses.is_alive()
 
 
 def drain(sock: socket.socket) -> None:

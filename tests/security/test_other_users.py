@@ -169,7 +169,8 @@ def test_another_user_is_cut_off_the_mesh():
         assert as_other_user(connect).startswith(("PeerLostError", "DistNetworkError"))
     finally:
         stop.set()
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive()
         listener.close()
 
 

@@ -207,7 +207,8 @@ def test_a_proof_is_bound_to_the_certificate(folder):
                 dial(TcpTransport("secret"), f"127.0.0.1:{relay.getsockname()[1]}", server)
         finally:
             relay.close()
-            thread.join()
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def pass_on(relay: socket.socket, address: str, settings: TlsSettings) -> None:
@@ -225,7 +226,8 @@ def pass_on(relay: socket.socket, address: str, settings: TlsSettings) -> None:
         threads.append(threading.Thread(target=forward, args=(source, target)))
         threads[-1].start()
     for thread in threads:
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive()
     for end in ends:
         end.close()
 

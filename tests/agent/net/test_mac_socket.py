@@ -66,7 +66,8 @@ def test_a_receive_of_all_waits_for_it(ends: Ends) -> None:
     thread.start()
     into = bytearray(50_000)
     assert server.recv_into(into, 0, socket.MSG_WAITALL) == 50_000
-    thread.join()
+    thread.join(30)
+    assert not thread.is_alive()
     assert into == DATA[:50_000]
 
 

@@ -30,7 +30,8 @@ def ends(folder):
         thread = threading.Thread(target=server.handshake)
         thread.start()
         client.handshake()
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive()
         with client, server:
             client.settimeout(10)
             server.settimeout(10)
@@ -54,7 +55,8 @@ def test_bytes_arrive_in_order_whatever_the_buffers(ends):
     thread = threading.Thread(target=server.sendall, args=(DATA,))
     thread.start()
     assert take(client, len(DATA)) == DATA
-    thread.join()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_what_is_reported_has_left(ends):
