@@ -148,7 +148,7 @@ def memory(me: Me) -> None:
     host = np.frombuffer(pinned, np.float64, 10)
     gate = threading.Event()
     stream = cuda.create_stream()
-    cupy.cuda.ExternalStream(stream).launch_host_func(lambda _: gate.wait(), None)
+    cuda.stream_object(stream).launch_host_func(lambda _: gate.wait(), None)
     cuda.copy_async(host.ctypes.data, array.data.ptr, 80, stream)
     host[:] = 0
     me.report(before=host.tolist(), is_there=cuda.event_completed(cuda.create_event()))
@@ -158,7 +158,9 @@ def memory(me: Me) -> None:
 
     text = 'extern "C" __global__ void run(const T* x, T* y, long long n) {'
     text += "long long i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = 2 * x[i]; }"
-    kernel = cupy.RawModule(code=text.replace("T*", "double*"), options=("-std=c++14",)).get_function("run")
+    module = cupy.cuda.Module()
+    module.load(cupy.cuda.compiler.compile_using_nvrtc(text.replace("T*", "double*"), ("-std=c++14",))[0])
+    kernel = module.get_function("run")
     array, result = cupy.arange(10, dtype=np.float64), cupy.zeros(10)
     kernel((3,), (4,), (array, result.data.ptr, 10), stream=cupy.cuda.Stream.null)
     me.report(kernel=(result == array * 2).all().item(), strided=result[1::3].flags.c_contiguous)

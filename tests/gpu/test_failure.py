@@ -177,6 +177,29 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> OfEngine:
     return each_engine_once(tmp_path_factory, everything)
 
 
+def without_compiler(me: Me) -> None:
+    import cupy
+
+    me.init(timeout=60)
+    array = cupy.ones(100)
+    dist.broadcast(array, 0)  # needs no kernel
+    me.report(told=me.attempt(dist.all_reduce, array), again=me.attempt(dist.broadcast, array, 0))
+
+
+def test_a_rank_that_cannot_compile_kernels_is_named(ranks: Ranks, machine: Any) -> None:
+    complete, lacking = machine.double([0] * 3), machine.double([0] * 3, without=["nvrtc"])
+    started = ranks.run(without_compiler, 3, env=lambda rank: (lacking if rank == 1 else complete)(rank))
+    for number, rank in enumerate(started):
+        for told in (rank.reported["told"], rank.reported["again"]):
+            assert told["error"] == ("DistBackendError" if number == 1 else "GroupAbortedError")
+            assert "the kernel for SUM of float64 cannot be compiled: CuPy failed to load libnvrtc" in told["text"]
+            assert "pip install 'rankmesh[gpu-cuda13]'" in told["text"]
+            assert told["seconds"] < SOON
+            if number != 1:
+                assert told["text"].startswith("rank 1 (")
+                assert told["ranks"] == [1]
+
+
 @each_engine
 def test_a_rank_that_does_not_come_is_named(reported: OfEngine, machine: Any, engine: str) -> None:
     first, second = (of_rank["absent"] for of_rank in reported(machine, engine))

@@ -51,7 +51,7 @@ _FLAGS = ("-std=c++14", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-alia
 
 
 class CpuModule:
-    """Kernels compiled for the processor, as ``cupy.RawModule`` compiles them for a GPU.
+    """Kernels compiled for the processor, as NVRTC compiles them for a GPU.
 
     Args:
         code: CUDA C++ that asks nothing of CUDA's headers; its kernels are ``extern "C"``.
@@ -86,7 +86,7 @@ def _built(text: str) -> Path:
 
 
 class CpuKernel:
-    """One of them; called as ``cupy.RawKernel`` is, with arrays of one element, which are passed by value."""
+    """One of them; called as ``cupy.cuda.Function`` is, with arrays of one element, which are passed by value."""
 
     def __init__(self, launch: ctypes._NamedFuncPointer) -> None:
         self._launch = launch

@@ -32,7 +32,7 @@ def on_gpus(
 
     Args:
         gpus: by rank, its GPU, or its GPUs in the order of their device numbers; ranks with the same number share one.
-        without: what is missing: ``ipc``, ``nccl``.
+        without: what is missing: ``ipc``, ``nccl``, ``nvrtc``.
         memory: bytes that a rank can have of a GPU.
         delay: the longest pause of a stream before some of its work, in seconds.
     """

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankmesh_agent.device import packages
 from rankmesh_agent.wire.dtypes import COMPLEX32, FROM_NAME, WIDE, display, family
+from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import ReduceOp
 
 SMALL_CAPACITY, LARGE_CAPACITY = 16, 500
@@ -106,6 +108,7 @@ class Kernels:
         Raises:
             TypeError: GPUs have no arithmetic for the element type.
             ValueError: there are more than LARGE_CAPACITY arrays, or one is not aligned to its elements.
+            DistBackendError: NVRTC, which compiles a kernel at its first launch, is missing or fails.
         """
         if len(sources) == 1 and (op is not ReduceOp.AVG or members in (None, 1)):
             op, dtype, count = ReduceOp.BOR, _BYTE, count * dtype.itemsize
@@ -125,7 +128,7 @@ class Kernels:
             stream: as for ``reduce``.
 
         Raises:
-            TypeError, ValueError: as for ``reduce``.
+            TypeError, ValueError, DistBackendError: as for ``reduce``.
         """
         self._launch(dtype, None, [source], [destination], count, stream, factor=_bits(factor, dtype))
 
@@ -158,10 +161,8 @@ class Kernels:
     def _kernel(self, dtype: np.dtype[Any], op: ReduceOp | None, capacity: int) -> Any:
         kernel = self._compiled.get((dtype, op, capacity))
         if kernel is None:
-            import cupy
-
-            module = cupy.RawModule(code=source(dtype, op, capacity), options=OPTIONS)
-            kernel = self._compiled[dtype, op, capacity] = module.get_function(NAME)
+            what = f"{'scaling' if op is None else op.name} of {display(dtype)}"
+            kernel = self._compiled[dtype, op, capacity] = _compile(source(dtype, op, capacity), what)
         return kernel
 
 
@@ -169,6 +170,22 @@ class _Stream(NamedTuple):
     """A stream as CuPy's kernels take it."""
 
     ptr: int
+
+
+def _compile(code: str, what: str) -> Any:
+    """Return a kernel, loaded on the current device. CuPy's RawModule would flush subnormal numbers (``-ftz=true``)."""
+    from cupy.cuda import Module, compiler
+
+    try:
+        binary, _ = compiler.compile_using_nvrtc(code, OPTIONS)
+        module = Module()
+        module.load(binary)
+        return module.get_function(NAME)
+    except compiler.CompileException as error:
+        raise DistBackendError(f"the kernel for {what} cannot be compiled: {error}") from error
+    except RuntimeError as error:  # there is no NVRTC
+        hint = packages.install_hint()
+        raise DistBackendError(f"the kernel for {what} cannot be compiled: {error}; {hint}") from error
 
 
 @functools.cache

@@ -169,10 +169,7 @@ def current_stream(device: int = -1) -> int:
 
 def stream_object(stream: int) -> Any:
     """Return CuPy's object for a stream, a context manager that makes it CuPy's current stream."""
-    library = cupy().cuda
-    if hasattr(library.Stream, "from_external"):
-        return library.Stream.from_external(_ExternalStream(stream))
-    return library.ExternalStream(stream)  # before CuPy 14
+    return cupy().cuda.Stream.from_external(_ExternalStream(stream))
 
 
 class _ExternalStream:

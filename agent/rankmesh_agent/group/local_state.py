@@ -245,11 +245,12 @@ class LocalGroupState(GroupState):
             text = f"{me} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
             failure = GroupAbortedError(text, ranks=[self.global_rank(self.engine.rank)], group=self.name)
         sent = failure
-        if isinstance(error, CollectiveTimeoutError | DescriptorLimitError):  # this rank's deadline, or limit
-            details = error.details()
-            if isinstance(error, DescriptorLimitError):
+        own = type(error) is DistBackendError or isinstance(error, DescriptorLimitError)  # not one that all ranks have
+        if own or isinstance(error, CollectiveTimeoutError):
+            details = failure.details()
+            if own:
                 details.setdefault("ranks", [self.global_rank(self.engine.rank)])
-            sent = from_code(GroupAbortedError.code, f"{me} gave up: {error.message}", **details)
+            sent = from_code(GroupAbortedError.code, f"{me} gave up: {failure.message}", **details)
         payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
         with interrupts_deferred():
             with self.engine.lock:

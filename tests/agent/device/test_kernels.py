@@ -53,18 +53,24 @@ def launches(compiled: dict[str, CpuKernel], monkeypatch: pytest.MonkeyPatch) ->
     """Stand in for CuPy: its kernels run on the processor."""
     launches: Launches = []
 
-    def launcher(code: str) -> Any:
-        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Array], *, stream: Any) -> None:
+    class Module:
+        def load(self, code: str) -> None:
+            self._code = code
+
+        def get_function(self, name: str) -> Any:
+            assert name == "run"
+            return self._launch
+
+        def _launch(self, grid: tuple[int], block: tuple[int], arguments: tuple[Array], *, stream: Any) -> None:
             launches.append((grid[0], stream.ptr))
-            compiled[code](grid, block, arguments)
+            compiled[self._code](grid, block, arguments)
 
-        return launch
-
-    def raw_module(*, code: str, options: tuple[str, ...]) -> Any:
+    def compile_using_nvrtc(code: str, options: tuple[str, ...]) -> tuple[str, None]:
         assert options == OPTIONS
-        return SimpleNamespace(get_function=lambda name: launcher(code) if name == "run" else None)
+        return code, None
 
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(RawModule=raw_module))
+    compiler = SimpleNamespace(compile_using_nvrtc=compile_using_nvrtc)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(Module=Module, compiler=compiler))
     return launches
 
 

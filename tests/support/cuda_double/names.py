@@ -12,7 +12,10 @@ import re
 import sys
 from typing import Any
 
-MODULES = ("cupy", "cupy.cuda", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory", "cupy.cuda.runtime")
+MODULES = (
+    *("cupy", "cupy.cuda", "cupy.cuda.compiler", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory"),
+    "cupy.cuda.runtime",
+)
 _SPECIAL = (
     "__cuda_array_interface__",
     "__cuda_stream__",

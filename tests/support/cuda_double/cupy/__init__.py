@@ -12,7 +12,7 @@ Environment variables tell a process what it has:
 
 * ``CUDA_DOUBLE_GPUS``: names with commas, one a device; processes that give the same name share a GPU.
   Instances of one (MIG) have names that differ behind a slash. None: no GPU.
-* ``CUDA_DOUBLE_WITHOUT``: ``ipc``, ``nccl``, or both with a comma, are not there.
+* ``CUDA_DOUBLE_WITHOUT``: ``ipc``, ``nccl``, ``nvrtc``, or several with commas, are not there.
 * ``CUDA_DOUBLE_MEMORY``: bytes that a process can have of a GPU.
 * ``CUDA_DOUBLE_DELAY``: the longest pause before some work, in seconds; ``CUDA_DOUBLE_SEED`` decides which.
 """
@@ -34,7 +34,6 @@ from cupy._array import (
     zeros,
     zeros_like,
 )
-from cupy._kernels import RawKernel, RawModule
 
 __version__ = "14.2.0"
 
@@ -44,8 +43,6 @@ def get_default_memory_pool() -> cuda.MemoryPool:
 
 
 __all__ = [
-    "RawKernel",
-    "RawModule",
     "_driver",
     "arange",
     "array",

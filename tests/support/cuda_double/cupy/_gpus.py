@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cupy._streams import Queue
 
 WITHOUT = frozenset(filter(None, os.environ.get("CUDA_DOUBLE_WITHOUT", "").split(",")))
-"""What is to be missing: ``ipc``, ``nccl``."""
+"""What is to be missing: ``ipc``, ``nccl``, ``nvrtc``."""
 _CAPACITY = int(os.environ.get("CUDA_DOUBLE_MEMORY", 8 << 30))
 
 _TEXTS = {

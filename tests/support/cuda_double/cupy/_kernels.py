@@ -15,30 +15,31 @@ from cupy.cuda.stream import get_current_stream
 _compiled = functools.cache(CpuModule)
 
 
-class RawModule:
-    def __init__(self, code: str, *, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
-        self._code = code
+class Module:
+    """What was compiled, on the GPU that is current when it is loaded."""
 
-    def get_function(self, name: str) -> RawKernel:
-        return RawKernel(self._code, name)
+    def load(self, cubin: bytes) -> None:
+        self._gpu, self._code = _gpus.gpu(), cubin.decode()
+
+    def get_function(self, name: str) -> Function:
+        return Function(self, name)
 
 
-class RawKernel:
-    def __init__(self, code: str, name: str, options: tuple[str, ...] = (), backend: str = "nvrtc") -> None:
-        self._code = code
-        self._name = name
+class Function:
+    def __init__(self, module: Module, funcname: str) -> None:
+        self._gpu, self._code = module._gpu, module._code
+        self._name = funcname
 
     def __call__(
         self,
         grid: tuple[int, ...],
         block: tuple[int, ...],
         args: tuple[Any, ...],
-        *,
         shared_mem: int = 0,
         stream: Any = None,
     ) -> None:
         queue = _streams.stream((stream or get_current_stream()).ptr)
-        if queue.gpu is not _gpus.gpu() or not all((*grid, *block)):
+        if queue.gpu is not _gpus.gpu() or self._gpu is not queue.gpu or not all((*grid, *block)):
             raise _gpus.CUDARuntimeError(400)
         kernel = _compiled(self._code).get_function(self._name)
         values = [_value(argument) for argument in args]

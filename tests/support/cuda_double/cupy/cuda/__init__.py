@@ -1,10 +1,11 @@
 """See the package above."""
 
-from cupy.cuda import device, memory, pinned_memory, runtime, stream
+from cupy._kernels import Function, Module
+from cupy.cuda import compiler, device, memory, pinned_memory, runtime, stream
 from cupy.cuda.device import Device
 from cupy.cuda.memory import MemoryPointer, MemoryPool, UnownedMemory, alloc
 from cupy.cuda.pinned_memory import PinnedMemoryPointer, alloc_pinned_memory
-from cupy.cuda.stream import Event, ExternalStream, Stream, get_current_stream
+from cupy.cuda.stream import Event, Stream, get_current_stream
 
 
 def is_available() -> bool:
@@ -17,14 +18,16 @@ def is_available() -> bool:
 __all__ = [
     "Device",
     "Event",
-    "ExternalStream",
+    "Function",
     "MemoryPointer",
     "MemoryPool",
+    "Module",
     "PinnedMemoryPointer",
     "Stream",
     "UnownedMemory",
     "alloc",
     "alloc_pinned_memory",
+    "compiler",
     "device",
     "get_current_stream",
     "is_available",

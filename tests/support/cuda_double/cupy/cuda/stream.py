@@ -121,10 +121,5 @@ class Stream(_BaseStream):
 Stream.null = Stream(null=True)
 
 
-class ExternalStream(_BaseStream):
-    def __init__(self, ptr: int, device_id: int = -1) -> None:
-        super().__init__(ptr, device_id)
-
-
 def get_current_stream(device_id: int = -1) -> Any:
     return _local.current.get(runtime.getDevice() if device_id == -1 else device_id, Stream.null)
