@@ -23,18 +23,19 @@ def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArr
     """
     if outs and outs[0].size:
         sources, destinations = [part.pointer for part in parts], [out.pointer for out in outs]
-        _kernels(device).reduce(op, outs[0].dtype, sources, destinations, outs[0].size, stream)
+        kernels_of(device).reduce(op, outs[0].dtype, sources, destinations, outs[0].size, stream)
 
 
 def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
     """Return a copy of ``array`` multiplied by ``factor``, rounded once, on the current stream."""
     out = array.empty_like()
-    with runtime.on_device(array.device):
+    with runtime.OnDevice(array.device):
         stream = array.streams.current(array.device)
-        _kernels(array.device).scale(factor, array.dtype, array.pointer, out.pointer, array.size, stream)
+        kernels_of(array.device).scale(factor, array.dtype, array.pointer, out.pointer, array.size, stream)
     return out
 
 
 @functools.cache
-def _kernels(device: int) -> Kernels:
+def kernels_of(device: int) -> Kernels:
+    """Return the kernels of a device."""
     return Kernels(runtime.multiprocessors(device))

@@ -30,6 +30,8 @@ _BLOCKS = 8
 """Blocks per multiprocessor: as many threads as it can hold."""
 _PACK = 16
 """Bytes that a thread moves at once."""
+_MAX_PREPARED = 256
+"""Largest number of launches kept prepared: a training reduces the same arrays in each step."""
 
 _OPERATIONS = {
     None: "Scale",
@@ -80,6 +82,7 @@ class Kernels:
     def __init__(self, multiprocessors: int) -> None:
         self._max_blocks = _BLOCKS * multiprocessors
         self._compiled: dict[tuple[np.dtype[Any], ReduceOp | None, int], Any] = {}
+        self._prepared: dict[Any, tuple[Any, int, np.ndarray[Any, Any]]] = {}
 
     def reduce(
         self,
@@ -145,6 +148,26 @@ class Kernels:
     ) -> None:
         if count == 0 or not destinations:
             return
+        key = dtype, op, tuple(sources), tuple(destinations), count, members, factor
+        found = self._prepared.get(key)
+        if found is None:
+            if len(self._prepared) >= _MAX_PREPARED:
+                self._prepared.clear()
+            found = self._prepared[key] = self._prepare(*key)
+        kernel, blocks, table = found
+        kernel((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
+
+    def _prepare(
+        self,
+        dtype: np.dtype[Any],
+        op: ReduceOp | None,
+        sources: Sequence[int],
+        destinations: Sequence[int],
+        count: int,
+        members: int,
+        factor: tuple[int, int],
+    ) -> tuple[Any, int, np.ndarray[Any, Any]]:
+        """Return the kernel of a launch, its number of blocks and its argument, an array of one element."""
         pointers = [*sources, *destinations]
         if len(pointers) > LARGE_CAPACITY:
             raise ValueError(f"a kernel reads and writes {LARGE_CAPACITY} arrays at most, not {len(pointers)}")
@@ -155,8 +178,7 @@ class Kernels:
         words[:_HEADER] = count, head, packs, len(sources), len(destinations), members, *factor
         words[_HEADER : _HEADER + len(pointers)] = pointers
         blocks = min(-(-max(packs, count - packs * _PACK // dtype.itemsize) // _THREADS), self._max_blocks)
-        # CuPy passes an array of one element by value.
-        self._kernel(dtype, op, capacity)((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
+        return self._kernel(dtype, op, capacity), blocks, table
 
     def _kernel(self, dtype: np.dtype[Any], op: ReduceOp | None, capacity: int) -> Any:
         kernel = self._compiled.get((dtype, op, capacity))

@@ -1,12 +1,11 @@
 """CUDA runtime and driver, by way of CuPy: the only module that calls them.
 
 Memory, streams and events are CUDA's handles and addresses, as integers. Functions that create or enqueue something use
-the calling thread's current device, which ``on_device`` sets.
+the calling thread's current device, which ``OnDevice`` sets.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib
@@ -14,9 +13,8 @@ import importlib.util
 import platform
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankmesh_agent.device import packages
 from rankmesh_agent.wire.errors import DistBackendError
@@ -36,7 +34,7 @@ _THREAD_PREFIX = "rankmesh-"
 
 
 class _ThreadState(threading.local):
-    """State of a thread: whether it has set a device by ``on_device``."""
+    """State of a thread: whether it has set a device by ``OnDevice``."""
 
     has_device = False
 
@@ -72,6 +70,7 @@ def nccl_unavailable_reason() -> str:
     return "" if available else f"CuPy finds no NCCL: {packages.nccl_hint()}"
 
 
+@functools.cache
 def cupy() -> Any:
     """Return CuPy."""
     import cupy
@@ -96,19 +95,25 @@ def nccl() -> Any:
     return importlib.reload(nccl) if not nccl.available and packages.load_nccl() else nccl
 
 
-@contextlib.contextmanager
-def cuda_errors(operation: str) -> Iterator[None]:
-    """Raise CUDA's errors in a block as DistBackendError.
+class CudaErrors:
+    """Context manager that raises CUDA's errors as DistBackendError.
 
     Args:
         operation: in progress, for the error message.
     """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:  # CUDARuntimeError, CUDADriverError, NcclError, OutOfMemoryError
-        if isinstance(error, DistBackendError):
-            raise
-        raise DistBackendError(f"{operation}: {error}") from error
+
+    __slots__ = ("_operation",)
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        # CUDARuntimeError, CUDADriverError, NcclError, OutOfMemoryError
+        if isinstance(error, RuntimeError | MemoryError) and not isinstance(error, DistBackendError):
+            raise DistBackendError(f"{self._operation}: {error}") from error
 
 
 # Devices
@@ -133,25 +138,37 @@ def multiprocessors(device: int) -> int:
     return int(_runtime().getDeviceProperties(device)["multiProcessorCount"])
 
 
-@contextlib.contextmanager
-def on_device(device: int) -> Iterator[None]:
-    """Make a device the calling thread's current one for a block; in a thread of this package, for good the first time.
+class OnDevice:
+    """Context manager that makes a device the calling thread's current one; in a thread of this package, for good.
 
     A new thread's current device is 0. To restore it would create a context there, half a gigabyte of a GPU that may be
     another rank's.
+
+    Args:
+        device: number of the device.
     """
-    runtime = _runtime()
-    before = runtime.getDevice()
-    if not _thread.has_device:
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: int) -> None:
+        self._before = self._device = device
+
+    def __enter__(self) -> None:
+        runtime, device = _runtime(), self._device
+        before = runtime.getDevice()
+        if _thread.has_device:
+            if before != device:
+                self._before = before
+                runtime.setDevice(device)
+            return
         _thread.has_device = True
-        if threading.current_thread().name.startswith(_THREAD_PREFIX):
-            before = device
-    runtime.setDevice(device)  # even if current: the driver's functions need the context that this makes current
-    try:
-        yield
-    finally:
-        if before != device:
-            runtime.setDevice(before)
+        if not threading.current_thread().name.startswith(_THREAD_PREFIX):
+            self._before = before
+        runtime.setDevice(device)  # even if current: the driver's functions need the context that this makes current
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._before != self._device:
+            _runtime().setDevice(self._before)
 
 
 # Streams and events
@@ -268,31 +285,33 @@ def copy_async(destination: int, source: int, nbytes: int, stream: int) -> None:
         _runtime().memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream)
 
 
-class Allocation(NamedTuple):
-    """Allocation that an address lies in.
-
-    Attributes:
-        base: its start address.
-        id: unique among all allocations in the life of this process.
-    """
-
-    base: int
-    id: int
-
-
-def allocation_of(pointer: int) -> Allocation:
-    """Return the allocation that an address lies in.
+def allocation_id(pointer: int) -> int:
+    """Return the number of the allocation that an address lies in, unique in the life of this process.
 
     Raises:
         DistBackendError: the memory is not the CUDA driver's.
     """
-    base, size, number = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
-    driver = _driver()
-    failed = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
-    failed = failed or driver.cuPointerGetAttribute(ctypes.byref(number), _BUFFER_ID, ctypes.c_uint64(pointer))
+    number = ctypes.c_uint64()
+    _check(pointer, _driver().cuPointerGetAttribute(ctypes.byref(number), _BUFFER_ID, ctypes.c_uint64(pointer)))
+    return number.value
+
+
+def allocation_base(pointer: int) -> int:
+    """Return the start address of the allocation that an address lies in.
+
+    Raises:
+        DistBackendError: the memory is not the CUDA driver's.
+    """
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    found = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    _check(pointer, found)
+    return base.value
+
+
+def _check(pointer: int, failed: int) -> None:
+    """Raise the error of a query on memory."""
     if failed:
         raise DistBackendError(f"the memory at {pointer:#x} is not the CUDA driver's (error {failed})")
-    return Allocation(base.value, number.value)
 
 
 @functools.cache

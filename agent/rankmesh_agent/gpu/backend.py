@@ -27,6 +27,8 @@ class GpuBackend(Backend):
     """
 
     device: ClassVar[str] = "cuda"
+    waits_on_host: ClassVar[bool] = True
+    """True if enqueuing a call waits on the host until the other ranks have made it."""
     may_block: ClassVar[bool] = False
     """True if enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
 
@@ -40,11 +42,11 @@ class GpuBackend(Backend):
 
         Args:
             algorithm: see the class.
-            arguments: the Launch, the context manager that watches it, and the call's own arguments.
+            arguments: the Launch, what watches it as a context manager, and the call's own arguments.
             context: see Backend.
         """
         launch, watched, *own = arguments
-        with runtime.on_device(launch.device), watched, runtime.cuda_errors(launch.description):
+        with runtime.OnDevice(launch.device), watched, runtime.CudaErrors(launch.description):
             self.enqueue(algorithm, launch, own, context)
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:

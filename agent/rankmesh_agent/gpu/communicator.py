@@ -72,9 +72,9 @@ class GpuCommunicator(Communicator):
 
     def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call whose arrays are DeviceArrays: see CallQueue.submit."""
-        key = (*key, *_KEY_DEFAULTS[len(key) :], _DEVICE_TYPE)
-        launch = self._new_launch(_describe(key), list(_device_arrays(arguments)), options, options.on_complete)
-        return self._submit_launches(key, [launch], arguments, options)
+        key, description = _on_gpus(key)
+        launch = self._new_launch(description, _device_arrays(arguments, description), options, options.on_complete)
+        return self._submit_launches(key, (launch,), arguments, options)
 
     def submit_multigpu(
         self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], on_complete: Sequence[OnComplete], options: Options
@@ -90,11 +90,9 @@ class GpuCommunicator(Communicator):
         Raises:
             ValueError: two arrays of this rank are on one GPU.
         """
-        key = (*key, *_KEY_DEFAULTS[len(key) :])
-        key = (*key[:-1], f"{len(each)} GPUs a rank", _DEVICE_TYPE)
-        description = _describe(key)
+        key, description = _on_gpus(key, f"{len(each)} GPUs a rank")
         launches = [
-            self._new_launch(description, list(_device_arrays(own)), options, after)
+            self._new_launch(description, _device_arrays(own, description), options, after)
             for own, after in zip(each, on_complete, strict=True)
         ]
         if len({launch.device for launch in launches}) < len(launches):
@@ -104,37 +102,36 @@ class GpuCommunicator(Communicator):
     def _submit_launches(
         self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
     ) -> Work | None:
-        launch_options = options._replace(on_complete=None, result=[])
-        queued = self.queue.submit(key, (launches[0], self._watched(launches), *arguments), launch_options)
+        launch_options = options
+        if options.on_complete is not None or options.result:  # both are the launch's
+            launch_options = options._replace(on_complete=None, result=[])
+        arguments = launches[0], _Watched(self, launches), *arguments
         if not options.async_op:
+            self.queue.submit(key, arguments, launch_options)
             return None
+        queued = None
+        if self.gpu_backend.waits_on_host or not self.queue.execute_if_idle(key, arguments, launch_options):
+            queued = self.queue.submit(key, arguments, launch_options)
         self._queued = queued
         return LaunchedWork(launches, queued, options.result, self._watchdog.future_of)
 
-    @contextlib.contextmanager
-    def _watched(self, launches: Sequence[Launch], *, collective: bool = True) -> Iterator[None]:
-        """Watch the launches of the block once they are enqueued, or from the start where enqueuing may block."""
-        watch_early = self.gpu_backend.may_block
-        if watch_early:
-            self._watch(launches, collective)
-        try:
-            yield
-            for launch in launches:
-                with runtime.on_device(launch.device):
-                    launch.record_end()
-        except BaseException as error:
-            for launch in launches:
-                self._watchdog.remove(launch)
-            failure = self.failure
-            if failure is not None and isinstance(error, Exception):
-                raise failure from error  # the failure is why the backend was aborted
-            raise
-        if not watch_early:
-            self._watch(launches, collective)
+    def watch(self, launches: Sequence[Launch], *, collective: bool) -> None:
+        """Watch the launches of one call, whose arrays may be on several GPUs."""
+        for launch in launches:
+            self._watchdog.add(launch, collective=collective)
+            collective = False
 
-    def _watch(self, launches: Sequence[Launch], collective: bool) -> None:
-        for number, launch in enumerate(launches):
-            self._watchdog.add(launch, collective=collective and number == 0)
+    def unwatch(self, launches: Sequence[Launch], error: BaseException) -> None:
+        """Watch launches no longer that could not be enqueued.
+
+        Raises:
+            DistError: the group has failed, which is why the backend was aborted.
+        """
+        for launch in launches:
+            self._watchdog.remove(launch)
+        failure = self.failure
+        if failure is not None and isinstance(error, Exception):
+            raise failure from error
 
     def _new_launch(
         self,
@@ -150,14 +147,8 @@ class GpuCommunicator(Communicator):
         There is one such stream for collectives, and one for the messages to, and from, each peer: on a shared stream
         two ranks could both send first, and neither would receive.
         """
-        for number, array in enumerate(arrays):
-            if not isinstance(array, DeviceArray):
-                raise TypeError(
-                    f"{description}: array {number} is in host memory, another one on a GPU; all arrays of a call have "
-                    "to be on one GPU, or all in host memory"
-                )
         device, streams = arrays[0].device, arrays[0].streams
-        for array in arrays:
+        for array in arrays[1:]:
             if array.device != device:
                 raise ValueError(
                     f"{description}: the arrays are on GPUs {device} and {array.device}; one call works on one, and "
@@ -171,7 +162,7 @@ class GpuCommunicator(Communicator):
 
     def _stream_behind(self, stream: int, device: int, purpose: str) -> int:
         """Return the group's own stream for a purpose, made to wait for the work enqueued on another stream."""
-        with runtime.on_device(device), self._streams_lock:
+        with runtime.OnDevice(device), self._streams_lock:
             own = self._streams.get((device, purpose))
             if own is None:
                 own = self._streams[device, purpose] = runtime.create_stream()
@@ -241,14 +232,14 @@ class GpuCommunicator(Communicator):
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        with self._watched(launches, collective=False), runtime.cuda_errors("messages between GPUs"):
+        with _Watched(self, launches, collective=False), runtime.CudaErrors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
-                with runtime.on_device(launch.device):
+                with runtime.OnDevice(launch.device):
                     self.gpu_backend.connect(launch, sender, receiver)
             with self.gpu_backend.grouped() if len(messages) > 1 else contextlib.nullcontext():
                 for launch, op, array, peer in messages:
-                    with runtime.on_device(launch.device):
+                    with runtime.OnDevice(launch.device):
                         (self.gpu_backend.send if op == "send" else self.gpu_backend.recv)(launch, array, peer)
 
     # The group's state is that of the host communicator
@@ -291,10 +282,43 @@ class GpuCommunicator(Communicator):
             self.gpu_backend.abort()
         self.gpu_backend.close()
         for (device, _), stream in self._streams.items():
-            with runtime.on_device(device):
+            with runtime.OnDevice(device):
                 runtime.destroy_stream(stream)
         self._events.close()
         self._exchange.delete_keys()
+
+
+class _Watched:
+    """Context manager that watches launches once they are enqueued, or from the start where enqueuing may block.
+
+    Args:
+        comm: of the launches.
+        launches: of one call, or of messages that are enqueued together.
+        collective: whether it is a collective.
+    """
+
+    __slots__ = ("_collective", "_comm", "_early", "_launches")
+
+    def __init__(self, comm: GpuCommunicator, launches: Sequence[Launch], *, collective: bool = True) -> None:
+        self._comm, self._launches, self._collective = comm, launches, collective
+        self._early = comm.gpu_backend.may_block
+
+    def __enter__(self) -> None:
+        if self._early:
+            self._comm.watch(self._launches, collective=self._collective)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            try:
+                for launch in self._launches:
+                    launch.record_end()
+            except BaseException as failed:
+                self._comm.unwatch(self._launches, failed)
+                raise
+            if not self._early:
+                self._comm.watch(self._launches, collective=self._collective)
+        else:
+            self._comm.unwatch(self._launches, error)
 
 
 class _Message(NamedTuple):
@@ -307,13 +331,25 @@ class _Message(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def _describe(key: tuple[Any, ...]) -> str:
-    return str(Call(*key))
+def _on_gpus(key: tuple[Any, ...], subject: str | None = None) -> tuple[tuple[Any, ...], str]:
+    """Return the key of a call on GPUs, given that of the same call on the host, and its description."""
+    fields = (*key, *_KEY_DEFAULTS[len(key) :])
+    full = (*(fields if subject is None else (*fields[:-1], subject)), _DEVICE_TYPE)
+    return full, str(Call(*full))
 
 
-def _device_arrays(arguments: Sequence[Any]) -> Iterator[DeviceArray]:
+def _device_arrays(arguments: Sequence[Any], description: str) -> list[DeviceArray]:
+    """Return the arrays among the arguments of the call described."""
+    found = []
     for argument in arguments:
         if isinstance(argument, DeviceArray):
-            yield argument
+            found.append(argument)
         elif isinstance(argument, list | tuple):
-            yield from argument
+            found += argument
+    for number, array in enumerate(found):
+        if not isinstance(array, DeviceArray):
+            raise TypeError(
+                f"{description}: array {number} is in host memory, another one on a GPU; all arrays of a call have to "
+                "be on one GPU, or all in host memory"
+            )
+    return found

@@ -57,17 +57,12 @@ class _PeerArrays:
         self._mine = mine
         self._descriptors = descriptors
 
-    def array(self, rank: int, number: int, like: DeviceArray) -> DeviceArray:
-        """Return a rank's published array number ``number``; size and dtype are those of ``like``."""
-        backend = self._backend
+    def address(self, rank: int, number: int) -> int:
+        """Return the address in this process of a rank's published array ``number``, which is not empty."""
+        if rank == self._backend.rank:
+            return self._mine[number]
         begin = number * _DESCRIPTOR.size
-        if rank == backend.rank:
-            pointer = self._mine[number]
-        elif not like.size:
-            pointer = 0
-        else:
-            pointer = backend.address_of(rank, self._descriptors[rank][begin : begin + _DESCRIPTOR.size])
-        return DeviceArray(pointer, like.size, like.dtype, like.device, self, like.streams)
+        return self._backend.address_of(rank, self._descriptors[rank][begin : begin + _DESCRIPTOR.size])
 
 
 class _Exported(NamedTuple):
@@ -99,9 +94,9 @@ class CudaIpcBackend(GpuBackend):
         self._size = host.size
         self._device = -1
         self._own_events: list[int] = []
-        self._events: list[list[int]] = [[], []]
+        self._peer_events: list[list[int]] = [[], []]
         self._mapped: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self._handles: dict[int, bytes] = {}
+        self._allocations: dict[int, tuple[int, bytes]] = {}
         self._staging = (0, 0)
         self._staging_free = 0
         self._staging_used = False
@@ -117,7 +112,7 @@ class CudaIpcBackend(GpuBackend):
         purpose = f"group {self._host.name!r} sets up CUDA IPC"
         probe, mine = 0, b""
         self._device = device
-        with runtime.on_device(device):
+        with runtime.OnDevice(device):
             refused = ""
             try:
                 probe = runtime.malloc(_GRANULARITY)
@@ -144,14 +139,11 @@ class CudaIpcBackend(GpuBackend):
         """Open the handles of all ranks; return the reason of a failure, '' if there is none."""
         try:
             for rank, handles in enumerate(handles_of):
-                if rank == self.rank:
-                    events = self._own_events
-                else:
+                if rank != self.rank:
                     runtime.close_memory(runtime.open_memory(handles[:_MEMORY_HANDLE_BYTES]))
                     begins = (_MEMORY_HANDLE_BYTES, _MEMORY_HANDLE_BYTES + _EVENT_HANDLE_BYTES)
-                    events = [runtime.open_event(handles[begin : begin + _EVENT_HANDLE_BYTES]) for begin in begins]
-                for found, event in zip(self._events, events, strict=True):
-                    found.append(event)
+                    for found, begin in zip(self._peer_events, begins, strict=True):
+                        found.append(runtime.open_event(handles[begin : begin + _EVENT_HANDLE_BYTES]))
         except (RuntimeError, MemoryError) as error:
             return f"CUDA IPC is not allowed at rank {self._host.global_ranks[self.rank]} ({error})"
         return ""
@@ -175,19 +167,22 @@ class CudaIpcBackend(GpuBackend):
         self, segment: Segment, launch: Launch, array: DeviceArray, op: ReduceOp, root: int | None = None
     ) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
-        share = self._share(array)
-        parts = [peers.array(rank, 0, array)[share] for rank in range(self._size)]
-        arithmetic.combine(op, parts, parts if root is None else [parts[root]], launch.stream, self._device)
+        begin, end = self._share(array)
+        if begin < end:
+            offset = begin * array.dtype.itemsize
+            parts = [peers.address(rank, 0) + offset for rank in range(self._size)]
+            outs = parts if root is None else [parts[root]]
+            arithmetic.kernels_of(self._device).reduce(op, array.dtype, parts, outs, end - begin, launch.stream)
         self._finish_step(segment, launch)
         if root in (None, self.rank):
-            self._copy(launch, array, peers.array(self.rank, 0, array))
+            self._copy(launch, array, peers, self.rank, 0)
 
     all_reduce = reduce
 
     def broadcast(self, segment: Segment, launch: Launch, array: DeviceArray, root: int) -> None:
         peers = self._exchange_arrays(segment, launch, [array] if self.rank == root else [])
         if self.rank != root:
-            self._copy(launch, array, peers.array(root, 0, array))
+            self._copy(launch, array, peers, root, 0)
         self._finish_step(segment, launch)
 
     def gather(
@@ -195,7 +190,7 @@ class CudaIpcBackend(GpuBackend):
     ) -> None:
         peers = self._exchange_arrays(segment, launch, [array])
         for rank, output in enumerate(outputs):  # gather has outputs at the root alone
-            self._copy(launch, output, peers.array(rank, 0, output))
+            self._copy(launch, output, peers, rank, 0)
         self._finish_step(segment, launch)
 
     all_gather = gather
@@ -204,15 +199,17 @@ class CudaIpcBackend(GpuBackend):
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
-        self._copy(launch, output, peers.array(root, self.rank, output))
+        self._copy(launch, output, peers, root, self.rank)
         self._finish_step(segment, launch)
 
     def reduce_scatter(
         self, segment: Segment, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp
     ) -> None:
         peers = self._exchange_arrays(segment, launch, inputs)
-        parts = [peers.array(rank, self.rank, output) for rank in range(self._size)]
-        arithmetic.combine(op, parts, [output], launch.stream, self._device)
+        if output.size:
+            parts = [peers.address(rank, self.rank) for rank in range(self._size)]
+            kernels = arithmetic.kernels_of(self._device)
+            kernels.reduce(op, output.dtype, parts, [output.pointer], output.size, launch.stream)
         self._finish_step(segment, launch)
 
     def all_to_all(
@@ -221,7 +218,7 @@ class CudaIpcBackend(GpuBackend):
         lengths = [part.nbytes for part in (*inputs, *outputs)]
         peers = self._exchange_arrays(segment, launch, inputs, lengths)
         for rank, output in enumerate(outputs):
-            self._copy(launch, output, peers.array(rank, self.rank, output))
+            self._copy(launch, output, peers, rank, self.rank)
         self._finish_step(segment, launch)
 
     # Steps
@@ -248,12 +245,12 @@ class CudaIpcBackend(GpuBackend):
         runtime.record_event(self._own_events[0], launch.stream)
         published = b"".join([*map(_LENGTH.pack, lengths), *(each.descriptor for each in exported)])
         slots = segment.slots(_BYTE, room)
-        slots[self.rank][: len(published)] = np.frombuffer(published, np.uint8)
+        slots[self.rank].data[: len(published)] = published
         segment.step()
         contents = [slot.tobytes() for slot in slots]
         if lengths:
             _check_lengths([struct.unpack_from(f"!{2 * size}q", each) for each in contents], size)
-        self._wait_for_events(self._events[0], launch)
+        self._wait_for_events(0, launch)
         begin = _LENGTH.size * len(lengths)
         return _PeerArrays(self, [each.pointer for each in exported], [each[begin:] for each in contents])
 
@@ -261,23 +258,23 @@ class CudaIpcBackend(GpuBackend):
         """Take the second step: wait until the peers' shares are done."""
         runtime.record_event(self._own_events[1], launch.stream)
         segment.step()
-        self._wait_for_events(self._events[1], launch)
+        self._wait_for_events(1, launch)
 
-    def _wait_for_events(self, events: Sequence[int], launch: Launch) -> None:
-        """Make the stream wait for the peers' events."""
-        for rank, event in enumerate(events):
-            if rank != self.rank:
-                runtime.stream_wait_event(event, launch.stream)
+    def _wait_for_events(self, step: int, launch: Launch) -> None:
+        """Make the stream wait for the peers' events of a step."""
+        for event in self._peer_events[step]:
+            runtime.stream_wait_event(event, launch.stream)
 
-    def _share(self, array: DeviceArray) -> slice:
-        """Return this rank's share of an array."""
+    def _share(self, array: DeviceArray) -> tuple[int, int]:
+        """Return the first element of this rank's share of an array, and the first one behind it."""
         step = max(_SHARE_ALIGNMENT // array.dtype.itemsize, 1)
         share = -(-array.size // (self._size * step)) * step
-        return slice(min(self.rank * share, array.size), min((self.rank + 1) * share, array.size))
+        return min(self.rank * share, array.size), min((self.rank + 1) * share, array.size)
 
-    def _copy(self, launch: Launch, out: DeviceArray, array: DeviceArray) -> None:
-        if out.pointer != array.pointer:
-            runtime.copy_async(out.pointer, array.pointer, out.nbytes, launch.stream)
+    def _copy(self, launch: Launch, out: DeviceArray, peers: _PeerArrays, rank: int, number: int) -> None:
+        """Enqueue a copy of a rank's published array, of the length of ``out``, unless it is ``out``."""
+        if out.size and (source := peers.address(rank, number)) != out.pointer:
+            runtime.copy_async(out.pointer, source, out.nbytes, launch.stream)
 
     # Memory
 
@@ -300,15 +297,17 @@ class CudaIpcBackend(GpuBackend):
         return exported
 
     def _export(self, pointer: int) -> _Exported:
-        allocation = runtime.allocation_of(pointer)
-        handle = self._handles.get(allocation.id)
-        if handle is None:
-            with runtime.cuda_errors("its memory cannot be shared with other processes"):
-                handle = runtime.memory_handle(allocation.base)
-            if len(self._handles) >= _MAX_MAPPED:
-                self._handles.clear()
-            self._handles[allocation.id] = handle
-        return _Exported(pointer, _DESCRIPTOR.pack(handle, allocation.id, pointer - allocation.base))
+        number = runtime.allocation_id(pointer)
+        found = self._allocations.get(number)
+        if found is None:
+            with runtime.CudaErrors("its memory cannot be shared with other processes"):
+                base = runtime.allocation_base(pointer)
+                found = base, runtime.memory_handle(base)
+            if len(self._allocations) >= _MAX_MAPPED:
+                self._allocations.clear()
+            self._allocations[number] = found
+        base, handle = found
+        return _Exported(pointer, _DESCRIPTOR.pack(handle, number, pointer - base))
 
     def _staging_memory(self, nbytes: int, stream: int) -> int:
         """Return the address of ``nbytes`` of memory with an IPC handle; it is kept for later calls.
@@ -342,7 +341,7 @@ class CudaIpcBackend(GpuBackend):
 
     def _map(self, rank: int, handle: bytes) -> int:
         """Map another rank's allocation."""
-        with runtime.cuda_errors(f"memory of rank {self._host.global_ranks[rank]} on the GPU cannot be mapped"):
+        with runtime.CudaErrors(f"memory of rank {self._host.global_ranks[rank]} on the GPU cannot be mapped"):
             try:
                 return runtime.open_memory(handle)
             except RuntimeError:
@@ -368,11 +367,11 @@ class CudaIpcBackend(GpuBackend):
         if self._closed:
             return
         self._closed = True
-        with runtime.on_device(self._device):
+        with runtime.OnDevice(self._device):
             for base in self._mapped.values():
                 runtime.close_memory(base)
             self._mapped.clear()
-            for events in self._events:
+            for events in (self._own_events, *self._peer_events):
                 for event in events:
                     runtime.destroy_event(event)
             if self._staging_free:

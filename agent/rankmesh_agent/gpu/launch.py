@@ -61,6 +61,7 @@ class Launch:
         device, streams: of the arrays.
         error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
+        seq: number of the collective, the same at all ranks; 0 for a message.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Launch:
         self.deadline = deadline
         self.error: DistError | None = None
         self.future: Future | None = None
+        self.seq = 0
         self._arrays: Sequence[DeviceArray] | None = arrays
         self._on_complete = on_complete
         self._events = events
@@ -102,12 +104,13 @@ class Launch:
         return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
     def record_end(self) -> None:
-        """Record the completion event behind all work of the call. In the enqueuing thread, with the device current."""
+        """Record the completion event behind all work of the call. In the enqueuing thread."""
         if self._on_complete is not None:
             with self.streams.using(self.device, self.stream):
                 self._on_complete()
-        event = self._events.acquire(self.device)
-        runtime.record_event(event, self.stream)  # before it is published: a reused event counts as completed
+        with runtime.OnDevice(self.device):
+            event = self._events.acquire(self.device)
+            runtime.record_event(event, self.stream)  # before it is published: a reused event counts as completed
         with self._lock:
             if not self._ended:
                 self._event = event
@@ -121,8 +124,13 @@ class Launch:
                 self._release()
             return self._ended
 
+    @property
+    def ended(self) -> bool:
+        """Whether the call was found to be completed, or has failed."""
+        return self._ended
+
     def _query(self, event: int) -> bool:
-        with runtime.on_device(self.device):  # queried with another device current, CUDA makes a context there
+        with runtime.OnDevice(self.device):  # queried with another device current, CUDA makes a context there
             return runtime.event_completed(event)
 
     def fail(self, error: DistError) -> None:
@@ -142,7 +150,7 @@ class Launch:
         """Make a stream wait until the GPU has completed the call."""
         with self._lock:
             if self._event is not None:
-                with runtime.on_device(self.device):
+                with runtime.OnDevice(self.device):
                     runtime.stream_wait_event(self._event, stream)
 
 

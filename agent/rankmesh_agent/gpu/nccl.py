@@ -83,6 +83,7 @@ def reduces(dtype: np.dtype[Any], op: ReduceOp) -> bool:
     return _nccl_reduction(dtype, op) is not None
 
 
+@functools.cache
 def _nccl_reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None:
     """Return how NCCL performs a reduction, None if it does not."""
     if dtype == np.bool_:
@@ -185,6 +186,7 @@ class NcclBackend(GpuBackend):
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
+    waits_on_host = False
     may_block = True
 
     def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
@@ -213,7 +215,7 @@ class NcclBackend(GpuBackend):
         members = self._members((), tuple(launch.device for launch in launches), range(self._size), first)
         with self.grouped():
             for member, launch, own in zip(members, launches, each, strict=True):
-                with runtime.on_device(launch.device):
+                with runtime.OnDevice(launch.device):
                     method(member, launch, *own)
 
     # Messages
@@ -323,7 +325,7 @@ class NcclBackend(GpuBackend):
             members, multigpu = [], len(devices) > 1
             with self.grouped() if multigpu else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
-                    with runtime.on_device(device):
+                    with runtime.OnDevice(device):
                         comm = self._nccl.NcclCommunicator(size, found, rank)
                         members.append(_NcclRank(comm, rank, size, multigpu, self.grouped))
             return members

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 
 from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.gpu.backend import GpuBackend
@@ -23,6 +24,10 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError,
 
 _POLL_SECONDS = 0.005
 """Interval of the checks while calls are in flight."""
+_FUTURE_SECONDS = 0.0005
+"""Interval of the checks while a future waits for one of them."""
+_IDLE_SECONDS = 1.0
+"""Time without calls until the checks pause: to wake the thread for each call would take longer than the call."""
 _CLOSE_SECONDS = 5.0
 """Longest wait for the thread at the end; an abort may take long."""
 _SLOW_SECONDS = 1.0
@@ -43,35 +48,45 @@ class GpuWatchdog:
         self._backend = backend
         self._exchange = exchange
         self._launches: list[Launch] = []
+        self._added: deque[Launch] = deque()  # without the lock: appending is atomic, and quick
         self._seq = 0
         self._slow_seq = 0
-        self._seqs: dict[Launch, int] = {}
         self._changed = threading.Condition()
+        self._idle_since = 0.0
+        self._paused = False
         self._watchdog = Watchdog(f"rankmesh-{comm.name}-gpu", _CLOSE_SECONDS)
         self._started = False
 
     def add(self, launch: Launch, *, collective: bool) -> None:
         """Watch a call that is being launched. All members launch collectives in the same order."""
+        if collective:
+            self._seq = launch.seq = self._seq + 1
+        self._added.append(launch)
+        if self._paused or not self._started:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the checks, or go on with them."""
         with self._changed:
-            if collective:
-                self._seq += 1
-                self._seqs[launch] = self._seq
-            self._launches.append(launch)
+            self._paused = False
             if not self._started:
                 self._started = True
                 self._watchdog.add(self._check)
-            elif len(self._launches) == 1:
-                self._watchdog.wake()
+        self._watchdog.wake()
 
-    def remove(self, launch: Launch) -> bool:
-        """Stop watching a call that has ended, or whose launch failed; return whether it was watched."""
+    def remove(self, launch: Launch) -> None:
+        """Stop watching a call that could not be launched. Does nothing if it is not watched."""
         with self._changed:
-            if launch not in self._launches:
-                return False
-            self._launches.remove(launch)
-            self._seqs.pop(launch, None)
-            self._changed.notify_all()
-            return True
+            launches = self._in_flight()
+            if launch in launches:
+                launches.remove(launch)
+                self._changed.notify_all()
+
+    def _in_flight(self) -> list[Launch]:
+        """Return the calls that are watched. With the lock held."""
+        while self._added:
+            self._launches.append(self._added.popleft())
+        return self._launches
 
     def future_of(self, launch: Launch) -> Future:
         """Return a future that completes, with value None, when a call has ended."""
@@ -79,9 +94,11 @@ class GpuWatchdog:
             if launch.future is not None:
                 return launch.future
             launch.future = Future()
-            completed = launch not in self._launches and launch.is_completed()
+            completed = launch not in self._in_flight() and launch.is_completed()
         if completed:
             _complete(launch.future, launch)
+        else:
+            self._watchdog.wake()
         return launch.future
 
     def drain(self, deadline: Deadline) -> None:
@@ -91,7 +108,7 @@ class GpuWatchdog:
             DistError: a call failed.
         """
         with self._changed:
-            while self._launches and not deadline.expired():
+            while self._in_flight() and not deadline.expired():
                 self._changed.wait(_POLL_SECONDS)
         failure = self._comm.failure
         if failure is not None:
@@ -100,11 +117,12 @@ class GpuWatchdog:
     def close(self) -> bool:
         """End the thread; calls in flight are no longer watched. Return whether there are any."""
         self._watchdog.remove(self._check)
-        return bool(self._launches)
+        with self._changed:
+            return bool(self._in_flight())
 
     def _check(self) -> float | None:
         with self._changed:
-            launches = self._launches.copy()
+            launches = self._in_flight().copy()
         if launches:
             try:
                 self._check_launches(launches)
@@ -112,18 +130,27 @@ class GpuWatchdog:
                 failure = error if isinstance(error, DistError) else DistBackendError(f"on the GPU: {error}")
                 self._comm.abort(failure)
                 self._abort(failure)
-        return _POLL_SECONDS if self._launches else None
+        now = time.monotonic()
+        if launches:
+            self._idle_since = now
+        elif now - self._idle_since > _IDLE_SECONDS:
+            self._paused = True
+            if not (self._added or self._launches):  # else one was added that could not see the pause
+                return None
+            self._paused = False
+        awaited = any(launch.future is not None for launch in self._launches)
+        return _FUTURE_SECONDS if awaited else _POLL_SECONDS
 
     def _check_launches(self, launches: list[Launch]) -> None:
         error = self._comm.failure
-        busy: set[int] = set()
+        busy: set[tuple[int, int]] = set()
         for launch in launches:
-            if launch.stream in busy:
-                continue  # behind a call in flight
-            if launch.is_completed():
-                self._completed(launch)
-            else:
-                busy.add(launch.stream)
+            place = launch.device, launch.stream
+            if place not in busy and not launch.is_completed():
+                busy.add(place)  # what is behind it has not ended either
+        launches = self._forget_ended()
+        if not launches and error is None:
+            return
         now = time.monotonic()
         late = next((launch for launch in launches if now >= launch.deadline.at and not launch.is_completed()), None)
         if error is None:
@@ -145,16 +172,22 @@ class GpuWatchdog:
         with contextlib.suppress(Exception):  # the backend is not used again, whatever abort raises
             self._backend.abort()
         with self._changed:
-            launches = self._launches.copy()
+            launches = self._in_flight().copy()
         for launch in launches:
             launch.fail(error)
-            self._completed(launch)
+        self._forget_ended()
 
-    def _completed(self, launch: Launch) -> None:
+    def _forget_ended(self) -> list[Launch]:
+        """Stop watching the calls that have ended, and complete their futures; return the others."""
         with self._changed:
-            future = launch.future if self.remove(launch) else None
-        if future is not None:
+            every = self._in_flight()
+            left = self._launches = [launch for launch in every if not launch.ended]
+            futures = [(launch.future, launch) for launch in every if launch.ended and launch.future is not None]
+            if len(left) < len(every):
+                self._changed.notify_all()
+        for future, launch in futures:
             _complete(future, launch)
+        return left.copy()
 
     def _peer_lost_error(self, launches: list[Launch]) -> DistError | None:
         """Return the error of a slow call that waits for a rank that has left, None if there is none."""
@@ -166,17 +199,16 @@ class GpuWatchdog:
     def _publish_if_slow(self) -> None:
         """Publish, once, that the oldest call is slow."""
         with self._changed:
-            first = self._launches[0] if self._launches else None
-            seq = 0 if first is None else self._seqs.get(first, 0)
-        if first is None or seq <= self._slow_seq:
+            first = next(iter(self._in_flight()), None)
+        if first is None or first.seq <= self._slow_seq:
             return
         if first.deadline.elapsed() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
-            self._slow_seq = seq
-            self._exchange.publish("slow", f"{seq} {first.description}".encode())
+            self._slow_seq = first.seq
+            self._exchange.publish("slow", f"{first.seq} {first.description}".encode())
 
     def _timeout_error(self, launch: Launch) -> CollectiveTimeoutError:
         """Return the error of a call that passed its deadline. It names the ranks that did not publish the call."""
-        seq = self._seqs.get(launch, 0)
+        seq = launch.seq
         global_ranks = self._comm.global_ranks
         published: list[bytes | None] = [None] * len(global_ranks)
         with contextlib.suppress(DistError):

@@ -123,7 +123,7 @@ class CallQueue:
             if self._worker is not None and threading.current_thread() is self._worker:
                 name = self.plan(key).call.name
                 raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
-            if not self._queued and self._turn.acquire(False):
+            if not self._queued and self._turn.acquire(False):  # execute_if_idle, without the call
                 try:
                     self.execute(self._plans.get(key) or self.plan(key), arguments, options)
                 finally:
@@ -138,6 +138,16 @@ class CallQueue:
             self._state.abort(error)  # the worker must not go on with the caller's array
             raise
         return None
+
+    def execute_if_idle(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> bool:
+        """Execute a call in this thread unless another one is under way or queued; return whether it was executed."""
+        if self._queued or not self._turn.acquire(False):
+            return False
+        try:
+            self.execute(self._plans.get(key) or self.plan(key), arguments, options)
+        finally:
+            self._turn.release()
+        return True
 
     @property
     def batching(self) -> bool:

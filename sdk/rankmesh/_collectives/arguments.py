@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -87,9 +88,15 @@ def communicator(group: Group, called: str, tensor: Any = None, level: int = 3) 
         return None
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:
         return communicator_of(group)
-    from rankmesh._session import gpu
+    return _on_gpus()(group, device)
 
-    return gpu.for_collectives(group, device)
+
+@functools.cache
+def _on_gpus() -> Callable[[Group, int], Communicator]:
+    """Return ``for_collectives``, whose module is imported when the first array on a GPU is passed."""
+    from rankmesh._session.gpu import for_collectives
+
+    return for_collectives
 
 
 def options(

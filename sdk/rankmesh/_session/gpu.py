@@ -22,7 +22,8 @@ def for_collectives(group: Group, device: int) -> Communicator:
         DistBackendError: the requested backend cannot be used; names the reason.
         CollectiveTimeoutError: a rank did not pass an array on a GPU in time; names it.
     """
-    selector = _selector(group)
+    found = cast(ProcessGroup, require_session().group if group is None else group)
+    selector = found._gpu or _selector(found)
     return communicator_of(group) if selector is None else selector.for_collectives(device)
 
 

@@ -14,6 +14,8 @@ from rankmesh_agent.group.communicator import Communicator
 
 _CUDA_DEVICES = frozenset((2, 13))
 """DLPack device types on NVIDIA GPUs: device memory, and managed memory."""
+_known: dict[type, type[Buffer]] = {}
+"""Buffers by types of which all arrays have the same: CuPy's, whose ``__dlpack_device__`` asks the driver each time."""
 
 
 def buffer_of(tensor: Any, name: str) -> Buffer:
@@ -28,6 +30,9 @@ def buffer_of(tensor: Any, name: str) -> Buffer:
 
 
 def _kind_of(tensor: Any) -> type[Buffer]:
+    known = _known.get(type(tensor))
+    if known is not None:
+        return known
     if isinstance(tensor, np.ndarray):
         return NumpyBuffer
     torch = sys.modules.get("torch")  # a caller with a tensor has imported it
@@ -40,8 +45,11 @@ def _kind_of(tensor: Any) -> type[Buffer]:
         on_cuda = hasattr(kind, "__cuda_array_interface__")
     if not on_cuda:
         return ExportedBuffer
-    from rankmesh._tensors.cuda_buffer import CudaBuffer
+    from rankmesh._tensors.cuda_buffer import CudaBuffer, CupyBuffer
 
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(tensor, cupy.ndarray):
+        return _known.setdefault(kind, CupyBuffer)
     return CudaBuffer
 
 

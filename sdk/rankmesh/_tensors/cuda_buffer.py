@@ -1,4 +1,4 @@
-"""CudaBuffer: the elements of a CuPy array, or of another object on a GPU. Imported when the first one is passed."""
+"""Elements of a CuPy array, or of another object on a GPU. Imported when the first one is passed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ class CudaBuffer(Buffer):
     def device_of(tensor: Any) -> int | None:
         if hasattr(type(tensor), "__dlpack_device__"):
             return int(tensor.__dlpack_device__()[1])
-        return int(as_cupy(tensor).device.id)
+        return int(runtime.cupy().asarray(tensor).device.id)
+
+    def array(self) -> Any:
+        """Return a CuPy array over the elements."""
+        cupy, tensor = runtime.cupy(), self.tensor
+        return cupy.asarray(tensor) if hasattr(type(tensor), "__cuda_array_interface__") else cupy.from_dlpack(tensor)
 
     def layout(self) -> Layout:
-        array = as_cupy(self.tensor)
+        array = self.array()
         return Layout(array.shape, array.strides, array.itemsize)
 
     def host_array(self) -> tuple[Array, WriteBack | None]:
         reason = runtime.unavailable_reason()
         if reason:
             raise TypeError(f"{self.name} is a {type_name(self.tensor)} on a GPU, which cannot be read: {reason}")
-        array = as_cupy(self.tensor)
+        array = self.array()
         bits = _bits(array)
         host = bits.get()
 
@@ -49,7 +54,7 @@ class CudaBuffer(Buffer):
         return host.view(np.dtype(array.dtype)), write_back
 
     def device_array(self) -> tuple[DeviceArray, WriteBack | None]:
-        array = as_cupy(self.tensor)
+        array = self.array()
         native = supported(np.dtype(array.dtype), self.name)
         if array.dtype != native:
             raise TypeError(
@@ -61,17 +66,22 @@ class CudaBuffer(Buffer):
             with array.device:  # CuPy copies on the current device
                 array = runtime.cupy().ascontiguousarray(whole)
             write_back = functools.partial(whole.__setitem__, ..., array.reshape(whole.shape))
-        return DeviceArray(array.data.ptr, array.size, native, array.device.id, array, _CUPY), write_back
+        memory = array.data
+        return DeviceArray(memory.ptr, array.size, native, memory.device_id, array, _CUPY), write_back
 
 
-def as_cupy(tensor: Any) -> Any:
-    """Return a CuPy array over the memory of an array on a GPU."""
-    cupy = runtime.cupy()
-    if isinstance(tensor, cupy.ndarray):
-        return tensor
-    if hasattr(type(tensor), "__cuda_array_interface__"):
-        return cupy.asarray(tensor)
-    return cupy.from_dlpack(tensor)
+class CupyBuffer(CudaBuffer):
+    """Elements of a CuPy array."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def device_of(tensor: Any) -> int | None:
+        device: int = tensor.data.device_id
+        return device
+
+    def array(self) -> Any:
+        return self.tensor
 
 
 def _bits(array: Any) -> Any:

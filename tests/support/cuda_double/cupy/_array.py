@@ -21,6 +21,8 @@ _NO_KERNELS = re.compile(r"float[468]_|u?int[24]$|float128|complex256")
 class ndarray:  # noqa: N801
     """An array on a GPU, which NumPy cannot read."""
 
+    __module__ = "cupy"
+
     __hash__ = None  # type: ignore[assignment]
     __array_priority__ = 100
 
