@@ -35,6 +35,8 @@ T = "agent/rankmesh_agent/transports/"
 W = "agent/rankmesh_agent/wire/"
 P = "agent/rankmesh_agent/progress/"
 GROUP = "agent/rankmesh_agent/group/"
+GPU = "agent/rankmesh_agent/gpu/"
+DEVICE = "agent/rankmesh_agent/device/"
 STORE = "agent/rankmesh_agent/store/"
 STATE = "gateway/rankmesh_gateway/state/"
 CALLS = "sdk/rankmesh/_collectives/"
@@ -52,6 +54,7 @@ SELECT = "agent/collectives/test_select.py agent/collectives/test_switching.py"
 MEMORY = "agent/transports/test_segment.py"
 MISMATCHES = "sdk/test_wrong_calls.py agent/group"
 WRONG = "sdk/test_wrong_calls.py"
+GPU_FAILURE = "gpu/test_failure.py"
 GROUPS = "agent/group agent/backends"
 FILES = "agent/transports/test_shared_memory.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
@@ -219,9 +222,17 @@ FAULTS = [
     Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
     Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure = error", "            if True:\n                self.failure = error", FAILURE, "a later failure hides the first"),
-    Fault(GROUP + "local_state.py", "isinstance(error, CollectiveTimeoutError | DescriptorLimitError):", "isinstance(error, DescriptorLimitError):", FAILURE, "members report our deadline as theirs"),
+    Fault(GROUP + "local_state.py", "if own or isinstance(error, CollectiveTimeoutError):", "if own:", FAILURE, "members report our deadline as theirs"),
+    Fault(GROUP + "local_state.py", "own = type(error) is DistBackendError or", "own =", GPU_FAILURE, "the rank whose library fails is not named"),
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in missing", "for rank in self.ranks if rank in missing", FAILURE, "an error says that the missing have arrived"),
     Fault(GROUP + "local_state.py", 'f"{who} left ({', 'f"{who} failed ({', FAILURE, "a rank that left is said to have failed"),
+    # Arrays on GPUs
+    Fault(GPU + "watchdog.py", "if self._paused or not self._started:", "if not self._started:", "agent/gpu", "calls after a pause are not watched"),
+    Fault(GPU + "watchdog.py", "if launch.ended and launch.future is not None", "if launch.future is not None", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
+    Fault(GPU + "nccl.py", "waits_on_host = False", "waits_on_host = True", "gpu/test_streams.py", "a thread enqueues NCCL's asynchronous calls"),
+    Fault(GROUP + "call_queue.py", "        if self._queued or not self._turn.acquire(False):\n            return False", "        if not self._turn.acquire(False):\n            return False", "agent/group/test_call_queue.py", "a call on a GPU overtakes those on the host"),
+    Fault(DEVICE + "kernels.py", "key = dtype, op, tuple(sources)", "key = op, tuple(sources)", "agent/device/test_kernels.py", "a launch is that of another element type"),
+    Fault(DEVICE + "kernels.py", "count, members, factor\n        found", "count, factor\n        found", "agent/device/test_kernels.py", "a launch divides by another number"),
     # The store
     Fault(STORE + "table.py", "completed = [watch for watch in touched if not watch.missing]", "completed = list(touched)", TABLE, "a wait for two keys ends with the first"),
     Fault(STORE + "table.py", "watch.missing.add(key)", "pass", TABLE, "a deleted key counts as there"),

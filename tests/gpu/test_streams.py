@@ -154,11 +154,23 @@ def two_groups_and_two_threads(me: Me) -> dict[str, Any]:
     return {"found": found, "errors": errors}
 
 
+def threads_of_asynchronous_calls() -> list[str]:
+    """Make some, and return the threads that carry out the group's calls."""
+    import cupy
+
+    works = [dist.all_reduce(cupy.ones(10), async_op=True) for _ in range(3)]
+    names = [thread.name for thread in threading.enumerate() if thread.name == "rankmesh-world"]
+    for work in works:
+        work.wait()
+    return names
+
+
 def everything(me: Me, backend: str | None) -> None:
     import cupy
 
     me.init(timeout=60, backend=backend)
     dist.all_reduce(cupy.ones(1))  # the first one looks which GPUs there are, and waits for all
+    me.report(threads=threads_of_asynchronous_calls())
     for part in (on_the_current_stream, asynchronously, works, freed, two_groups_and_two_threads):
         me.report(**{part.__name__: part(me)})
     dist.destroy_process_group()
@@ -186,6 +198,13 @@ SAID: dict[str, Any] = {
 @pytest.mark.parametrize("part", SAID)
 def test_what_uses_a_result_comes_after_the_call(reported: OfEngine, machine: Any, engine: str, part: str) -> None:
     assert [of_rank[part] for of_rank in reported(machine, engine)] == [SAID[part]] * 2
+
+
+@each_engine
+def test_only_nccl_needs_no_thread_for_asynchronous_calls(reported: OfEngine, machine: Any, engine: str) -> None:
+    """Over it no rank waits on its host for the others; elsewhere the calls are carried out in a thread."""
+    for of_rank in reported(machine, engine):
+        assert of_rank["threads"] == ([] if engine == "nccl" else ["rankmesh-world"])
 
 
 def test_without_waiting_results_are_wrong(ranks: Ranks, machine: Any) -> None:

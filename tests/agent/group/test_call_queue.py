@@ -566,6 +566,18 @@ def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -
     assert alone.log[-1][-1], "the worker executes the call"
 
 
+def test_a_call_for_an_idle_queue_is_executed_at_once_or_not_at_all(alone: Alone, held: threading.Event) -> None:
+    ran: list[int] = []
+    call = BARRIER, (lambda: ran.append(1),), NOW
+    assert not alone.queue.execute_if_idle(*call), "another one is under way"
+    held.set()
+    alone.submit(options=LATER).wait()
+    assert alone.queue.execute_if_idle(*call)
+    alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
+    assert not alone.queue.execute_if_idle(*call)
+    assert ran == [1]
+
+
 def test_ctrl_c_in_a_queued_call_aborts_the_group(alone: Alone, held: threading.Event) -> None:
     """The worker must not go on with the caller's array."""
     ran: list[int] = []

@@ -1,0 +1,104 @@
+"""The watchdog of calls on GPUs: it pauses without calls, and goes on with the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.processes import wait_until
+
+from rankmesh_agent.gpu import watchdog
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
+
+SECONDS = 30.0
+
+
+class Call:
+    """A launched call, which the GPU completes when the test says so."""
+
+    device, stream, peers, op, description = 0, 7, (1,), "all_reduce", "all_reduce(float32[1], SUM)"
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.deadline = Deadline(seconds)
+        self.future: Any = None
+        self.error: DistError | None = None
+        self.completed = self.ended = False
+        self.seq = 0
+
+    def is_completed(self) -> bool:
+        self.ended = self.ended or self.completed
+        return self.ended
+
+    def fail(self, error: DistError) -> None:
+        self.error, self.ended = error, True
+
+
+class Group:
+    """The group: what it was aborted with."""
+
+    name, global_ranks = "world", (0, 1)
+
+    def __init__(self) -> None:
+        self.failure: DistError | None = None
+
+    def abort(self, error: DistError) -> None:
+        self.failure = error
+
+    def peer_lost_error(self, members: object, during: str) -> None:
+        return None
+
+
+@pytest.fixture
+def group() -> Group:
+    return Group()
+
+
+@pytest.fixture
+def paused(group: Group, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A watchdog that has had a call, and pauses."""
+    monkeypatch.setattr(watchdog, "_IDLE_SECONDS", 0.0)
+    backend = SimpleNamespace(async_error=lambda: "", abort=lambda: None)
+    exchange = SimpleNamespace(publish=lambda name, value: None, peek=lambda name, rank: None)
+    found = watchdog.GpuWatchdog(group, backend, exchange)  # type: ignore[arg-type]
+    call = Call()
+    found.add(call, collective=True)  # type: ignore[arg-type]
+    call.completed = True
+    found.drain(Deadline(SECONDS))
+    wait_until(lambda: found._paused, "the watchdog to pause")
+    time.sleep(0.02)  # it may be about to wait
+    yield found
+    found.close()
+
+
+def test_a_call_after_a_pause_is_found_to_be_completed(paused: Any) -> None:
+    call = Call()
+    paused.add(call, collective=True)
+    future = paused.future_of(call)
+    time.sleep(0.05)  # many checks
+    assert not future.done()
+    call.completed = True
+    future.wait(SECONDS)
+    assert call.seq == 2
+
+
+def test_a_call_after_a_pause_is_found_to_be_late(paused: Any, group: Group) -> None:
+    call = Call(0.05)
+    paused.add(call, collective=True)
+    wait_until(lambda: call.ended, "the call to be ended")
+    assert isinstance(call.error, CollectiveTimeoutError)
+    assert group.failure is call.error
+    assert call.error.ranks == (0, 1)
+    assert not paused.close()
+
+
+def test_a_call_that_is_not_watched_any_more_holds_up_no_end(paused: Any) -> None:
+    call = Call()
+    paused.add(call, collective=True)
+    paused.remove(call)
+    paused.drain(Deadline(SECONDS))
+    paused.remove(call)  # a call that could not be launched was not always watched
+    assert not paused.close()
