@@ -17,11 +17,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import rankmesh as dist
+from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
 from tools.gpu_report import all_reduce_async, join, result, run, seconds, target
 
 MIB = 1 << 20
@@ -76,6 +79,8 @@ def _bandwidth(nbytes: int) -> None:
     array = cupy.zeros(nbytes // 4, "float32")
     host = dist.new_group(backend="gloo")
     ours = seconds(partial(dist.all_reduce, array), 10, stream.synchronize)
+    with mock.patch.object(CudaIpcBackend, "_share", lambda self, array: (0, array.size * (self.rank == 0))):
+        alone = seconds(partial(dist.all_reduce, array), 10, stream.synchronize)
     staged = seconds(partial(dist.all_reduce, array, group=host), 1, stream.synchronize)
     copied = 0.0
     if dist.get_rank() == 0:
@@ -87,25 +92,36 @@ def _bandwidth(nbytes: int) -> None:
     text = f"all_reduce of {nbytes // MIB} MiB, {size} ranks on one GPU: {ours * 1e6:.0f} µs"
     text += f", {share:.0%} of the speed of {size} device copies ({copied * 1e6:.0f} µs each)"
     target(text, share >= SHARE_OF_BOUND, f"{SHARE_OF_BOUND:.0%}")
+    result(f"if one process reduces all, as processes take turns on a GPU: {alone * 1e6:.0f} µs")
     target(f"through host memory it takes {times:.1f} times as long", times >= TIMES_HOST, f"{TIMES_HOST:g}")
 
 
 def _latency(calls: int) -> None:
     import cupy
 
-    array, stream = cupy.zeros(1, "float32"), cupy.cuda.get_current_stream()
+    array = cupy.zeros(1, "float32")
+    returned, ended = _microseconds(partial(dist.all_reduce, array), calls)
+    median, late = statistics.median(ended), sorted(ended)[len(ended) * 99 // 100]
+    text = f"4 B, {dist.get_world_size()} ranks: {median:.1f} µs from call to result, 99th percentile {late:.1f}"
+    target(text, median <= LATENCY_US, f"{LATENCY_US:g} µs")
+    result(f"of it on the host, until the call returns: {statistics.median(returned):.1f} µs")
+    _, staged = _microseconds(partial(dist.all_reduce, array, group=dist.new_group(backend="gloo")), calls // 4)
+    result(f"through host memory: {statistics.median(staged):.1f} µs")
+
+
+def _microseconds(call: Callable[[], object], calls: int) -> tuple[list[float], list[float]]:
+    """Return, for each of many calls, the time until it returned and until the GPU had completed it."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
     returned, ended = [], []
     for _ in range(calls + 20):
         began = time.perf_counter()
-        dist.all_reduce(array)
+        call()
         returned.append((time.perf_counter() - began) * 1e6)
         stream.synchronize()
         ended.append((time.perf_counter() - began) * 1e6)
-    ended = sorted(ended[20:])
-    median, late = ended[len(ended) // 2], ended[len(ended) * 99 // 100]
-    text = f"4 B, {dist.get_world_size()} ranks: {median:.1f} µs from call to result, 99th percentile {late:.1f}"
-    target(text, median <= LATENCY_US, f"{LATENCY_US:g} µs")
-    result(f"of it on the host, until the call returns: {statistics.median(returned[20:]):.1f} µs")
+    return returned[20:], ended[20:]
 
 
 def _growth(calls: int) -> None:
