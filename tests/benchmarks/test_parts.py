@@ -139,3 +139,17 @@ def test_the_command_line_refuses_unknown_names(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["--only", "nothing"])
     assert "invalid choice: 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_the_host_time_of_calls_on_gpus_is_measured_without_any() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_host", "--calls", "20", "--rounds", "2"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=True)
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    calls = ["all_reduce", "all_reduce(async_op=True), wait()", "all_reduce, NumPy"]
+    assert [row[:3] for row in rows] == [
+        [ranks, f"cpu:mesh,cuda:{engine}", call]
+        for ranks, engine in (("1", "nccl"), ("2", "cuda-ipc"), ("4", "cuda-ipc"))
+        for call in calls
+    ]
+    assert all(float(row[3]) >= float(row[4]) > 0 for row in rows)
