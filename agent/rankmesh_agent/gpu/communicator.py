@@ -105,7 +105,7 @@ class GpuCommunicator(Communicator):
         launch_options = options
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
-        arguments = launches[0], _Watched(self, launches), *arguments
+        arguments = launches[0], _Watched(self, self._watchdog, launches), *arguments
         if not options.async_op:
             self.queue.submit(key, arguments, launch_options)
             return None
@@ -114,24 +114,6 @@ class GpuCommunicator(Communicator):
             queued = self.queue.submit(key, arguments, launch_options)
         self._queued = queued
         return LaunchedWork(launches, queued, options.result, self._watchdog.future_of)
-
-    def watch(self, launches: Sequence[Launch], *, collective: bool) -> None:
-        """Watch the launches of one call, whose arrays may be on several GPUs."""
-        for launch in launches:
-            self._watchdog.add(launch, collective=collective)
-            collective = False
-
-    def unwatch(self, launches: Sequence[Launch], error: BaseException) -> None:
-        """Watch launches no longer that could not be enqueued.
-
-        Raises:
-            DistError: the group has failed, which is why the backend was aborted.
-        """
-        for launch in launches:
-            self._watchdog.remove(launch)
-        failure = self.failure
-        if failure is not None and isinstance(error, Exception):
-            raise failure from error
 
     def _new_launch(
         self,
@@ -226,13 +208,15 @@ class GpuCommunicator(Communicator):
                 messages = self._batched
             finally:
                 self._batched = None
-            self._enqueue_messages(messages)
+            if messages:
+                self._enqueue_messages(messages)
 
     def _enqueue_messages(self, messages: Sequence[_Message]) -> None:
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        with _Watched(self, launches, collective=False), runtime.CudaErrors("messages between GPUs"):
+        watched = _Watched(self, self._watchdog, launches, collective=False)
+        with runtime.OnDevice(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
                 with runtime.OnDevice(launch.device):
@@ -291,34 +275,56 @@ class GpuCommunicator(Communicator):
 class _Watched:
     """Context manager that watches launches once they are enqueued, or from the start where enqueuing may block.
 
+    The device of the first launch is current.
+
     Args:
         comm: of the launches.
-        launches: of one call, or of messages that are enqueued together.
+        watchdog: watches them.
+        launches: of one call, whose arrays may be on several GPUs, or of messages that are enqueued together.
         collective: whether it is a collective.
+
+    Raises:
+        DistError: the group has failed, which is why the launches could not be enqueued.
     """
 
-    __slots__ = ("_collective", "_comm", "_early", "_launches")
+    __slots__ = ("_collective", "_comm", "_launches", "_watchdog")
 
-    def __init__(self, comm: GpuCommunicator, launches: Sequence[Launch], *, collective: bool = True) -> None:
-        self._comm, self._launches, self._collective = comm, launches, collective
-        self._early = comm.gpu_backend.may_block
+    def __init__(
+        self, comm: GpuCommunicator, watchdog: GpuWatchdog, launches: Sequence[Launch], *, collective: bool = True
+    ) -> None:
+        self._comm, self._watchdog, self._launches, self._collective = comm, watchdog, launches, collective
 
     def __enter__(self) -> None:
-        if self._early:
-            self._comm.watch(self._launches, collective=self._collective)
+        if self._comm.gpu_backend.may_block:
+            self._watch()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            try:
-                for launch in self._launches:
+        if error is not None:
+            self._give_up(error)
+            return
+        try:
+            self._launches[0].record_end()
+            for launch in self._launches[1:]:
+                with runtime.OnDevice(launch.device):
                     launch.record_end()
-            except BaseException as failed:
-                self._comm.unwatch(self._launches, failed)
-                raise
-            if not self._early:
-                self._comm.watch(self._launches, collective=self._collective)
-        else:
-            self._comm.unwatch(self._launches, error)
+        except BaseException as failed:
+            self._give_up(failed)
+            raise
+        if not self._comm.gpu_backend.may_block:
+            self._watch()
+
+    def _watch(self) -> None:
+        collective = self._collective
+        for launch in self._launches:
+            self._watchdog.add(launch, collective=collective)
+            collective = False  # it counts once
+
+    def _give_up(self, error: BaseException) -> None:
+        for launch in self._launches:
+            self._watchdog.remove(launch)
+        failure = self._comm.failure
+        if failure is not None and isinstance(error, Exception):
+            raise failure from error
 
 
 class _Message(NamedTuple):

@@ -59,10 +59,16 @@ class Launch:
     Attributes:
         description, stream, deadline, peers: see above.
         device, streams: of the arrays.
+        ended: whether the call was found to be completed, or has failed.
         error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
         seq: number of the collective, the same at all ranks; 0 for a message.
     """
+
+    __slots__ = (
+        *("description", "device", "streams", "stream", "deadline", "peers", "error", "future", "seq"),
+        *("_arrays", "_on_complete", "_events", "_event", "_scratch", "ended", "_lock"),
+    )
 
     def __init__(
         self,
@@ -88,7 +94,7 @@ class Launch:
         self._events = events
         self._event: int | None = None
         self._scratch: list[Any] = []
-        self._ended = False
+        self.ended = False
         self._lock = threading.Lock()
 
     @property
@@ -104,30 +110,33 @@ class Launch:
         return [whole[row * like.size : (row + 1) * like.size] for row in range(count)]
 
     def record_end(self) -> None:
-        """Record the completion event behind all work of the call. In the enqueuing thread."""
+        """Record the completion event behind all work of the call. In the enqueuing thread, with the device current."""
         if self._on_complete is not None:
             with self.streams.using(self.device, self.stream):
                 self._on_complete()
-        with runtime.OnDevice(self.device):
-            event = self._events.acquire(self.device)
-            runtime.record_event(event, self.stream)  # before it is published: a reused event counts as completed
+        event = self._events.acquire(self.device)
+        runtime.record_event(event, self.stream)  # before it is published: a reused event counts as completed
         with self._lock:
-            if not self._ended:
+            if not self.ended:
                 self._event = event
 
     def is_completed(self) -> bool:
         """Return whether the GPU has completed the call, or it has failed; a completed call releases what it kept."""
         with self._lock:
-            if not self._ended and self._event is not None and self._query(self._event):
-                self._ended = True
-                self._events.release(self.device, self._event)
-                self._release()
-            return self._ended
+            if not self.ended and self._event is not None and self._query(self._event):
+                self._complete(self._event)
+            return self.ended
 
-    @property
-    def ended(self) -> bool:
-        """Whether the call was found to be completed, or has failed."""
-        return self._ended
+    def complete(self) -> None:
+        """Release what the call kept: the GPU has completed a later one on the stream, and so this one."""
+        with self._lock:
+            if not self.ended and self._event is not None:
+                self._complete(self._event)
+
+    def _complete(self, event: int) -> None:
+        self.ended = True
+        self._events.release(self.device, event)
+        self._release()
 
     def _query(self, event: int) -> bool:
         with runtime.OnDevice(self.device):  # queried with another device current, CUDA makes a context there
@@ -136,10 +145,10 @@ class Launch:
     def fail(self, error: DistError) -> None:
         """End the call with an error; its backend has been aborted."""
         with self._lock:
-            if self._ended:
+            if self.ended:
                 return
             self.error = error
-            self._ended = True
+            self.ended = True
             self._release()  # the event is not reused: a stream may still be about to wait for it
 
     def _release(self) -> None:

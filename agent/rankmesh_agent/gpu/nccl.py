@@ -206,8 +206,10 @@ class NcclBackend(GpuBackend):
         )
 
     def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
-        (member,) = self._members((), (launch.device,), range(self._size), launch)
-        method(member, launch, *own)
+        members = self._connections.get(((), (launch.device,)))
+        if members is None:
+            members = self._members((), (launch.device,), range(self._size), launch)
+        method(members[0], launch, *own)
 
     def _run_multigpu(
         self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]

@@ -143,10 +143,14 @@ class GpuWatchdog:
 
     def _check_launches(self, launches: list[Launch]) -> None:
         error = self._comm.failure
+        latest = {(launch.device, launch.stream): launch for launch in launches if launch.seq}
+        completed = {place: launch.seq for place, launch in latest.items() if launch.is_completed()}
         busy: set[tuple[int, int]] = set()
         for launch in launches:
             place = launch.device, launch.stream
-            if place not in busy and not launch.is_completed():
+            if 0 < launch.seq <= completed.get(place, 0):
+                launch.complete()  # collectives are enqueued in order; to query each would take longer than it did
+            elif place not in busy and not launch.is_completed():
                 busy.add(place)  # what is behind it has not ended either
         launches = self._forget_ended()
         if not launches and error is None:

@@ -33,6 +33,9 @@ class Call:
         self.ended = self.ended or self.completed
         return self.ended
 
+    def complete(self) -> None:
+        self.ended = True
+
     def fail(self, error: DistError) -> None:
         self.error, self.ended = error, True
 
@@ -102,3 +105,14 @@ def test_a_call_that_is_not_watched_any_more_holds_up_no_end(paused: Any) -> Non
     paused.drain(Deadline(SECONDS))
     paused.remove(call)  # a call that could not be launched was not always watched
     assert not paused.close()
+
+
+def test_a_completed_collective_completes_those_before_it_on_its_stream(paused: Any) -> None:
+    before, other, message, last = (Call() for _ in range(4))
+    other.stream, last.completed = 8, True
+    for call in (before, other, message, last):
+        paused.add(call, collective=call is not message)
+    wait_until(lambda: before.ended and last.ended, "the calls to be found completed")
+    time.sleep(0.05)  # many checks
+    assert not other.ended
+    assert not message.ended
