@@ -49,13 +49,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
         signal.signal(number, lambda *_: ending.set())
     log_to_stderr()
     try:
-        agent.start()
+        agent.start(ending.set)
         place = f"{agent.urls[0]}, for the gateway at {gateway}"
         print(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", flush=True)
         ending.wait()
     finally:
-        agent.close("its agent was stopped by a signal")
-    return 0
+        agent.close(f"its agent failed: {agent.failure}" if agent.failure else "its agent was stopped by a signal")
+    return 1 if agent.failure else 0
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -115,14 +115,23 @@ class Standalone:
         """Equal for processes that can share memory with this one."""
         return host_id(self.settings.shm_dir)
 
-    def start(self) -> None:
-        """Serve, and register with the gateway."""
+    @property
+    def failure(self) -> str:
+        """Why its port cannot be served, '' if it can."""
+        return self._http.failure
+
+    def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
+        """Serve, and register with the gateway.
+
+        Args:
+            on_failure: called in another thread once ``failure`` gives a reason.
+        """
         upgrades: dict[Upgrade, ConnectionHandler] = {
             store_frames.UPGRADE: _CurrentStore(self.leases),
             attach_frames.UPGRADE: self._sessions,
             snapshot.UPGRADE: SnapshotServer(self._snapshot, self._snapshot_credentials),
         }
-        self._http.start(self._app, upgrades, on_demand=False)
+        self._http.start(self._app, upgrades, on_failure=on_failure)
         self._sessions.start()
         self._heartbeats.start()
         self._heartbeats.wake()

@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             signal.signal(number, lambda *_: going_on.put(False))
         position = registry.events.last
         with registry.events.subscribe(lambda: going_on.put(True)):
-            server.start(lambda: create_app(registry, token=credentials, names=names))
+            server.start(
+                lambda: create_app(registry, token=credentials, names=names), on_failure=lambda: going_on.put(False)
+            )
             print(f"RankMesh gateway is ready at {server.url()}", flush=True)
             if not token:
                 print(f"It is {protection(token)}: no token is set", flush=True)
@@ -92,7 +94,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
         registry.close()  # answers the waiting requests
         server.close()
         log_events(registry.events, position)
-    return 0
+    return 1 if server.failure else 0
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -132,14 +132,14 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
             if gateway is not None:
-                gateway.start()
+                gateway.start(inbox.wake)
             rendezvous = NodeRendezvous(job, hosts_gateway=gateway is not None)
             cleanup.callback(rendezvous.close)
             cleanup.callback(_end_rendezvous, rendezvous, gateway, inbox)
         end, restarts = None, 0
         while True:
             if rendezvous is not None:
-                joined = _join(rendezvous, inbox, settings.timeout, end)
+                joined = _join(rendezvous, gateway, inbox, settings.timeout, end)
                 if isinstance(joined, int):
                     return joined
                 job = joined
@@ -155,11 +155,18 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             job = dataclasses.replace(job, attempt=job.attempt + 1, restarts=job.restarts + 1)
 
 
-def _join(rendezvous: NodeRendezvous, inbox: SignalPipe, timeout: float, end: _RunResult | None) -> Plan | int:
+def _join(
+    rendezvous: NodeRendezvous,
+    gateway: LauncherGateway | None,
+    inbox: SignalPipe,
+    timeout: float,
+    end: _RunResult | None,
+) -> Plan | int:
     """Wait for the nodes of the next attempt.
 
     Args:
         rendezvous: with the launchers of the other nodes.
+        gateway: in this process, if there is one.
         inbox: signals to this process.
         timeout: seconds for the nodes to come.
         end: the end of the attempt before; None if this launcher has not started any ranks.
@@ -180,6 +187,9 @@ def _join(rendezvous: NodeRendezvous, inbox: SignalPipe, timeout: float, end: _R
             return job
         if received := inbox.read():
             return 128 + received[0]
+        if gateway is not None and (why := gateway.failure()):
+            _refuse(why)
+            return 1
         if rendezvous.latest.over:
             why = f": {rendezvous.latest.reason}" if rendezvous.latest.failed else ""
             _say(f"the job is over{why}")
@@ -209,7 +219,7 @@ def _run_attempt(
         messages.write_lines(announced)
         # Not earlier: a process that forks should have no busy threads. The backlog holds clients until now.
         if gateway is not None:
-            gateway.start()
+            gateway.start(inbox.wake)
         supervisor = Supervisor(
             ranks,
             writers,
@@ -224,6 +234,7 @@ def _run_attempt(
         if gateway is not None:
             supervisor.on_exit = gateway.report_exit
             supervisor.elsewhere = gateway.ranks
+            supervisor.broken = gateway.failure
         supervisor.run()
         failure = supervisor.failure()
         messages.write_lines(stop_report(ranks) if failure is None else failure_report(failure, ranks))

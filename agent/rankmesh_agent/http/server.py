@@ -70,6 +70,7 @@ class HttpServer:
 
     Attributes:
         port: the port.
+        failure: why it cannot serve, as text: a package that it needs cannot be imported, say. '' if it can.
 
     Raises:
         ValueError: this process's TLS settings are invalid.
@@ -96,6 +97,8 @@ class HttpServer:
         self._acceptor: UpgradeAcceptor | None = None
         self._uvicorn: Any = None
         self._stopping = False
+        self._on_failure: Callable[[], object] = lambda: None
+        self.failure = ""
 
     @classmethod
     def bind(
@@ -155,6 +158,7 @@ class HttpServer:
         upgrades: Mapping[Upgrade, ConnectionHandler] = MappingProxyType({}),
         *,
         on_demand: bool = False,
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
         """Begin to serve.
 
@@ -165,8 +169,10 @@ class HttpServer:
                 them, the application is created at the first request, as such a connection needs none.
             on_demand: load the server, too, when the first client connects that does not ask for another protocol:
                 most ranks have none. The client waits meanwhile. Not with TLS, which the HTTP server serves.
+            on_failure: called in the server's thread once ``failure`` is set.
         """
         self._upgrades = upgrades
+        self._on_failure = on_failure
         _log.info("%s: %s", url_of(self._listener), protection(self._token))
         if on_demand and self._tls is None:
             self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
@@ -220,6 +226,11 @@ class HttpServer:
                         raise
                     warn_exhausted("the HTTP server waits", error)
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the clients wait in the socket's queue
+        except Exception as error:  # of a package, most likely
+            if not self._stopping:
+                self.failure = f"{type(error).__name__}: {error}"
+                _log.error("%s cannot be served any more: %s", self._name, self.failure, exc_info=True)
+                self._on_failure()
         finally:
             self._listener.close()  # resets the connections that wait in its queue
             if acceptor is not None:

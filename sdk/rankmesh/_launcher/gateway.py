@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,25 @@ class LauncherGateway:
         self._registry: Registry | None = None
         self._http = HttpServer(listener, "rankmesh-gateway", token=job.token)
 
-    def start(self) -> None:
-        """Start serving. Does nothing the second time."""
+    def start(self, on_failure: Callable[[], object]) -> None:
+        """Start serving. Does nothing the second time.
+
+        Args:
+            on_failure: called in another thread once ``failure`` gives a reason.
+        """
         if self._registry is not None:
             return
         from rankmesh_gateway.state.registry import Registry
 
         self._registry = Registry()
-        self._http.start(self._app)
+        self._http.start(self._app, on_failure=on_failure)
+
+    def failure(self) -> str:
+        """Return why no rank can join the job, '' if they can or have: then the job goes on without a gateway."""
+        why = self._http.failure
+        if not why or any(info.state != "joining" for info in self.ranks().values()):
+            return ""
+        return f"the gateway cannot serve the ranks: {why} ('pip check' names packages that do not fit together)"
 
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -32,13 +33,18 @@ class SignalPipe:
         os.close(self.fd)
         os.close(self._write_fd)
 
+    def wake(self) -> None:
+        """Have the event loop look around, though no signal has come. From any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is full, and will be read
+            os.write(self._write_fd, bytes(1))
+
     def read(self) -> list[signal.Signals]:
         """Return the signals received since the last call, in order."""
         try:
             received = os.read(self.fd, 64)
         except BlockingIOError:
             return []
-        return [signal.Signals(number) for number in received if number in self._before]
+        return [signal.Signals(number) for number in received if number in self._before]  # 0 is no signal
 
 
 def _collect(*_: object) -> None:

@@ -46,6 +46,7 @@ class Supervisor:
         signal: the first signal from the user.
         on_exit: called with each rank whose process has ended.
         elsewhere: returns the ranks of which a gateway in this process knows, by rank, those of other nodes too.
+        broken: returns why the job cannot go on, '' if it can.
         replace: starts a process in place of a rank that has failed, and returns it with a remark, None if there is
             none; None if the failure of a rank ends the job.
     """
@@ -65,6 +66,7 @@ class Supervisor:
         self.signal: signal.Signals | None = None
         self.on_exit: Callable[[Rank], None] | None = None
         self.elsewhere: Callable[[], Mapping[int, RankInfo]] = dict
+        self.broken: Callable[[], str] = str
         self.replace: Callable[[Rank], tuple[Rank, str] | None] | None = None
         self._failures = failures
         self._rendezvous = rendezvous
@@ -89,7 +91,7 @@ class Supervisor:
         failure = self.failure()
         if failure is not None:
             return failure.exit_code
-        if self.signal is None and self._rendezvous is not None and self._rendezvous.must_end:
+        if self.signal is None and (self.broken() or (self._rendezvous is not None and self._rendezvous.must_end)):
             return 1
         return 128 + self.signal if self.signal else 0
 
@@ -139,7 +141,9 @@ class Supervisor:
                     for number in source.read():
                         self._on_signal(number)
                 case _ if self._rendezvous is not None and source is self._rendezvous:
-                    self._on_rendezvous(self._rendezvous)
+                    self._rendezvous.acknowledge()
+                    self._end_because(self._rendezvous.must_end)
+        self._end_because(self.broken())
         self._handle_deadlines(time.monotonic())
 
     def _watch_pipes(self) -> None:
@@ -218,11 +222,13 @@ class Supervisor:
             what = failure.explain(rank.number) or f"failed: {rank.exit_status}"
             self._message(f"rank {rank.number} {what}; the others get {self._failure_grace:g} s to end")
 
-    def _on_rendezvous(self, rendezvous: NodeRendezvous) -> None:
-        """End the ranks if another node's failure, or a change of the nodes, ends the attempt or the job."""
-        rendezvous.acknowledge()
+    def _end_because(self, why: str) -> None:
+        """End the ranks if there is a reason, and they are not about to end.
+
+        Args:
+            why: another node's failure, or a change of the nodes, ends the attempt or the job; or it is broken.
+        """
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
-        why = rendezvous.must_end
         if why and self._running() and not begun:
             self._terminate_at = time.monotonic() + self._failure_grace
             self._message(f"{why}; those of this node get {self._failure_grace:g} s to end")

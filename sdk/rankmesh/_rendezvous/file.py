@@ -60,6 +60,7 @@ class FileLocator(GatewayLocator):
 
     def find(self) -> str | None:
         if self._hosted is not None:
+            self._hosted.raise_failure()
             return self._hosted.address.url
         there = GatewayAddress.from_document(_read(self._path).get(self._settings.job))
         if there is not None and there.is_reachable():

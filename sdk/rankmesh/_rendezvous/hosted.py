@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rankmesh_agent.config.settings import Settings, is_loopback
 from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
 
@@ -91,6 +92,20 @@ class HostedGateway:
             return create_app(self._registry, token=settings.credentials, names=[*names, *self._http.names])
 
         self._http.start(make)
+
+    def raise_failure(self) -> None:
+        """Raise if no process can reach the gateway.
+
+        Raises:
+            DistNetworkError: it cannot serve.
+        """
+        why = self._http.failure
+        if why:
+            raise DistNetworkError(
+                f"the gateway, which this process hosts at {self.address.url}, cannot serve: {why} ('pip check' names "
+                "packages that do not fit together)",
+                address=self.address.url,
+            )
 
     def has_world(self, job: str) -> bool:
         """Return whether a world of the job is complete at this gateway."""

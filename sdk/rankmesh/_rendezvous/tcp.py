@@ -50,6 +50,8 @@ class TcpLocator(GatewayLocator):
                     self._serve_unless_reachable()
 
     def find(self) -> str:
+        if self._hosted is not None:
+            self._hosted.raise_failure()
         if self._may_serve:
             with contextlib.suppress(DistNetworkError):
                 self._serve_unless_reachable()

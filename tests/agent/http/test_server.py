@@ -248,16 +248,15 @@ def test_never_asked_it_ends_without_the_application():
     assert served.listener.fileno() == -1
 
 
-def test_one_that_cannot_be_made_sends_its_clients_away(monkeypatch):
+def test_one_that_cannot_be_made_sends_its_clients_away(caplog):
     told = []
-    monkeypatch.setattr(threading, "excepthook", lambda failure: told.append(failure.exc_value))
     listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
 
     def make() -> Any:
         raise ImportError("no framework")
 
     server = HttpServer(listener, "served")
-    server.start(make, on_demand=True)
+    server.start(make, on_demand=True, on_failure=lambda: told.append(server.failure))
     # The listener may close before the client has seen that it is connected: then it is the connect that is reset.
     with (
         contextlib.suppress(ConnectionResetError),
@@ -265,7 +264,8 @@ def test_one_that_cannot_be_made_sends_its_clients_away(monkeypatch):
     ):
         assert client.recv(1) == b""
     server.close()
-    assert [str(error) for error in told] == ["no framework"]
+    assert told == ["ImportError: no framework"]
+    assert "served cannot be served any more: ImportError: no framework" in caplog.text
 
 
 class TestSlowClients:
