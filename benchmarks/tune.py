@@ -2,8 +2,8 @@
 
 Every row of ``rankmesh_agent.collectives.select`` with more than one algorithm is measured, each algorithm on every
 size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``, and the
-figures of the model by which ``select`` goes on for more ranks and bytes: the start-up time of a message between two
-ranks, and the time of a byte.
+figures of the model by which ``select`` goes on for more ranks: the start-up time of a message between two ranks, and
+the time of a byte.
 """
 
 from __future__ import annotations

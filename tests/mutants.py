@@ -156,8 +156,9 @@ FAULTS = [
     Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
     # Selection
     Fault(C + "select.py", "most = {_SLOT: slot, _LANE: slot / size}", "most = {_LANE: slot / size}", SELECT, "the limit of a slot is never"),
+    Fault(C + "select.py", "measured = min(nbytes, MEASURED_BYTES) if", "measured = nbytes if", SELECT, "more bytes than were measured take another algorithm"),
     Fault(C + "select.py", "if measured <= size", "if measured >= size", SELECT, "limits of a larger group are taken"),
-    Fault(C + "select.py", "rows[:-1] if nbytes <= limit", "rows[:-1] if nbytes < limit", SELECT, "an array of just the limit takes the next"),
+    Fault(C + "select.py", "rows[:-1] if measured <= limit", "rows[:-1] if measured < limit", SELECT, "an array of just the limit takes the next"),
     # Shared memory of a group
     Fault(T + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
     Fault(T + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),

@@ -1,4 +1,4 @@
-"""Cost model of the algorithms over messages, for more ranks and bytes than were measured.
+"""Cost model of the algorithms over messages, for more ranks than were measured.
 
 An algorithm's time is that of the messages that follow one another at the busiest rank: each takes a start-up time, and
 each byte a time in addition (the alpha-beta model of Hockney, 1994). ``thresholds`` has both, by medium.

@@ -155,11 +155,12 @@ def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: 
         slot_bytes: bytes of a segment's slot; the algorithms for small arrays need it for the whole array.
     """
     row = table_row(kind, medium)
-    if row == "link" and (size > MEASURED_RANKS or nbytes > MEASURED_BYTES):
+    if row == "link" and size > MEASURED_RANKS:
         able = [found for limit, found in candidates(kind, medium) if nbytes <= limit]
         return min(able, key=lambda found: seconds(found, medium, nbytes, size))
     rows = _rows(kind, medium, size, slot_bytes)
-    return next((found for limit, found in rows[:-1] if nbytes <= limit), rows[-1][1])
+    measured = min(nbytes, MEASURED_BYTES) if row == "link" else nbytes  # what is best for the most is so for more
+    return next((found for limit, found in rows[:-1] if measured <= limit), rows[-1][1])
 
 
 def algorithms() -> list[tuple[OpType, Medium, Algorithm]]:

@@ -11,13 +11,13 @@ Rows that a single host cannot measure, or whose medium was not available, keep 
 from __future__ import annotations
 
 START_UP_SECONDS: dict[str, float] = {"hosts": 100e-6, "link": 80e-6}
-"""Seconds that each message of a rank takes, by medium, for the model of more ranks or bytes than were measured."""
+"""Seconds that each message of a rank takes, by medium, for the model of more ranks than were measured."""
 SECONDS_A_BYTE: dict[str, float] = {"hosts": 0.8e-9, "link": 0.35e-9}
 """Seconds that each byte takes in addition. Those between hosts are not measured: a network of 10 Gbit/s."""
 MEASURED_RANKS = 12
 """The most ranks for which the algorithms over messages were measured."""
 MEASURED_BYTES = 64 << 20
-"""The most bytes for which the algorithms were measured."""
+"""The most bytes for which the algorithms were measured; for more, the best one for these is taken."""
 
 # (collective, medium): {algorithm: {ranks in the group: bytes}}
 LIMITS: dict[tuple[str, str], dict[str, dict[int, int]]] = {

@@ -9,7 +9,7 @@ import pytest
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, model, reduce, reduce_scatter, scatter
 from rankmesh_agent.collectives.link import FEW_RANKS, chunks, shards
 from rankmesh_agent.collectives.select import HIERARCHICAL, _rows, algorithm, algorithms, candidates, table_row
-from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES
+from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES, MEASURED_RANKS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
@@ -121,9 +121,12 @@ def test_the_model_takes_trees_for_short_arrays_and_rings_or_halves_for_long_one
         assert algorithm(OpType.REDUCE_SCATTER, "link", 1 << 24, size) is reduce_scatter.ring_link
 
 
-def test_the_model_selects_for_more_bytes_than_were_measured():
-    beyond = algorithm(OpType.ALL_REDUCE, "link", MEASURED_BYTES + 1, 8)
-    assert beyond is algorithm(OpType.ALL_REDUCE, "link", MEASURED_BYTES, 8) is all_reduce.halving_link
+@pytest.mark.parametrize("size", [2, 3, 8, MEASURED_RANKS])
+@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
+def test_what_is_best_for_the_most_bytes_measured_is_taken_for_more(kind, size):
+    most = algorithm(kind, "link", MEASURED_BYTES, size)
+    assert {algorithm(kind, "link", nbytes, size) for nbytes in (MEASURED_BYTES + 1, 1 << 30, 1 << 40)} == {most}
+    assert "doubling" not in most.__name__  # it sends all bytes in each step
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 10, 1000])
