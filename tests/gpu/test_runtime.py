@@ -57,26 +57,26 @@ def in_threads(me: Me) -> None:
     told = {}
 
     def run(name: str) -> None:
-        with cuda.OnDevice(1):
+        with cuda.DeviceGuard(1):
             found = cuda.allocation_base(pointer) == pointer
             stream = cuda.create_stream()
         told[name] = {"found": found, "left_on": runtime.getDevice(), "context": gpus[0].context}
-        with cuda.OnDevice(1):
-            with cuda.OnDevice(0):
+        with cuda.DeviceGuard(1):
+            with cuda.DeviceGuard(0):
                 pass
             told[name]["inside"] = runtime.getDevice()
         cuda.destroy_stream(stream)
 
     def on_first() -> None:
         """Without a call of the runtime's before, no context is current in a new thread."""
-        with cuda.OnDevice(0):
+        with cuda.DeviceGuard(0):
             told["first"] = cuda.allocation_base(other) == other
 
     for name in ("rankmesh-world", "user"):
         thread = threading.Thread(target=run, args=(name,), name=name)
         thread.start()
         thread.join()
-    with cuda.OnDevice(0):
+    with cuda.DeviceGuard(0):
         other = cuda.malloc(64)
     thread = threading.Thread(target=on_first, name="user")
     thread.start()

@@ -29,7 +29,7 @@ def combine(op: ReduceOp, parts: Sequence[DeviceArray], outs: Sequence[DeviceArr
 def premultiplied(factor: complex, array: DeviceArray) -> DeviceArray:
     """Return a copy of ``array`` multiplied by ``factor``, rounded once, on the current stream."""
     out = array.empty_like()
-    with runtime.OnDevice(array.device):
+    with runtime.DeviceGuard(array.device):
         stream = array.streams.current(array.device)
         kernels_of(array.device).scale(factor, array.dtype, array.pointer, out.pointer, array.size, stream)
     return out

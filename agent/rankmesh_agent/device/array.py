@@ -59,13 +59,13 @@ class DeviceArray:
     def __setitem__(self, part: slice, other: DeviceArray) -> None:
         """Copy another array into a slice, on the current stream."""
         into = self[part]
-        with runtime.OnDevice(self.device):
+        with runtime.DeviceGuard(self.device):
             runtime.copy_async(into.pointer, other.pointer, into.nbytes, self.streams.current(self.device))
 
     def empty_like(self, size: int | None = None) -> DeviceArray:
         """Return a new array of the same dtype, by default of the same size, for use on the current stream."""
         count = self.size if size is None else size
-        with runtime.OnDevice(self.device):
+        with runtime.DeviceGuard(self.device):
             memory = runtime.allocate(max(count * self.dtype.itemsize, 1), self.streams.current(self.device))
         return DeviceArray(memory.ptr, count, self.dtype, self.device, memory, self.streams)
 

@@ -82,7 +82,7 @@ class Kernels:
     def __init__(self, multiprocessors: int) -> None:
         self._max_blocks = _BLOCKS * multiprocessors
         self._compiled: dict[tuple[np.dtype[Any], ReduceOp | None, int], Any] = {}
-        self._prepared: dict[Any, tuple[Any, int, np.ndarray[Any, Any]]] = {}
+        self._prepared: dict[_Arguments, tuple[Any, int, np.ndarray[Any, Any]]] = {}
 
     def reduce(
         self,
@@ -115,7 +115,7 @@ class Kernels:
         """
         if len(sources) == 1 and (op is not ReduceOp.AVG or members in (None, 1)):
             op, dtype, count = ReduceOp.BOR, _BYTE, count * dtype.itemsize
-        self._launch(dtype, op, sources, destinations, count, stream, members=members or len(sources))
+        self._launch(_Arguments(dtype, op, tuple(sources), tuple(destinations), count, members or len(sources)), stream)
 
     def scale(
         self, factor: complex, dtype: np.dtype[Any], source: int, destination: int, count: int, stream: int
@@ -133,41 +133,22 @@ class Kernels:
         Raises:
             TypeError, ValueError, DistBackendError: as for ``reduce``.
         """
-        self._launch(dtype, None, [source], [destination], count, stream, factor=_bits(factor, dtype))
+        self._launch(_Arguments(dtype, None, (source,), (destination,), count, factor=_bits(factor, dtype)), stream)
 
-    def _launch(
-        self,
-        dtype: np.dtype[Any],
-        op: ReduceOp | None,
-        sources: Sequence[int],
-        destinations: Sequence[int],
-        count: int,
-        stream: int,
-        members: int = 1,
-        factor: tuple[int, int] = (0, 0),
-    ) -> None:
-        if count == 0 or not destinations:
+    def _launch(self, arguments: _Arguments, stream: int) -> None:
+        if arguments.elements == 0 or not arguments.destinations:
             return
-        key = dtype, op, tuple(sources), tuple(destinations), count, members, factor
-        found = self._prepared.get(key)
-        if found is None:
+        prepared = self._prepared.get(arguments)
+        if prepared is None:
             if len(self._prepared) >= _MAX_PREPARED:
                 self._prepared.clear()
-            found = self._prepared[key] = self._prepare(*key)
-        kernel, blocks, table = found
+            prepared = self._prepared[arguments] = self._prepare(arguments)
+        kernel, blocks, table = prepared
         kernel((blocks,), (_THREADS,), (table,), stream=_Stream(stream))
 
-    def _prepare(
-        self,
-        dtype: np.dtype[Any],
-        op: ReduceOp | None,
-        sources: Sequence[int],
-        destinations: Sequence[int],
-        count: int,
-        members: int,
-        factor: tuple[int, int],
-    ) -> tuple[Any, int, np.ndarray[Any, Any]]:
+    def _prepare(self, arguments: _Arguments) -> tuple[Any, int, np.ndarray[Any, Any]]:
         """Return the kernel of a launch, its number of blocks and its argument, an array of one element."""
+        dtype, op, sources, destinations, count, members, factor = arguments
         pointers = [*sources, *destinations]
         if len(pointers) > LARGE_CAPACITY:
             raise ValueError(f"a kernel reads and writes {LARGE_CAPACITY} arrays at most, not {len(pointers)}")
@@ -186,6 +167,18 @@ class Kernels:
             what = f"{'scaling' if op is None else op.name} of {display(dtype)}"
             kernel = self._compiled[dtype, op, capacity] = _compile(source(dtype, op, capacity), what)
         return kernel
+
+
+class _Arguments(NamedTuple):
+    """Arguments of a launch: see Kernels.reduce; ``factor`` is that of a scaling, as bits."""
+
+    dtype: np.dtype[Any]
+    op: ReduceOp | None
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+    elements: int
+    members: int = 1
+    factor: tuple[int, int] = (0, 0)
 
 
 class _Stream(NamedTuple):

@@ -1,7 +1,7 @@
 """CUDA runtime and driver, by way of CuPy: the only module that calls them.
 
 Memory, streams and events are CUDA's handles and addresses, as integers. Functions that create or enqueue something use
-the calling thread's current device, which ``OnDevice`` sets.
+the calling thread's current device, which ``DeviceGuard`` sets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _THREAD_PREFIX = "rankmesh-"
 
 
 class _ThreadState(threading.local):
-    """State of a thread: whether it has set a device by ``OnDevice``."""
+    """State of a thread: whether it has set a device by ``DeviceGuard``."""
 
     has_device = False
 
@@ -138,7 +138,7 @@ def multiprocessors(device: int) -> int:
     return int(_runtime().getDeviceProperties(device)["multiProcessorCount"])
 
 
-class OnDevice:
+class DeviceGuard:
     """Context manager that makes a device the calling thread's current one; in a thread of this package, for good.
 
     A new thread's current device is 0. To restore it would create a context there, half a gigabyte of a GPU that may be

@@ -19,7 +19,7 @@ class CupyStreams:
     @contextlib.contextmanager
     def using(self, device: int, stream: int) -> Iterator[None]:
         """See Streams."""
-        with runtime.OnDevice(device), runtime.stream_object(stream):
+        with runtime.DeviceGuard(device), runtime.stream_object(stream):
             yield
 
 

@@ -28,9 +28,8 @@ class GpuBackend(Backend):
 
     device: ClassVar[str] = "cuda"
     waits_on_host: ClassVar[bool] = True
-    """True if enqueuing a call waits on the host until the other ranks have made it."""
-    may_block: ClassVar[bool] = False
-    """True if enqueuing may wait for other ranks, in a wait that only ``abort`` ends."""
+    """True if enqueuing a call waits on the host until the other ranks have made it, within its deadline; False if only
+    the library may wait for them, in a wait that only ``abort`` ends."""
 
     def algorithm(self, call: Call) -> Algorithm:
         """Return the method with the name of the collective."""
@@ -46,7 +45,7 @@ class GpuBackend(Backend):
             context: see Backend.
         """
         launch, watched, *own = arguments
-        with runtime.OnDevice(launch.device), watched, runtime.CudaErrors(launch.description):
+        with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
             self.enqueue(algorithm, launch, own, context)
 
     def enqueue(self, algorithm: Algorithm, launch: Launch, own: Sequence[Any], context: CallContext) -> None:

@@ -105,7 +105,7 @@ class GpuCommunicator(Communicator):
         launch_options = options
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
-        arguments = launches[0], _Watched(self, self._watchdog, launches), *arguments
+        arguments = launches[0], _WatchedLaunches(self, self._watchdog, launches), *arguments
         if not options.async_op:
             self.queue.submit(key, arguments, launch_options)
             return None
@@ -144,7 +144,7 @@ class GpuCommunicator(Communicator):
 
     def _stream_behind(self, stream: int, device: int, purpose: str) -> int:
         """Return the group's own stream for a purpose, made to wait for the work enqueued on another stream."""
-        with runtime.OnDevice(device), self._streams_lock:
+        with runtime.DeviceGuard(device), self._streams_lock:
             own = self._streams.get((device, purpose))
             if own is None:
                 own = self._streams[device, purpose] = runtime.create_stream()
@@ -215,15 +215,15 @@ class GpuCommunicator(Communicator):
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        watched = _Watched(self, self._watchdog, launches, collective=False)
-        with runtime.OnDevice(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
+        watched = _WatchedLaunches(self, self._watchdog, launches, collective=False)
+        with runtime.DeviceGuard(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
-                with runtime.OnDevice(launch.device):
+                with runtime.DeviceGuard(launch.device):
                     self.gpu_backend.connect(launch, sender, receiver)
             with self.gpu_backend.grouped() if len(messages) > 1 else contextlib.nullcontext():
                 for launch, op, array, peer in messages:
-                    with runtime.OnDevice(launch.device):
+                    with runtime.DeviceGuard(launch.device):
                         (self.gpu_backend.send if op == "send" else self.gpu_backend.recv)(launch, array, peer)
 
     # The group's state is that of the host communicator
@@ -266,16 +266,16 @@ class GpuCommunicator(Communicator):
             self.gpu_backend.abort()
         self.gpu_backend.close()
         for (device, _), stream in self._streams.items():
-            with runtime.OnDevice(device):
+            with runtime.DeviceGuard(device):
                 runtime.destroy_stream(stream)
         self._events.close()
         self._exchange.delete_keys()
 
 
-class _Watched:
-    """Context manager that watches launches once they are enqueued, or from the start where enqueuing may block.
+class _WatchedLaunches:
+    """Context manager that has the watchdog watch launches.
 
-    The device of the first launch is current.
+    It begins once they are enqueued; from the start, where only ``abort`` ends a wait in the library. The device of the first launch is current.
 
     Args:
         comm: of the launches.
@@ -295,7 +295,7 @@ class _Watched:
         self._comm, self._watchdog, self._launches, self._collective = comm, watchdog, launches, collective
 
     def __enter__(self) -> None:
-        if self._comm.gpu_backend.may_block:
+        if not self._comm.gpu_backend.waits_on_host:
             self._watch()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -305,12 +305,12 @@ class _Watched:
         try:
             self._launches[0].record_end()
             for launch in self._launches[1:]:
-                with runtime.OnDevice(launch.device):
+                with runtime.DeviceGuard(launch.device):
                     launch.record_end()
         except BaseException as failed:
             self._give_up(failed)
             raise
-        if not self._comm.gpu_backend.may_block:
+        if self._comm.gpu_backend.waits_on_host:
             self._watch()
 
     def _watch(self) -> None:

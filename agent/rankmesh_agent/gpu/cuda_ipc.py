@@ -112,7 +112,7 @@ class CudaIpcBackend(GpuBackend):
         purpose = f"group {self._host.name!r} sets up CUDA IPC"
         probe, mine = 0, b""
         self._device = device
-        with runtime.OnDevice(device):
+        with runtime.DeviceGuard(device):
             refused = ""
             try:
                 probe = runtime.malloc(_GRANULARITY)
@@ -367,7 +367,7 @@ class CudaIpcBackend(GpuBackend):
         if self._closed:
             return
         self._closed = True
-        with runtime.OnDevice(self._device):
+        with runtime.DeviceGuard(self._device):
             for base in self._mapped.values():
                 runtime.close_memory(base)
             self._mapped.clear()

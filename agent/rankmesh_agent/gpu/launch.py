@@ -139,7 +139,7 @@ class Launch:
         self._release()
 
     def _query(self, event: int) -> bool:
-        with runtime.OnDevice(self.device):  # queried with another device current, CUDA makes a context there
+        with runtime.DeviceGuard(self.device):  # queried with another device current, CUDA makes a context there
             return runtime.event_completed(event)
 
     def fail(self, error: DistError) -> None:
@@ -159,7 +159,7 @@ class Launch:
         """Make a stream wait until the GPU has completed the call."""
         with self._lock:
             if self._event is not None:
-                with runtime.OnDevice(self.device):
+                with runtime.DeviceGuard(self.device):
                     runtime.stream_wait_event(self._event, stream)
 
 

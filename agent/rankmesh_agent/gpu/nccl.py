@@ -187,7 +187,6 @@ class NcclBackend(GpuBackend):
     name: ClassVar[str] = "nccl"
     medium = "nccl"
     waits_on_host = False
-    may_block = True
 
     def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
         self._exchange = exchange
@@ -217,7 +216,7 @@ class NcclBackend(GpuBackend):
         members = self._members((), tuple(launch.device for launch in launches), range(self._size), first)
         with self.grouped():
             for member, launch, own in zip(members, launches, each, strict=True):
-                with runtime.OnDevice(launch.device):
+                with runtime.DeviceGuard(launch.device):
                     method(member, launch, *own)
 
     # Messages
@@ -327,7 +326,7 @@ class NcclBackend(GpuBackend):
             members, multigpu = [], len(devices) > 1
             with self.grouped() if multigpu else contextlib.nullcontext():
                 for rank, device in enumerate(devices, first):
-                    with runtime.OnDevice(device):
+                    with runtime.DeviceGuard(device):
                         comm = self._nccl.NcclCommunicator(size, found, rank)
                         members.append(_NcclRank(comm, rank, size, multigpu, self.grouped))
             return members

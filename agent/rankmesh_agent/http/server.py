@@ -228,7 +228,10 @@ class HttpServer:
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the clients wait in the socket's queue
         except Exception as error:  # of a package, most likely
             if not self._stopping:
-                self.failure = f"{type(error).__name__}: {error}"
+                hint = (
+                    " ('pip check' names packages that do not fit together)" if isinstance(error, ImportError) else ""
+                )
+                self.failure = f"{type(error).__name__}: {error}{hint}"
                 _log.error("%s cannot be served any more: %s", self._name, self.failure, exc_info=True)
                 self._on_failure()
         finally:

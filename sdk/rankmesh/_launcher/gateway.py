@@ -51,7 +51,7 @@ class LauncherGateway:
         why = self._http.failure
         if not why or any(info.state != "joining" for info in self.ranks().values()):
             return ""
-        return f"the gateway cannot serve the ranks: {why} ('pip check' names packages that do not fit together)"
+        return f"the gateway cannot serve the ranks: {why}"
 
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""

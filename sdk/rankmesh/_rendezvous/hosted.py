@@ -102,8 +102,7 @@ class HostedGateway:
         why = self._http.failure
         if why:
             raise DistNetworkError(
-                f"the gateway, which this process hosts at {self.address.url}, cannot serve: {why} ('pip check' names "
-                "packages that do not fit together)",
+                f"the gateway, which this process hosts at {self.address.url}, cannot serve: {why}",
                 address=self.address.url,
             )
 

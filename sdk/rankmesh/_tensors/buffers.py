@@ -26,10 +26,13 @@ def buffer_of(tensor: Any, name: str) -> Buffer:
             ctypes array), DLPack, or ``__array__``.
         name: the argument's name, for errors.
     """
-    return (_known.get(type(tensor)) or _kind_of(tensor))(tensor, name)
+    return _kind_of(tensor)(tensor, name)
 
 
 def _kind_of(tensor: Any) -> type[Buffer]:
+    known = _known.get(type(tensor))
+    if known is not None:
+        return known
     if isinstance(tensor, np.ndarray):
         return NumpyBuffer
     torch = sys.modules.get("torch")  # a caller with a tensor has imported it
@@ -52,7 +55,7 @@ def _kind_of(tensor: Any) -> type[Buffer]:
 
 def device_of(tensor: Any) -> int | None:
     """Return the number of the NVIDIA GPU that holds a tensor, None for host memory."""
-    return None if type(tensor) is np.ndarray else (_known.get(type(tensor)) or _kind_of(tensor)).device_of(tensor)
+    return None if type(tensor) is np.ndarray else _kind_of(tensor).device_of(tensor)
 
 
 def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
@@ -71,7 +74,7 @@ def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
         array: Array = tensor
         if array.flags.c_contiguous and array.dtype in UNPADDED:
             return array
-    return (_known.get(type(tensor)) or _kind_of(tensor))(tensor, name).flat_in(on_device)
+    return buffer_of(tensor, name).flat_in(on_device)
 
 
 def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[Array, WriteBack | None]:
@@ -91,7 +94,7 @@ def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[
         array: Array = tensor
         if array.flags.carray and array.dtype in UNPADDED:
             return array, None
-    return (_known.get(type(tensor)) or _kind_of(tensor))(tensor, name).flat_out(on_device)
+    return buffer_of(tensor, name).flat_out(on_device)
 
 
 def overlap(array: Array, other: Array) -> bool:

@@ -264,7 +264,7 @@ def test_one_that_cannot_be_made_sends_its_clients_away(caplog):
     ):
         assert client.recv(1) == b""
     server.close()
-    assert told == ["ImportError: no framework"]
+    assert [text.partition(" (")[0] for text in told] == ["ImportError: no framework"]
     assert "served cannot be served any more: ImportError: no framework" in caplog.text
 
 

@@ -340,7 +340,7 @@ class Device(enum.IntEnum):
     kDLROCM = 10  # noqa: N815  (the name in dlpack.h)
 
 
-class OnDevice:
+class DeviceGuard:
     """What a CuPy array does, or a JAX array on a GPU."""
 
     def __init__(self, device: int) -> None:
@@ -397,8 +397,8 @@ def test_an_immutable_array_can_be_sent_but_not_received_into(name: str) -> None
 @pytest.mark.parametrize(("device", "reported"), [(Device.kDLROCM, "kDLROCM"), (10, "10"), (14, "14")])
 def test_an_array_on_a_device_is_refused(device: int, reported: str) -> None:
     for take in (flat_in, flat_out):
-        with pytest.raises(TypeError, match=rf"loss is a .*OnDevice on DLPack device {reported}: .*copy on the CPU"):
-            take(OnDevice(device), "loss")
+        with pytest.raises(TypeError, match=rf"loss is a .*DeviceGuard on DLPack device {reported}: .*copy on the CPU"):
+            take(DeviceGuard(device), "loss")
 
 
 def test_what_can_only_be_read_by_a_copy_can_be_sent_but_not_received_into() -> None:
