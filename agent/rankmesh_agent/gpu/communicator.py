@@ -275,7 +275,8 @@ class GpuCommunicator(Communicator):
 class _WatchedLaunches:
     """Context manager that has the watchdog watch launches.
 
-    It begins once they are enqueued; from the start, where only ``abort`` ends a wait in the library. The device of the first launch is current.
+    It begins once they are enqueued; from the start, where only ``abort`` ends a wait in the library. The device of the
+    first launch is current.
 
     Args:
         comm: of the launches.
