@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
-from support.processes import DEADLINE, Me, Ranks, free_port
+from support.processes import DEADLINE, Me, Ranks, free_port, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -73,3 +75,14 @@ def test_a_rank_that_the_test_killed_is_no_failure(ranks: Ranks) -> None:
     ranks.mark("end")
     ranks.wait_for("ended-1")
     ranks.succeed([one])
+
+
+def test_a_rank_that_ends_as_the_test_kills_it(ranks: Ranks) -> None:
+    (rank,) = ranks.start(mark, 1)
+    ranks.wait_for("made-0")
+    # The server of ranks has waited for it, and the test has not read that yet.
+    wait_until(lambda: not Path(f"/proc/{rank.pid}").exists(), "the rank's end")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank.process, "poll", lambda: None)
+        rank.process.send_signal(signal.SIGKILL)
+    assert rank.code == 0

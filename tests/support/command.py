@@ -101,6 +101,12 @@ class Job:
         pattern = r"gateway (http://\S+)"
         self.url: str = wait_until(lambda: re.search(pattern, self._launcher.stderr), f"{self._launcher}")[1]
         wait_until(lambda: len(self.alive()) == 3, f"three ranks: {self._launcher}")
+        wait_until(self._is_reported, f"the reports on both groups: {self._launcher}")
+
+    def _is_reported(self) -> bool:
+        """Whether all members of the groups have reported them: a rank reports them only after it has joined."""
+        groups = self.ask("/v1/groups")
+        return len(groups) == 2 and all(len(each["seqs"]) == len(each["ranks"]) for each in groups)
 
     def alive(self) -> list[dict[str, Any]]:
         return [each for each in self.ask("/v1/ranks") if each["state"] == "alive"]
