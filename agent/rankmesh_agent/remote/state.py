@@ -77,8 +77,14 @@ class RemoteGroupState(GroupState):
         """See CallContext. The agent checks the peers."""
         self.raise_if_failed()
         left = -1.0 if self.deadline.expired() else self.deadline.remaining()
-        document = {**self.to_json(), "missing": missing(), "seconds": self.deadline.seconds, "left": left}
-        self._client.request_json(Request.CHECK_PEERS, document)
+        waiting_for = missing()
+        document = {**self.to_json(), "missing": waiting_for, "seconds": self.deadline.seconds, "left": left}
+        try:
+            self._client.request_json(Request.CHECK_PEERS, document)
+        except DistError:
+            # A rank may have come after it was listed, and have left before the agent looked. The next check decides.
+            if missing() == waiting_for:
+                raise
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
         """Not offered: the agent moves messages, and waits for them."""

@@ -24,6 +24,7 @@ from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store import commands
+from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -36,6 +37,7 @@ from rankmesh_agent.wire.errors import (
     LeaseEndedError,
     RankFailedError,
 )
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.ops import ReduceOp
 
 NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
@@ -274,6 +276,30 @@ class TestThreads:
             assert waiting.wait(SECONDS)
 
         everywhere(run, 3)
+
+
+@pytest.mark.parametrize("world", ["lent"], indirect=True)
+def test_ranks_that_come_and_leave_while_the_agent_looks_for_them(world, monkeypatch):
+    groups = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
+    client, left = world[1]._client, []
+    request_json = client.request_json
+
+    def come_and_leave(rank: int) -> None:
+        if rank != 1:
+            groups[rank].barrier(NOW)
+            world[rank].drop_group(groups[rank], Goodbye("it was done"))
+
+    def request(kind: Request, document: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+        if kind == Request.CHECK_PEERS and not left:
+            left.extend(document["missing"])
+            everywhere(come_and_leave, 3)
+        return request_json(kind, document, *arguments, **options)
+
+    monkeypatch.setattr(client, "request_json", request)
+    groups[1].barrier(NOW)
+    assert left == [0, 2]
+    with pytest.raises(GroupAbortedError, match=r"rank [02] \(.*\) left the group .* during barrier #2"):
+        groups[1].barrier(NOW)
 
 
 class TestErrors:
