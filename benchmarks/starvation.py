@@ -119,9 +119,10 @@ class _Job:
         time.sleep(_SETTLE_SECONDS)
         began, before = time.monotonic(), self._steps.value
         time.sleep(seconds)
-        made: float = self._steps.value - before
-        assert made, "the job has come to a halt"
-        return made / (time.monotonic() - began)
+        while not (made := self._steps.value - before):
+            assert time.monotonic() - began < TIMEOUT, "the job has come to a halt"
+            time.sleep(0.01)
+        return float(made / (time.monotonic() - began))
 
 
 @contextlib.contextmanager

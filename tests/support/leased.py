@@ -12,7 +12,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_gateway.state.registry import Registry
-from support.attached import TOKEN, attach, everywhere, gateway
+from support.attached import SECONDS, TOKEN, attach, everywhere, gateway
 
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 GROUPS = ([0], [0, 1])
@@ -49,7 +49,11 @@ class LeasedJob(contextlib.ExitStack):
         for agent in self.agents:
             agent.start()
             self.callback(agent.close)
-        self.restore()
+        try:
+            self.restore()
+        except BaseException:
+            self.close()
+            raise
 
     def restore(self) -> None:
         """Acquire leases and create groups anew where requests have ended them."""
@@ -62,8 +66,10 @@ class LeasedJob(contextlib.ExitStack):
         for place, name in enumerate(self.groups):
             if not name or self._has_failed(name):
                 self.groups[place] = next(self._names)
-                body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": GROUP_SECONDS}
+                body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": SECONDS}
                 self._post("/v1/groups", body)
+                for rank in GROUPS[place]:  # only now: making the group is one of its calls
+                    self.agents[rank].group(self.groups[place]).set_timeout(GROUP_SECONDS)
 
     def _has_failed(self, name: str) -> bool:
         group = self.agents[0].group(name)
