@@ -5,10 +5,11 @@ A store and a gateway of no job answer in process; the services of a job, over H
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from support.leased import AUTHORIZED, GROUP_SECONDS, LeasedJob
 
 from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_gateway.http import sse
 from rankmesh_gateway.http.app import create_app as create_gateway
+from rankmesh_gateway.http.routes import events
 
 TOKEN = AUTHORIZED["Authorization"].removeprefix("Bearer ")
 BEYOND = {
@@ -58,7 +61,6 @@ CONFIG = {
             "expected-statuses": ["2xx", "3xx", 401, 403, 404, 408, 409, 410, 412, 429, 502, 503, 504]
         },
     },
-    "operations": [{"include-path": "/v1/events", "request-timeout": 0.05}],  # an endless stream
     "generation": {"with-security-parameters": False},  # the tests bring the token
 }
 
@@ -74,6 +76,20 @@ Prepare = Callable[[Any], None]
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankmesh_agent.http.routes.store.LONG_POLL_SECONDS", 0.01)
     monkeypatch.setattr("rankmesh_gateway.http.handlers.LONG_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(events, "stream", first_pieces)
+
+
+async def first_pieces(*arguments: Any) -> AsyncGenerator[bytes]:
+    """Yield the beginning of a stream, which has no end."""
+    number = 0
+    async with contextlib.aclosing(sse.stream(*arguments)) as pieces:
+        async for piece in pieces:
+            yield piece
+            number += 1
+            if number == 4:
+                return
 
 
 @pytest.mark.parametrize("service", ["store", "gateway"])

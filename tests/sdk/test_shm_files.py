@@ -115,6 +115,7 @@ def share(me: Me) -> None:
         assert (received == 1).all()
     dist.barrier()
     me.report(pid=os.getpid(), mapped=Path("/proc/self/maps").read_text().count(f"{shm_dir()}/"))
+    dist.barrier()  # a rank that leaves ends the other one's ring
     dist.destroy_process_group()
 
 
