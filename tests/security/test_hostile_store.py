@@ -113,7 +113,7 @@ def corpus() -> Iterator[bytes]:
         commands.QueuePush("queue", b"value"),
         commands.QueuePop("queue", 0.0),
         commands.QueueLen("queue"),
-        Replicate(BEGIN, (b"".join(records.encode(records.SET, [("key", b"value")])),)),
+        Replicate(BEGIN, (b"".join(records.encode(records.SET, [("key", b"value")])),), owner=1),
     ]
     for seq, command in enumerate(made):
         yield codec.encode_command(command, seq)

@@ -69,7 +69,9 @@ class LeasedJob(contextlib.ExitStack):
                 body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": SECONDS}
                 self._post("/v1/groups", body)
                 for rank in GROUPS[place]:  # only now: making the group is one of its calls
-                    self.agents[rank].group(self.groups[place]).set_timeout(GROUP_SECONDS)
+                    group = self.agents[rank].group(self.groups[place])
+                    assert group is not None
+                    group.set_timeout(GROUP_SECONDS)
 
     def _has_failed(self, name: str) -> bool:
         group = self.agents[0].group(name)

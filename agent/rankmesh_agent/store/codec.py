@@ -13,7 +13,7 @@ from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.store.keys import MAX_KEYS
 from rankmesh_agent.store.moved import StoreMovedError
-from rankmesh_agent.store.replicate import Replicate
+from rankmesh_agent.store.replicate import BEGIN, Replicate
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -47,6 +47,7 @@ _MAX_UNPACKED = 1024
 """Maximum number of values that one struct layout unpacks; a layout takes memory for each."""
 _MAX_CACHED = 4096
 """Maximum length of the keys of a cached multi_get, together: all ranks request the same keys, one after the other."""
+_RANK_BYTES = 4
 _MAX_DIGITS = 40
 """Maximum digits of an amount: a longer one never gives a sum within 64 bits."""
 
@@ -282,6 +283,20 @@ def _with_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[
     return flags, [*parts, *(tag.encode() for tag in condition.if_match or ()), *none_match]
 
 
+def _replicate_parts(command: Replicate) -> tuple[int, Sequence[bytes]]:
+    if command.flags & BEGIN:
+        return command.flags, (command.owner.to_bytes(_RANK_BYTES), *command.records)
+    return command.flags, command.records
+
+
+def _replicate(parts: Parts, flags: int, _: float) -> Replicate:
+    if not flags & BEGIN:
+        return Replicate(flags, tuple(parts))
+    if len(parts[0]) != _RANK_BYTES:
+        raise ProtocolError(f"a snapshot of a store begins with its owner's rank, not with {len(parts[0])} bytes")
+    return Replicate(flags, tuple(parts[1:]), int.from_bytes(parts[0]))
+
+
 def _key(command: Any) -> tuple[int, Sequence[bytes]]:
     return 0, (command.key.encode(),)
 
@@ -338,11 +353,7 @@ _FORMATS: dict[int, Format] = {
     13: Format(commands.QueuePush, _key_and_value, lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1])),
     14: Format(commands.QueuePop, _key, lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds)),
     15: Format(commands.QueueLen, _key, lambda parts, *_: commands.QueueLen(_text(parts[0]))),
-    REPLICATE: Format(
-        Replicate,
-        lambda replicate: (replicate.flags, replicate.records),
-        lambda parts, flags, _: Replicate(flags, tuple(parts)),
-    ),
+    REPLICATE: Format(Replicate, _replicate_parts, _replicate),
 }
 """The commands by opcode. The numbers are part of the protocol: they never change."""
 

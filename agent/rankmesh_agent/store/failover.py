@@ -108,6 +108,7 @@ class Failover:
         self.rank = asked
         self._owners = owners
         self._excluded: set[int] = set()
+        self._asked = {asked}
         self._since = time.monotonic()
         self._pause = _FIRST_PAUSE
 
@@ -129,7 +130,7 @@ class Failover:
             rank = error.owner
             if rank is None:
                 self._excluded.add(self.rank)
-            elif owners.ownership.is_excluded(rank):  # the rank that was asked has yet to learn of it
+            elif owners.ownership.is_excluded(rank) or rank in self._excluded:  # which the rank asked has yet to learn
                 rank = None
         if rank is None or rank == self.rank:
             rank = owners.ownership.owner(self._excluded)
@@ -140,13 +141,25 @@ class Failover:
                 f"the job's store is lost with {names}: no rank that is left has a copy",
                 ranks=[rank for each in lost for rank in each.ranks],
             ) from error
-        if rank != self.rank:
-            self.rank = owners.current = rank
+        if rank not in self._asked:
+            self._asked.add(rank)
             self._since, self._pause = time.monotonic(), _FIRST_PAUSE
         elif time.monotonic() - self._since > FAILOVER_SECONDS:
-            raise error
+            raise self._nobody_took_over(error)
+        self.rank = owners.current = rank
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return pause
+
+    def _nobody_took_over(self, error: DistNetworkError) -> DistNetworkError:
+        """Return the error of a search that has led to no owner, given that of the latest attempt."""
+        if not isinstance(error, StoreMovedError):
+            return error
+        asked = self._owners.named(self.rank)
+        return DistNetworkError(
+            f"no rank has taken over the job's store within {FAILOVER_SECONDS:g} s: {asked.text} was asked last: "
+            f"{error.message}",
+            ranks=asked.ranks,
+        )
 
 
 class BlockingJobStore(BlockingStore):

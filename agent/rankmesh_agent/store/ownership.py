@@ -2,7 +2,8 @@
 
 The owner is the first rank of rank 0's host that is left. All ranks of this host have its journal open, so each of
 them has all that the owner has acknowledged; so has the replica, a rank of another host. If all of the host are gone,
-the replica is the owner, and its host's ranks follow it alike.
+the replica is the owner, and its host's ranks follow it alike. Other ranks do not know which rank is the replica: they
+ask one after the other.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Ownership:
         self._members = members
         self._token = token
         self._order = [each for ranks in hosts.values() for each in ranks]
+        self._hosts = hosts
         self._host = hosts[members[rank].host_id]
         self._elsewhere = [each for each in self._order if each not in self._host]
         self._table = table
@@ -133,6 +135,8 @@ class Ownership:
                 return found
             if found is None:
                 gone.add(journal.last_owner)
+        if self._rank not in gone and self._can_promote():
+            return self._rank
         return next((rank for rank in self._order if rank not in gone), None)
 
     def referral(self) -> int | None:
@@ -158,20 +162,27 @@ class Ownership:
                 return False
             if word:
                 return self._claim(journal, None, word)
-            if not self._replica_usable() or not self._can_promote():
+            if not self._can_promote() or not self._replica_usable():
                 return False
             self.replica.finish()
             return self._claim(journal, self.replica.state)
 
     def _can_promote(self) -> bool:
-        """Return whether this rank's replica is the store, now or soon: all ranks before it are gone for sure."""
-        before = self._order[: self._order.index(self._rank)]
-        return self.replica.current and (self._lost(certainly=True) | self._excluded).issuperset(before)
+        """Return whether this rank's replica is the store, now or soon: its owner's host is gone for sure.
+
+        Other ranks need not be: an owner has one replica, and has told an earlier one that it is none any more.
+        """
+        if not self.replica.current or self.replica.owner not in self._members:
+            return False
+        return (self._lost(certainly=True) | self._excluded).issuperset(self._host_of_owner())
 
     def _replica_usable(self) -> bool:
         """Return whether nothing more can come from the owner that counts: it is gone, or excluded."""
-        before = self._order[: self._order.index(self._rank)]
-        return self.replica.usable or not self._excluded.isdisjoint({*before} - self._lost())
+        return self.replica.usable or not self._excluded.isdisjoint({*self._host_of_owner()} - self._lost())
+
+    def _host_of_owner(self) -> Sequence[int]:
+        """Return the ranks of the host of the replica's owner."""
+        return self._hosts[self._members[self.replica.owner].host_id]
 
     def _gone(self) -> set[int]:
         return self._lost() | self._excluded
@@ -271,7 +282,9 @@ class Ownership:
         return True
 
     def _replicator(self, snapshot: Callable[[], Iterator[list[bytes]]]) -> Replicator:
-        return Replicator(self._elsewhere, self._members, self._token, self._gone, self._step_down, snapshot)
+        return Replicator(
+            self._rank, self._elsewhere, self._members, self._token, self._gone, self._step_down, snapshot
+        )
 
     def _step_down(self) -> None:
         """Give up the ownership: the replica has it, as this rank was excluded."""

@@ -15,10 +15,17 @@ without the replica, and waits for no response."""
 
 @dataclass(frozen=True)
 class Replicate(Command[None]):
-    """Apply records to the replica; without any, it shows that the owner lives. For connections of the owner alone."""
+    """Apply records to the replica; without any, it shows that the owner lives. For connections of the owner alone.
+
+    Attributes:
+        flags: see above.
+        records: of changes, or of a snapshot.
+        owner: the owner's rank, with BEGIN alone.
+    """
 
     flags: int = 0
     records: tuple[bytes, ...] = ()
+    owner: int = -1
 
     def try_execute(self, table: Table) -> tuple[None]:
         raise DistStoreError("records are for a replica, not for a table")

@@ -49,6 +49,7 @@ class Replicator:
     """The owner's side. Its methods need the table's lock, but for ``probe`` and ``exclude``.
 
     Args:
+        rank: the owner.
         ranks: ranks of other hosts, in the order in which they become the replica.
         members: all ranks, by rank.
         token: the job's token.
@@ -59,6 +60,7 @@ class Replicator:
 
     def __init__(
         self,
+        rank: int,
         ranks: Sequence[int],
         members: Mapping[int, Member],
         token: str,
@@ -66,6 +68,7 @@ class Replicator:
         step_down: Callable[[], None],
         snapshot: Callable[[], Iterator[list[bytes]]],
     ) -> None:
+        self._owner = rank
         self._ranks = ranks
         self._members = members
         self._token = token
@@ -108,11 +111,11 @@ class Replicator:
             self._known.add(rank)
             flags = BEGIN
             for parts in self._snapshot():
-                if not self._call(Replicate(flags, (b"".join(parts),))):
+                if not self._call(Replicate(flags, (b"".join(parts),), self._owner)):
                     break
                 flags = 0
             if self._connection is not None:
-                self._call(Replicate(flags | COMPLETE))
+                self._call(Replicate(flags | COMPLETE, owner=self._owner))
 
     def ping(self) -> None:
         """Show the replica that the owner lives, or find another one."""
@@ -256,10 +259,12 @@ class Replica:
 
     Attributes:
         state: the owner's state.
+        owner: the owner's rank, -1 if there was none.
     """
 
     def __init__(self) -> None:
         self.state = StoreState()
+        self.owner = -1
         self._source = b""
         self._complete = self._ended = False
         self._responded = self._confirmed = -math.inf
@@ -272,7 +277,7 @@ class Replica:
             command: has the records.
         """
         if command.flags & BEGIN:
-            self.state, self._source = StoreState(), connection
+            self.state, self.owner, self._source = StoreState(), command.owner, connection
             self._complete = self._ended = False
         if connection != self._source or self._ended:
             return False

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankmesh_agent.store import failover as module
 from rankmesh_agent.store.failover import Failover, OwnerCache
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
 
@@ -51,3 +53,22 @@ def test_ranks_without_a_copy_are_passed_over(owners):
     failover = Failover(owners, 1)
     failover.failed(StoreMovedError.to(None))
     assert failover.rank == 2
+
+
+def test_a_rank_without_a_copy_is_not_asked_again(owners):
+    owners.ownership.exclude([0])
+    failover = Failover(owners, 1)
+    failover.failed(StoreMovedError.to(None))
+    failover.failed(StoreMovedError.to(1))
+    assert failover.rank == 2
+
+
+def test_ranks_that_refer_to_each_other_are_an_error_after_some_time(owners, monkeypatch):
+    monkeypatch.setattr(module, "FAILOVER_SECONDS", 0.0)
+    failover = Failover(owners, 0)
+    failover.failed(StoreMovedError.to(1))
+    with pytest.raises(
+        DistNetworkError, match=r"no rank has taken over .* within 0 s: rank 1 .* was asked last: rank 0 has"
+    ) as caught:
+        failover.failed(StoreMovedError.to(0))
+    assert caught.value.ranks == (1,)

@@ -157,6 +157,21 @@ def test_a_replica_that_responds_again_gets_the_present_state(mesh):
     assert has(ranks.replica(1), "third")
 
 
+def test_a_replica_takes_over_beside_a_rank_that_was_the_replica_before_it(mesh):
+    ranks = mesh("abc")
+    ranks.store.execute(Set("first", b"1"))
+    ranks.silence(1)
+    ranks.store.execute(Set("second", b"2"))
+    assert has(ranks.replica(2), "second")
+    ranks.ranks[0].leave()
+    ranks.servers[0].close()
+    ranks.lost.add(0)
+    for rank in (1, 2):
+        with contextlib.closing(ranks.ranks[rank].blocking()) as store:
+            assert store.execute(Get("second"), 10.0) == b"2"
+    assert ranks.ranks[2]._ownership.owned
+
+
 def test_an_owner_waits_longer_for_a_replica_that_it_cannot_tell(mesh, monkeypatch):
     ranks = mesh("ab")
     ranks.store.execute(Set("first", b"1"))
@@ -232,10 +247,11 @@ def clock(monkeypatch):
 def replica(clock) -> Replica:
     """A replica that has a key; the owner has had all responses but the last a moment ago."""
     found = Replica()
-    assert found.receive(b"owner", Replicate(BEGIN))
+    assert found.receive(b"owner", Replicate(BEGIN, owner=0))
     assert found.receive(b"owner", Replicate(COMPLETE, (encode_one(SET, "key", b"value"),)))
     assert found.current
     assert not found.usable
+    assert found.owner == 0
     return found
 
 
@@ -260,7 +276,8 @@ def test_an_abandoned_replica_does_not_take_over(replica):
 
 
 def test_an_earlier_connection_does_not_count(replica):
-    assert replica.receive(b"next", Replicate(BEGIN | COMPLETE))
+    assert replica.receive(b"next", Replicate(BEGIN | COMPLETE, owner=1))
     assert not replica.receive(b"owner", Replicate(ABANDON))
     replica.on_closed(b"owner", by_peer=True)
     assert replica.current
+    assert replica.owner == 1
