@@ -14,7 +14,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.implementations import MPIRUN
 from benchmarks.page import table
-from benchmarks.workers import CHECKOUT, MeasurementError
+from benchmarks.workers import CHECKOUT, MeasurementError, reserved_port
 
 RANKS, DEADLINE = 128, 120.0
 MIB = 1 << 20
@@ -122,7 +121,7 @@ def _slowest(reports: Sequence[Report], step: str, began: float) -> float:
 
 def _fork(stack: ExitStack, name: str, folder: Path, ranks: int, descriptors: int | None, deadline: float) -> float:
     """Fork the ranks, start all at the same time, and wait for their ends; return when they started."""
-    port = _free_port()
+    port = stack.enter_context(reserved_port())
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     environment |= {"LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     if name != "gloo":
@@ -338,11 +337,6 @@ def _gateway(stack: ExitStack, port: int) -> str:
     if found is None:
         raise MeasurementError("the gateway did not start")
     return found[0]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def row(name: str, figures: Figures) -> list[str]:

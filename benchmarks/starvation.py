@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.attackers import A_SECOND, KINDS, attack, listening_ports, server_seconds, speaks_http
-from rankmesh_agent.net.sockets import bind
+from benchmarks.workers import reserved_port
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
 
@@ -129,13 +129,12 @@ class _Job:
 def _job(token: str, cores: Sequence[int]) -> Iterator[_Job]:
     context = multiprocessing.get_context("fork")
     steps, began, stop = context.RawValue("Q"), context.Event(), context.Event()
-    with contextlib.closing(bind("127.0.0.1", 0, purpose="a port to choose")) as chosen:
-        port = chosen.getsockname()[1]
-    ranks = [
-        context.Process(target=_train, args=(rank, port, token, cores, steps, began, stop)) for rank in range(RANKS)
-    ]
-    for rank in ranks:
-        rank.start()
+    with reserved_port() as port:
+        ranks = [
+            context.Process(target=_train, args=(rank, port, token, cores, steps, began, stop)) for rank in range(RANKS)
+        ]
+        for rank in ranks:
+            rank.start()  # with the reserved port open, as all that is open here
     try:
         assert began.wait(TIMEOUT), "the job does not begin"
         yield _Job(port, ranks[0].pid or 0, steps)
@@ -180,6 +179,10 @@ def _attackers(kind: str, job: _Job, a_second: int) -> Iterator[Callable[[], int
 
     process = context.Process(target=run, daemon=True)
     process.start()
+    deadline = time.monotonic() + TIMEOUT
+    while not made.value:
+        assert time.monotonic() < deadline, "the attack does not begin"
+        time.sleep(0.001)
     yield lambda: made.value
     over.set()
     process.join(TIMEOUT)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,15 @@ Message = dict[str, Any]
 
 class MeasurementError(SystemExit):
     """Ranks did not start, died, returned a wrong result or took too long: the message, and exit code 1."""
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that no process is given meanwhile; a server that sets SO_REUSEADDR may listen there."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 class Channel:

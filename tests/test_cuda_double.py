@@ -43,6 +43,7 @@ def streams(me: Me) -> None:
     never_waited.synchronize()
     gate.set()
     two.synchronize()
+    one.synchronize()  # the event happens a little before its work is done
     me.report(ordered=copy.get().tolist(), done=[one.done, two.done, event.done, never.done])
 
     gate.clear()

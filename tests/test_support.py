@@ -85,4 +85,4 @@ def test_a_rank_that_ends_as_the_test_kills_it(ranks: Ranks) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank.process, "poll", lambda: None)
         rank.process.send_signal(signal.SIGKILL)
-    assert rank.code == 0
+    assert rank.process.wait() == 0

@@ -127,7 +127,7 @@ def test_the_figures_of_the_model_are_measured(monkeypatch: pytest.MonkeyPatch) 
     made = replace(IMPLEMENTATIONS["rankmesh-tcp"], program="benchmarks.tune", arguments=("--worker",))
     with WorkerGroup(made, 2) as group:
         start_up, byte = tune.measure_messages(group)
-    assert 1e-6 < start_up < 1
+    assert 1e-6 < start_up < 60
     assert 0 <= byte < 1e-3
 
 

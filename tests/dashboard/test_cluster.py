@@ -16,6 +16,7 @@ from support.command import here
 from support.processes import DEADLINE, Me, Rank, Ranks, free_port, wait_until
 
 import rankmesh as dist
+from rankmesh_agent.wire.schemas import FAILED_SECONDS
 
 pytestmark = pytest.mark.processes
 
@@ -140,7 +141,7 @@ def test_the_findings_on_a_stuck_job(ranks, visit):
     ranks.mark("hold")
     page.wait_for_text("#findings-list", "rank 3 has not come to all_reduce #")
     page.wait_for_text("#findings-list", "; it is at test_cluster.py:")
-    assert "ranks 0-2 wait at test_cluster.py:" in page.text("#findings-list")
+    page.wait_for_text("#findings-list", "ranks 0-2 wait at test_cluster.py:")
     page.page.locator("#hosts").get_by_role("button", name="3", exact=True).click()
     page.wait_for_text("#rank-threads", "time.sleep(0.01)")
     page.wait_for_text("#rank-cpu", "of a core in the last")
@@ -154,25 +155,19 @@ def test_the_findings_on_a_stuck_job(ranks, visit):
     page.wait_for_text("#connection", "connection lost since")
 
 
-def test_a_killed_rank_shows_within_two_seconds(ranks, gateway, visit):
-    """The first of three tries counts in which the machine was not too busy to tell."""
+def test_a_killed_rank_shows_long_before_its_silence_would(ranks, gateway, visit):
+    """Its connections close, which the others report; without that the gateway waits for FAILED_SECONDS."""
     page = visit(gateway)
     page.wait_for_text("#connection", "live")
-    took = []
-    for number in range(3):
-        job = f"{ranks.job}-{number}"
-        started = ranks.start(work_or_fail, 4, env={**place(gateway), "RANKMESH_JOB": job})
-        page.until(lambda: page.text("#count-ranks-note").count("4 alive"), "four ranks to be there")
-        page.wait_for_text("#groups", f"world {job}")
-        killed = started[2].kill(signal.SIGKILL)
-        page.wait_for_text("#attention", f"Rank 2 of {job} failed")
-        took.append(time.monotonic() - killed)
-        page.wait_for_text("#hosts .state", "failed")
-        assert f"Rank 2 of {job} failed" in page.page.locator("#announcer").text_content()
-        ranks.wait(started)
-        if took[-1] <= 2.0:
-            break
-    assert min(took) <= 2.0, took
+    started = ranks.start(work_or_fail, 4, env=place(gateway))
+    page.until(lambda: page.text("#count-ranks-note").count("4 alive"), "four ranks to be there")
+    page.wait_for_text("#groups", f"world {ranks.job}")
+    killed = started[2].kill(signal.SIGKILL)
+    page.wait_for_text("#attention", f"Rank 2 of {ranks.job} failed")
+    assert time.monotonic() - killed < FAILED_SECONDS - 2, "the last heartbeat may have been some time before"
+    page.wait_for_text("#hosts .state", "failed")
+    assert f"Rank 2 of {ranks.job} failed" in page.page.locator("#announcer").text_content()
+    ranks.wait(started)
 
 
 @pytest.mark.unreachable

@@ -18,6 +18,7 @@ from support.gateway_requests import Clock, Requests
 
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_gateway.clients import agent_client
 from rankmesh_gateway.http import app as app_module
 from rankmesh_gateway.state.registry import Registry
 
@@ -88,6 +89,12 @@ def server() -> Iterator[tuple[str, Served]]:
     server.start(lambda: served)
     yield address, served
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def time_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents have the time of the whole request to accept a connection: here they and their client share a process."""
+    monkeypatch.setattr(agent_client, "CONNECT_SECONDS", 30.0)
 
 
 @pytest.fixture

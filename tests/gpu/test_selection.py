@@ -75,7 +75,7 @@ def test_the_engine_fits_the_gpus(
     started = ranks.start(chosen, len(gpus), env=environment, backend=backend, refused=refused)
     ranks.wait(started)
     assert all(rank.code == 0 for rank in started), ranks.transcript()
-    warned = [line for rank in started for line in rank.stderr.splitlines()]
+    warned = [line for rank in started for line in rank.complaints.splitlines()]
     if engine == "host" and backend is None:
         assert len(warned) == 1, warned
         assert "arrays on GPUs go through host memory in group 'world'" in warned[0]

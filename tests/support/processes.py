@@ -40,7 +40,8 @@ _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "JOB_COMPLETION_I
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", *_LAUNCHERS)
 _SHM = Path("/dev/shm")
 _SLOW = re.compile(
-    r"^(.* still waits for (the gateway|a standalone agent) .*|waiting for \d+ of \d+ .* have passed; .*"
+    r"^(\[rank \d+\] )?(.* still waits for (the gateway|a standalone agent) .*"
+    r"|.* waits for the ranks of job .* to call grow_group\(\), .*|waiting for \d+ of \d+ .* have passed; .*"
     r"|rank \d+ is no replica of the job's store until it responds again: .*)\n",
     re.MULTILINE,
 )
@@ -64,6 +65,11 @@ def free_port(host: str = "127.0.0.1") -> int:
             else:
                 return int(probe.getsockname()[1])
     raise AssertionError("no port is free")
+
+
+def complaints_in(printed: str) -> str:
+    """Return what ranks printed, without what a rank logs where another one or the gateway is slow."""
+    return _SLOW.sub("", printed)
 
 
 @contextlib.contextmanager
@@ -119,7 +125,7 @@ class Rank:
     @property
     def complaints(self) -> str:
         """What it wrote to standard error, without what a rank logs where another one or the gateway is slow."""
-        return _SLOW.sub("", self.stderr)
+        return complaints_in(self.stderr)
 
     @property
     def reported(self) -> dict[str, Any]:
@@ -262,11 +268,14 @@ class Ranks:
     def wait_for(self, *names: str) -> None:
         """Wait for marks; fail at once when a process has failed, or all have ended without making them."""
         deadline = time.monotonic() + DEADLINE
-        while missing := [name for name in names if not (self.folder / name).exists()]:
+        while True:
+            # Those that have ended by now have made all their marks.
             failed = [rank.name for rank in self.started if rank.code and not rank.signalled]
-            if not failed and all(rank.code is not None for rank in self.started):
-                missing = [name for name in missing if not (self.folder / name).exists()]  # as a last word
-                failed = [rank.name for rank in self.started] if missing else []
+            if all(rank.code is not None for rank in self.started):
+                failed = failed or [rank.name for rank in self.started]
+            missing = [name for name in names if not (self.folder / name).exists()]
+            if not missing:
+                return
             assert not failed, f"{', '.join(failed)} ended; the marks {missing} are not there:\n{self.transcript()}"
             assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for the marks {missing}:\n{self.transcript()}"
             time.sleep(0.01)

@@ -96,7 +96,7 @@ except KeyboardInterrupt:
     out.mkdir()
     folder.mkdir()
     began = time.monotonic()
-    assert not session.Session(out, folder, lambda _: os.environ, "A title", 8.0).run(steps, double=False)
+    assert not session.Session(out, folder, lambda _: os.environ, "A title", 10.0).run(steps, double=False)
     assert time.monotonic() - began < 30
     outcomes = rows(out)
     assert outcomes.pop("hangs").startswith("stopped after ")

@@ -20,7 +20,9 @@ def keys(method: str, path: str, document: Any) -> doubles.Answer:
 
 
 @pytest.fixture
-def stores(registry, ask, agents) -> StoreKeyCache:
+def stores(registry, ask, agents, monkeypatch) -> StoreKeyCache:
+    monkeypatch.setattr(stores_module, "_ANSWER_SECONDS", 30.0)
+    monkeypatch.setattr(stores_module, "_EVERY_SECONDS", 60.0)
     agents.plays |= dict.fromkeys((0, 1), keys)
     for rank in range(2):
         sign = ask.heartbeat(rank)

@@ -49,6 +49,13 @@ def described(rank: int, waits: bool) -> RankSnapshot:
     )
 
 
+@pytest.fixture(autouse=True)
+def time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that answer have more time than usual: a busy machine's may pause."""
+    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(service, "_LIMIT_SECONDS", 60.0)
+
+
 class AgentDouble:
     """An agent that serves snapshots.
 
@@ -139,28 +146,34 @@ async def test_a_diagnosis_is_made_anew(
 
 
 async def test_a_slow_agent_delays_nothing_else(
-    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, deaf: str
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any
 ):
     agent = serve(lambda: described(0, True))
-    join(registry, ask, [agent.url, deaf])
-    diagnosis = asyncio.create_task(direct.get("/v1/diagnosis"))
-    await asyncio.sleep(0)
-    assert (await direct.get("/v1/ranks/0/snapshot")).json()["answers"]
-    assert not diagnosis.done(), "the other agent is still waited for"
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        slow.settimeout(60)
+        join(registry, ask, [agent.url, url_of(slow)])
+        diagnosis = asyncio.create_task(direct.get("/v1/diagnosis"))
+        connection, _ = await asyncio.to_thread(slow.accept)
+        with connection:
+            assert (await direct.get("/v1/ranks/0/snapshot")).json()["answers"]
+            assert not diagnosis.done(), "the other agent is still waited for"
     (finding,) = (await diagnosis).json()["findings"]
     assert (finding["kind"], finding["ranks"], finding["waiting"]) == ("silent", [1], [0])
-    assert "no answer within 1 s" in finding["text"]
+    assert finding["text"].startswith("rank 1 does not answer: ")
 
 
 async def test_all_agents_have_a_limit(registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rankmesh_gateway.diagnosis.snapshots._CONCURRENCY", 1)
     monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(service, "_LIMIT_SECONDS", 0.5)
-    join(registry, ask, [deaf] * 10)
-    found = await service.DiagnosisService(registry, TOKEN, "here").diagnose()
-    errors = [rank.error for rank in found.ranks]
+    join(registry, ask, [deaf] * 40)
+    for limit in (0.5, 5.0):  # on a busy machine, the first may be over before an agent is asked
+        monkeypatch.setattr(service, "_LIMIT_SECONDS", limit)
+        found = await service.DiagnosisService(registry, TOKEN, "here").diagnose()
+        errors = [rank.error for rank in found.ranks]
+        if errors[0] != errors[-1]:
+            break
     assert errors[0] == "no answer within 0.2 s"
-    assert errors[-1] == "not asked: others have not answered within 0.5 s"
+    assert errors[-1] == f"not asked: others have not answered within {limit:g} s"
 
 
 async def test_a_rank(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any):
@@ -175,7 +188,10 @@ async def test_a_rank(direct: httpx.AsyncClient, registry: Registry, ask: Reques
     assert (await direct.get("/v1/ranks/0/snapshot", headers={"Authorization": ""})).status_code == 401
 
 
-async def test_a_rank_that_is_not_there(direct: httpx.AsyncClient, registry: Registry, ask: Requests, deaf: str):
+async def test_a_rank_that_is_not_there(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
     join(registry, ask, [deaf])
     missing = await direct.get("/v1/ranks/7/snapshot?job=job")
     assert (missing.status_code, missing.json()["code"]) == (404, "rank-not-found")
@@ -185,7 +201,7 @@ async def test_a_rank_that_is_not_there(direct: httpx.AsyncClient, registry: Reg
     assert (several.status_code, several.json()["code"]) == (404, "rank-not-found")
     assert "a rank 0 in each of the jobs 'job', 'other': give one with ?job=" in several.json()["detail"]
     one = (await direct.get("/v1/ranks/0/snapshot?job=other")).json()
-    assert (one["answers"], one["error"], one["snapshot"]) == (False, "no answer within 1 s", None)
+    assert (one["answers"], one["error"], one["snapshot"]) == (False, "no answer within 0.2 s", None)
 
 
 async def test_an_agent_that_answers_nonsense(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any):
@@ -195,7 +211,8 @@ async def test_an_agent_that_answers_nonsense(direct: httpx.AsyncClient, registr
     assert "in a form that this gateway does not know" in found["ranks"][0]["error"]
 
 
-def test_no_thread_remains(registry: Registry, ask: Requests, deaf: str):
+def test_no_thread_remains(registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
     join(registry, ask, [deaf])
     asyncio.run(service.DiagnosisService(registry, TOKEN, "here").diagnose())
     deadline = time.monotonic() + 10

@@ -125,10 +125,13 @@ class TestMake:
         assert agents.what("DELETE") in ([0], []), "rank 0 may have been cut off before it answered"
 
     async def test_one_that_does_not_answer(self, client, agents, monkeypatch):
-        monkeypatch.setattr(group_controller, "_NETWORK_SECONDS", 0.2)
         agents.plays[1] = doubles.silent
-        answer = await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1], "timeout": 0.1})
-        problem = check(answer, 502, "group-not-made")
+        for seconds in (0.2, 10.0):  # on a busy machine, rank 0 may need more than the first
+            monkeypatch.setattr(group_controller, "_NETWORK_SECONDS", seconds)
+            answer = await client.post("/v1/groups", json={"job": "job", "ranks": [0, 1], "timeout": 0.1})
+            problem = check(answer, 502, "group-not-made")
+            if agents.what("DELETE"):
+                break
         assert problem["ranks"] == [1]
         assert agents.what("DELETE") == [0]
 
