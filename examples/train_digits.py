@@ -271,14 +271,11 @@ def hold(seconds: float, rank: int) -> None:
 
 def join() -> None:
     """Join the world that the launcher's environment describes; without a launcher, make a world of one rank."""
-    with socket.socket() as reserved:
-        if "MASTER_ADDR" not in os.environ:
-            # No other process is given the port while it is bound here. The gateway may bind it, too.
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(("127.0.0.1", 0))
-            port = str(reserved.getsockname()[1])
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", WORLD_SIZE="1")
-        dist.init_process_group()
+    if "MASTER_ADDR" not in os.environ:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            free_port = probe.getsockname()[1]
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port), RANK="0", WORLD_SIZE="1")
+    dist.init_process_group()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
