@@ -53,7 +53,8 @@ def merged_calls(epoch: Epoch, now: float) -> list[GroupInFlight]:
                 continue
             if group.id not in begun:
                 begun[group.id] = {member: 0 for member in ranks if epoch.is_present(member)}
-            begun[group.id][rank] = group.seq
+            # A call that begins while its rank reports may be in flight there, and not counted yet.
+            begun[group.id][rank] = max([group.seq, *(call.seq for call in group.inflight)])
             if not record.is_live():
                 continue
             for call in group.inflight:

@@ -129,6 +129,13 @@ class TestInFlight:
         assert (found.arrived, found.missing, found.bytes, found.differing) == ([0], [1], 16, {})
         assert found.age == pytest.approx(2.0)
 
+    def test_a_rank_whose_call_began_while_it_reported_has_arrived(self, registry, ask):
+        self.report(registry, ask, 0, 6, InFlight("barrier", 7, 0.0, 0))
+        self.report(registry, ask, 1, 6)
+        self.report(registry, ask, 2, 7)
+        (found,) = registry.in_flight()
+        assert (found.arrived, found.missing) == ([0], [1])
+
     def test_held_up(self, registry, ask, clock):
         self.report(registry, ask, 0, 3, InFlight("barrier", 3, 2.0, 0))
         self.report(registry, ask, 1, 3)
