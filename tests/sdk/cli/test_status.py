@@ -9,10 +9,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.command import COMMAND, Done, Double, Job, environment, here
+from support.command import COMMAND, Done, Double, Job, environment, here, until_it_fits
 from support.processes import free_port, wait_until
 
 pytestmark = pytest.mark.processes
@@ -164,37 +165,50 @@ def test_no_gateway_answers(command: str):
 def on_a_terminal(
     arguments: list[str], until: bytes = b"", then: Callable[[], None] = lambda: None
 ) -> tuple[int, bytes]:
-    """Run a command on a terminal; when it has shown something, call a function, and then press Ctrl-C."""
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(TERM="xterm-256color", COLUMNS="200", LINES="50"),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-    ) as command:
-        os.close(theirs)
-        seen, end, pressed = b"", time.monotonic() + 60, False
-        while time.monotonic() < end:
-            if select.select([ours], [], [], 0.1)[0]:
-                try:
-                    piece = os.read(ours, 1 << 16)
-                except OSError:  # the command has ended, and its end of the terminal with it
-                    break
-                if not piece:
-                    break
-                seen += piece
-            if until and until in seen and not pressed:
-                pressed = True
-                then()
-                command.send_signal(signal.SIGINT)
+    """Run a command on a terminal; when it has shown something, call a function, and then press Ctrl-C.
+
+    What it shows is read meanwhile, too: a terminal that is full stops the command.
+    """
+
+    def press() -> None:
         try:
-            return command.wait(60), seen
-        except subprocess.TimeoutExpired:
-            command.kill()
-            raise
+            then()
         finally:
+            command.send_signal(signal.SIGINT)
+
+    ours, theirs = pty.openpty()
+    with (
+        ThreadPoolExecutor(1) as other,
+        subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(TERM="xterm-256color", COLUMNS="200", LINES="50"),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        ) as command,
+    ):
+        os.close(theirs)
+        seen, end = b"", time.monotonic() + 60
+        pressed: Future[None] | None = None
+        try:
+            while time.monotonic() < end:
+                if select.select([ours], [], [], 0.1)[0]:
+                    try:
+                        piece = os.read(ours, 1 << 16)
+                    except OSError:  # the command has ended, and its end of the terminal with it
+                        break
+                    if not piece:
+                        break
+                    seen += piece
+                if until and until in seen and pressed is None:
+                    pressed = other.submit(press)
+            code = command.wait(60)
+            if pressed is not None:
+                pressed.result()
+            return code, seen
+        finally:
+            command.kill()
             os.close(ours)
 
 
@@ -205,7 +219,7 @@ def test_live_on_a_terminal(double: Double, overview: Overview):
     def then() -> None:
         for double.gone in (False, True):
             count = len(double.asked) + 3
-            wait_until(lambda: len(double.asked) >= count, "three requests")  # noqa: B023
+            wait_until(lambda: len(double.asked) >= count, "three requests", 25)  # noqa: B023
 
     code, screen = on_a_terminal(["status", "--gateway", double.url, "--interval", "0.1"], b"all_reduce", then)
     assert code == 0, screen
@@ -246,13 +260,12 @@ def test_a_name_that_several_groups_have(gateway: Gateway, overview: Overview):
 
 
 def test_a_real_job(job: Job):
-    done = job.here("status", "--json")
-    assert (done.code, done.stderr) == (0, "")
+    done = until_it_fits(lambda: job.here("status", "--json"), lambda done: done.code == 0)
+    assert done.stderr == ""
     assert [each["member"]["rank"] for each in done.document["ranks"]] == [0, 1, 2]
     assert {each["name"] for each in done.document["groups"]} >= {"world"}
-    code, stdout, _ = job.here("groups", "world")
-    assert code == 0
-    assert stdout.count("alive") == 3
+    done = until_it_fits(lambda: job.here("groups", "world"), lambda done: done.stdout.count("alive") == 3)
+    assert done.code == 0
     code, stdout, stderr = here("status", "--gateway", job.url, RANKMESH_TOKEN="another")
     assert (code, stdout) == (4, "")
     assert stderr.count("\n") == 1

@@ -87,7 +87,11 @@ class TestAlone:
             work.get_future().then(lambda _, number=number: order.append(f"queued {number}"))
         dist.barrier()
         order.append("at once")
-        assert order == [*(f"queued {number}" for number in range(20)), "at once"]
+        wait_until(lambda: len(order) == 21, "all callbacks")
+        # The last call's callbacks are called after its end, so maybe after the synchronous call.
+        assert order.index("at once") >= 19
+        order.remove("at once")
+        assert order == [f"queued {number}" for number in range(20)]
 
     def test_a_synchronous_call_in_a_callback_is_refused(self) -> None:
         attached = threading.Event()
@@ -117,7 +121,7 @@ class TestAlone:
             work.source_rank()
 
     def test_a_receive_that_nobody_sends_to_is_under_way_until_its_time_is_over(self) -> None:
-        group = dist.new_group([0], timeout=1.5)
+        group = dist.new_group([0], timeout=4)
         array = np.zeros(3)
         work = dist.irecv(array, group=group)
         assert work is not None
@@ -127,7 +131,7 @@ class TestAlone:
         with pytest.raises(dist.CollectiveTimeoutError):
             work.wait(0.01)
         assert not work.is_completed(), "that was a shorter wait, the receive goes on"
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 1\.5 s"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 4\.0 s"):
             work.wait()
         assert work.is_completed()
         assert not work.is_success()

@@ -405,7 +405,7 @@ def stay_away(me: Me) -> None:
         out = [None] * 3
         reported = me.attempt(dist.all_gather_object, out, 1, timeout=0.5)
         me.meet("given up")
-        assert reported["ranks"] == [1]
+        assert 1 in reported["ranks"], reported  # the other one may be late, too
         me.report(**reported)
     dist.destroy_process_group()
 

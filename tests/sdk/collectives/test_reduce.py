@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from support.processes import Me, Ranks, on_ranks
@@ -92,11 +94,16 @@ def monitor(me: Me) -> None:
 @pytest.mark.processes
 def test_a_monitored_barrier_names_the_first_or_all_that_do_not_come(ranks: Ranks) -> None:
     started = ranks.run(monitor, 4)
-    for wait_all_ranks, missing, words in (("False", ([1], [2]), "rank"), ("True", ([2, 1], [1, 2]), "ranks")):
+    for wait_all_ranks, words in (("False", "rank"), ("True", "ranks")):
         found = [started[rank].reported[wait_all_ranks] for rank in (0, 3)]
         for reported in found:
             assert reported["error"] == "CollectiveTimeoutError", reported
-            assert reported["ranks"] in missing
+            arrived = re.search(r"; arrived: ([\d, ]+)\)$", reported["text"])
+            assert arrived, reported
+            missing = {0, 1, 2, 3} - set(map(int, arrived[1].split(", ")))
+            assert missing >= {1, 2}, reported  # on a busy machine one of the others may be late, too
+            assert missing >= set(reported["ranks"]), reported
+            assert len(reported["ranks"]) == (len(missing) if wait_all_ranks == "True" else 1), reported
             named = ", ".join(map(str, reported["ranks"]))
             assert reported["text"].startswith(f"{words} {named} failed to pass monitored_barrier in 500 ms")
             assert "waited 0.5 s for rank" in reported["text"]

@@ -291,9 +291,12 @@ def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
     """)
     code, stdout, _ = job.run("script.py")
     assert (code, stdout) == (0, "[rank 0] done\n")
-    states = [alive(int((job.folder / f"pid.{number}").read_text())) for number in range(2)]
-    os.kill(int((job.folder / "pid.1").read_text()), signal.SIGKILL)
-    assert states == [False, True], "what left the rank's session is not ours to kill"
+    child, stray = (int((job.folder / f"pid.{number}").read_text()) for number in range(2))
+    try:
+        wait_until(lambda: not alive(child), "what the launcher has killed to end", DEADLINE)
+        assert alive(stray), "what left the rank's session is not ours to kill"
+    finally:
+        os.kill(stray, signal.SIGKILL)
 
 
 # Failures
@@ -381,7 +384,8 @@ time.sleep(1000)
     assert "[rankmesh] rank 1 failed: exit code 3; the others get 0.3 s to end" in stderr
     assert "[rankmesh]   the end of its stdout:\n[rankmesh]   | out of ideas\n" in stderr
     assert re.search(r"\[rankmesh\] rank 0: signal SIGKILL \(9\) from the launcher, \d+\.\d s later", stderr)
-    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\) from the launcher, \d+\.\d s later", stderr)
+    # If it dies of the first signal only when the second has been sent, the launcher does not claim it.
+    assert re.search(r"\[rankmesh\] rank 2: signal SIGTERM \(15\)( from the launcher)?, \d+\.\d s later", stderr)
     assert not any(alive(pid) for pid in job.pids(3))
 
 

@@ -170,7 +170,8 @@ def test_the_gateway_shows_the_new_epoch_alone(launchers: Launchers) -> None:
     found = re.search(r"jobs (.*)", stdout)
     assert found is not None
     (job,) = json.loads(found[1])
-    assert (job["epoch"], job["state"], job["ranks"]) == (2, "running", {"alive": 2})
+    assert (job["epoch"], job["state"]) == (2, "running")
+    assert job["ranks"] in ({"alive": 2}, {"alive": 1, "suspect": 1}, {"suspect": 2})
 
 
 # Two nodes

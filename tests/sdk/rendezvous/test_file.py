@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import free_port
+from support.processes import free_port, wait_until
 
 from rankmesh._rendezvous.file import FileLocator
 from rankmesh._rendezvous.hosted import HostedGateway
@@ -25,7 +25,9 @@ from pathlib import Path
 from rankmesh._rendezvous.file import FileLocator
 from rankmesh_agent.config.settings import Settings
 locator = FileLocator(Path(sys.argv[1]), Settings(job=sys.argv[2]))
-print(locator.find(), flush=True)
+while (url := locator.find()) is None:  # a host that is late to answer is not known
+    pass
+print(url, flush=True)
 if sys.stdin.readline():
     locator.close()
 """
@@ -91,7 +93,7 @@ def test_another_process_finds_it(opened, settings, path):
 def test_one_whose_host_died_is_followed_by_another(opened, settings, path, answers):
     with another_process(path) as host:
         locator = opened(FileLocator, path, settings)
-        assert locator.find() == host.url
+        assert wait_until(locator.find, "the host's answer") == host.url
         assert locator._hosted is None
         host.die()
         assert locator.find() != host.url

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from support.processes import free_port
+from support.processes import free_port, wait_until
 
 from rankmesh._rendezvous import Rendezvous, handlers, resolve_init_method
 from rankmesh_agent.config.settings import Settings
@@ -85,7 +85,7 @@ def test_a_store_instead_of_a_method(meet):
     store = InMemory()
     host, other = (meet(None, rank, 2, store=store) for rank in (0, 1))
     assert (other.rank, other.world_size) == (1, 2)
-    assert host.find() == other.find()
+    assert host.find() == wait_until(other.find, "an answer")
 
 
 @pytest.mark.parametrize("places", [(-1, 2), (0, -1), (2, 2)])

@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import GatewayAddress
 from rankmesh._rendezvous.store import StoreLocator
@@ -57,8 +58,9 @@ def test_rank_0_hosts_and_the_others_find_it(opened, settings, answers, kind):
     other = opened(StoreLocator, store, 1, settings)
     assert other.find() is None
     rank_0 = opened(StoreLocator, store, 0, settings)
-    assert rank_0.find() == other.find()
-    assert answers(other.find())
+    url = wait_until(other.find, "an answer")
+    assert url == rank_0.find()
+    assert answers(url)
     assert set(store.values) == {"rankmesh/job/gateway"}
 
 
@@ -69,7 +71,7 @@ def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, 
     first.close()
     assert late.find() is None, "that gateway has ended"
     second = opened(StoreLocator, store, 0, settings)
-    assert late.find() == second.find()
+    assert wait_until(late.find, "an answer") == second.find()
     store.set("rankmesh/job/gateway", GatewayAddress(second.find(), "another's").to_json())
     assert late.find() is None, "another gateway is at that port"
     store.set("rankmesh/job/gateway", "nonsense")
@@ -79,7 +81,8 @@ def test_the_same_store_serves_again_and_an_old_address_is_not_believed(opened, 
 def test_jobs_do_not_meet(opened):
     store = Plain()
     one, two = (opened(StoreLocator, store, 0, Settings(job=job)) for job in ("one", "two"))
-    assert opened(StoreLocator, store, 1, Settings(job="one")).find() == one.find() != two.find()
+    other = opened(StoreLocator, store, 1, Settings(job="one"))
+    assert wait_until(other.find, "an answer") == one.find() != two.find()
 
 
 class Broken(Plain):

@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +181,19 @@ def test_the_store_survives_its_owner_and_the_growth(ranks: Ranks) -> None:
     ranks.succeed(started[1:])
 
 
+def attempt_until(fits: Callable[[dict[str, Any]], bool], attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Repeat an attempt with a short time limit, in which a rank or the gateway may be late, until its error fits."""
+    for _ in range(20):
+        reported = attempt()
+        if fits(reported):
+            break
+    return reported
+
+
+def is_join_timeout(reported: dict[str, Any]) -> bool:
+    return reported["error"] == "JoinTimeoutError"  # not that of a gateway that did not answer in time
+
+
 def agents_threads() -> list[str]:
     """Names of the threads that each agent has."""
     names = [thread.name for thread in threading.enumerate()]
@@ -195,7 +210,13 @@ def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
         group, store = dist.new_group([0, 2]), dist.get_default_store()
         store.set("key", "value")
         threads = len(agents_threads())
-        told = me.attempt(dist.grow_group, 4, timeout=1.0)
+
+        def all_have_called(reported: dict[str, Any]) -> bool:
+            absent: list[Any] = [None] * 3
+            dist.all_gather_object(absent, reported["ranks"])
+            return absent == [[3]] * 3
+
+        told = attempt_until(all_have_called, lambda: me.attempt(dist.grow_group, 4, timeout=1.0))
         assert told["error"] == "JoinTimeoutError", told
         assert f"rank {me.rank} waited 1.0 s for ranks 3 of job" in told["text"], told
         assert told["ranks"] == [3]
@@ -206,7 +227,7 @@ def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
         assert len(agents_threads()) == threads
         # One rank alone does not grow a world.
         if me.rank == 0:
-            told = me.attempt(dist.grow_group, 4, timeout=0.5)
+            told = attempt_until(is_join_timeout, lambda: me.attempt(dist.grow_group, 4, timeout=0.5))
             assert told["ranks"] == [1, 2], told
             assert "waited 0.5 s for ranks 1, 2, which have not called grow_group(), of job" in told["text"], told
         dist.barrier()
@@ -219,11 +240,15 @@ def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
 @on_ranks(3)
 def test_ranks_that_call_for_different_sizes_are_told_so(me: Me) -> None:
     me.init()
-    told = me.attempt(dist.grow_group, 4 if me.rank else 5, timeout=2.0)
-    assert told["error"] in ("WorldSizeMismatchError", "JoinTimeoutError"), told
-    errors = [None] * 3
-    dist.all_gather_object(errors, told["error"])
+    errors: list[Any] = [None] * 3
+
+    def all_have_called(reported: dict[str, Any]) -> bool:
+        dist.all_gather_object(errors, reported["error"])
+        return "WorldSizeMismatchError" in errors and set(errors) <= {"WorldSizeMismatchError", "JoinTimeoutError"}
+
+    attempt_until(all_have_called, lambda: me.attempt(dist.grow_group, 4 if me.rank else 5, timeout=2.0))
     assert "WorldSizeMismatchError" in errors
+    assert set(errors) <= {"WorldSizeMismatchError", "JoinTimeoutError"}
     dist.destroy_process_group()
 
 
@@ -272,7 +297,7 @@ def test_ctrl_c_ends_the_wait_and_the_world_goes_on(me: Me) -> None:
 def test_processes_that_wait_in_vain_are_told_so(me: Me) -> None:
     if me.rank == 2:
         me.wait_for("formed")
-        told = me.attempt(me.join, timeout=1.5)
+        told = attempt_until(is_join_timeout, lambda: me.attempt(me.join, timeout=1.5))
         assert told["error"] == "JoinTimeoutError", told
         assert "s for the ranks of job" in told["text"], told
         assert "to call grow_group()" in told["text"], told

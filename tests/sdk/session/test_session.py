@@ -95,10 +95,10 @@ def test_a_world_is_joined_once_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_timeout_of_the_world_is_that_of_its_groups(tmp_path: Path) -> None:
-    join(tmp_path, timeout=timedelta(seconds=1.5))
+    join(tmp_path, timeout=timedelta(seconds=4))
     groups = (None, dist.new_group([0]), dist.split_group(None, [[0]]), dist.new_subgroups(1)[0])
     for work in [dist.irecv(np.ones(1), group=group) for group in groups]:
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 1\.5 s"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"waited 4\.0 s"):
             work.wait()
     dist.destroy_process_group()
 
