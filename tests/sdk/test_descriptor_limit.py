@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from support.hosting import embedded_only
 from support.processes import DEADLINE, Me, Ranks, wait_until
+from support.slow_ranks import allow_slow_ranks
 
 import rankmesh as dist
+from rankmesh_agent.progress import wait_graph
 
 pytestmark = pytest.mark.processes
 
@@ -46,7 +48,7 @@ def assert_limit_error(reported: dict[str, Any]) -> None:
 def join_without_descriptors(me: Me, victim: int, spare: int) -> None:
     if me.rank == victim:
         leave_spare(spare)
-    reported = me.attempt(me.init, timeout=8)
+    reported = me.attempt(me.init, timeout=60 if me.rank == victim else 8)  # it meets its limit, however slow it is
     me.report(**reported)
     if reported["error"] is None:
         me.report(**me.attempt(dist.all_reduce, np.ones(1)))
@@ -103,10 +105,16 @@ def end_together(me: Me, others: Sequence[int]) -> None:
         me.wait_for(*(f"waited-{rank}" for rank in others))
 
 
+def init_with_lasting_limits(me: Me) -> None:
+    """Join; a report of a limit, of which there is one a second, counts longer: on a busy machine some are missing."""
+    wait_graph._LIMIT_SECONDS, wait_graph._LIMIT_VALID_SECONDS = 5.0, 6.0
+    me.init()
+
+
 def wait_for_a_rank_without_descriptors(me: Me) -> None:
     """Rank 0 owns the store, and cannot accept rank 1: nothing of that is to be seen in what ranks 0 and 2 wait for."""
-    me.init()
-    me.limit_calls(4)
+    init_with_lasting_limits(me)
+    me.limit_calls(5)
     me.meet("joined")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if me.rank == 0:
@@ -135,11 +143,12 @@ def test_a_rank_at_its_limit_is_the_cause_of_a_timeout(ranks: Ranks) -> None:
 
 
 def wait_for_a_key_without_descriptors(me: Me) -> None:
-    me.init()
+    allow_slow_ranks()
+    init_with_lasting_limits(me)
     store = dist.get_default_store()
     if me.rank == 2:
         store.set("connected", b"")
-    store.set_timeout(timedelta(seconds=4))
+    store.set_timeout(timedelta(seconds=5))
     me.meet("joined")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if me.rank == 0:
@@ -149,7 +158,7 @@ def wait_for_a_key_without_descriptors(me: Me) -> None:
     if me.rank == 1:
         me.report(**me.attempt(store.set, "key", b"value"))
     else:
-        me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=4)))
+        me.report(**me.attempt(store.wait, ["key"], timedelta(seconds=5)))
     end_together(me, [1, 2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     me.meet("done")

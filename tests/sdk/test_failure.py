@@ -231,7 +231,8 @@ def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ran
         reported = waiting.reported
         assert (reported["error"], reported["ranks"]) == ("RankFailedError", [2]), reported
         assert re.match(r"rank 2 \(\S+, pid \d+\) failed \(", reported["text"])
-        assert re.search(rf"; because of it rank {victim} \(\S+, pid \d+\) left during ", reported["text"])
+        # After the last call: it may leave before the waiting rank, which is slow, has begun its own call.
+        assert re.search(rf"; because of it rank {victim} \(\S+, pid \d+\) left (during|after) ", reported["text"])
         assert reported["at"] - killed < SOON
 
 

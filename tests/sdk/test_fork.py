@@ -25,6 +25,7 @@ from support.processes import Me, Ranks, on_ranks, wait_until
 
 import rankmesh as dist
 from rankmesh._session.session import current
+from rankmesh_agent.net import fork
 
 FORKS = int(os.environ.get("RANKMESH_TEST_FORKS", "40"))
 TRANSPORTS = ("shm", "tcp")
@@ -205,6 +206,7 @@ def test_forks_of_a_busy_rank(me: Me, forks: int) -> None:
 @on_ranks(1)
 def test_forks_while_a_thread_imports_the_http_server(me: Me) -> None:
     """A module that a thread of the parent was importing could never be imported in the child."""
+    fork._FORK_SECONDS = 60.0  # on a busy machine the import may take longer than forks usually wait
     me.init()
     session = current()
     assert session is not None

@@ -20,6 +20,8 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 ALL_ALIVE = dict.fromkeys(range(3), "alive")
+SLOWNESS = ("rank-suspect", "rank-alive")
+"""Events of a rank that has sent no heartbeat for a while, as on a busy machine, and does so again."""
 
 
 class Gateway:
@@ -49,8 +51,12 @@ class Gateway:
     def states(self, job: str) -> dict[int, str]:
         return {info["member"]["rank"]: info["state"] for info in self.ask(f"/v1/ranks?job={job}")}
 
+    def has_made_a_group(self) -> bool:
+        """Whether its state file has a world whose ranks have made their group: all of them have their join's reply."""
+        return bool(saved(self.state, "SELECT count(*) FROM event WHERE kind = 'group-made'"))
+
     def events(self, count: int) -> list[tuple[str, str]]:
-        """The kind and the job of the first events that it has."""
+        """The kind and the job of the first events that it has, without those of ranks that were slow for a while."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/events", headers={"Last-Event-ID": "1"})
         found: list[tuple[str, str]] = []
         kind = ""
@@ -58,7 +64,7 @@ class Gateway:
             for line in stream:
                 if line.startswith(b"event: "):
                     kind = line[7:].strip().decode()
-                elif line.startswith(b"data: {"):
+                elif line.startswith(b"data: {") and kind not in SLOWNESS:
                     found.append((kind, json.loads(line[6:])["job"]))
                     if len(found) == count:
                         break
@@ -99,11 +105,13 @@ def test_killed_in_mid_training_and_in_mid_join(ranks: Ranks) -> None:
     wait_until(lambda: gateway.states("trains") == ALL_ALIVE, "the world")
     joins = ranks.start(join, 2, ranks=[0], port=gateway.port)
     wait_until(lambda: gateway.states("joins") == {0: "joining"}, "the first join")
-    wait_until(lambda: saved(gateway.state, "SELECT count(*) FROM event WHERE kind = 'group-made'"), "the group")
+    wait_until(gateway.has_made_a_group, "the group")
     gateway.end(signal.SIGKILL)
 
     gateway.start()
-    assert gateway.states("trains") == ALL_ALIVE  # before they have reported again
+    states = gateway.states("trains")  # before they have reported again
+    assert states.keys() == ALL_ALIVE.keys()
+    assert {*states.values()} <= {"alive", "suspect"}, states
     assert [group["name"] for group in gateway.ask("/v1/groups?job=trains")] == ["world"]
     trained = [*[("rank-joining", "trains")] * 3, ("world-complete", "trains"), ("group-made", "trains")]
     assert sorted(gateway.events(6)) == sorted([*trained, ("rank-joining", "joins")])
@@ -117,13 +125,14 @@ def test_killed_in_mid_training_and_in_mid_join(ranks: Ranks) -> None:
     wait_until(lambda: set(gateway.states("trains").values()) == {"left"}, "the goodbyes")
     gateway.end(signal.SIGTERM)
     assert gateway.process.code == 0
-    assert not re.search("WARNING|ERROR|Traceback", gateway.process.stderr), gateway.process.stderr
+    logged = [line for line in gateway.process.stderr.splitlines() if not any(kind in line for kind in SLOWNESS)]
+    assert not re.search("WARNING|ERROR|Traceback", "\n".join(logged)), gateway.process.stderr
 
 
 def test_a_rank_that_dies_while_there_is_no_gateway(ranks: Ranks) -> None:
     gateway = Gateway(ranks)
     trains = ranks.start(train, 3, port=gateway.port)
-    wait_until(lambda: gateway.states("trains") == ALL_ALIVE, "the world")
+    wait_until(gateway.has_made_a_group, "the group")
     gateway.end(signal.SIGKILL)
     trains[2].kill()
     ranks.wait(trains)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -85,7 +86,10 @@ def interrupted(me: Me, again: float | str | None) -> None:
 def test_the_others_learn_that_a_rank_was_interrupted(ranks: Ranks, transport: str, again: Any) -> None:
     started = ranks.start(interrupted, 3, env={"RANKMESH_TRANSPORT": transport}, again=again)
     ranks.wait(started)
-    assert [rank.code for rank in started] == [-signal.SIGINT, 0, 0], ranks.transcript()
+    assert [rank.code for rank in started[1:]] == [0, 0], ranks.transcript()
+    # Python forgets at times, when code runs at its exit, that Ctrl-C ended it.
+    assert started[0].code in (-signal.SIGINT, 1), ranks.transcript()
+    assert "\nKeyboardInterrupt\n" in started[0].stderr, ranks.transcript()
 
 
 def interrupted_under_launcher(me: Me) -> None:
@@ -97,8 +101,9 @@ def interrupted_under_launcher(me: Me) -> None:
 
 def test_so_they_do_under_the_launcher(ranks: Ranks) -> None:
     script = ranks.script(interrupted_under_launcher)
-    launcher = ranks.command("-m", "rankmesh.run", "--nproc-per-node=3", str(script), "0", "3", name="launcher")
+    options = ("--nproc-per-node=3", "--failure-grace=60")
+    launcher = ranks.command("-m", "rankmesh.run", *options, str(script), "0", "3", name="launcher")
     ranks.wait([launcher])
     assert launcher.code == 128 + signal.SIGINT, launcher
     ranks.wait_for("told", "told too")
-    assert "rank 0 failed: signal SIGINT" in launcher.stderr, launcher
+    assert re.search("rank 0 failed( first)?: signal SIGINT", launcher.stderr), launcher  # first, if others have ended

@@ -82,7 +82,8 @@ def test_a_rank_that_waits_for_others_and_is_interrupted(ranks: Ranks):
     ranks.wait([rank])
     assert rank.code == -signal.SIGINT, rank
     *waited, last = rank.stderr.splitlines()
-    assert all(line.startswith("waiting for 2 of 3 ranks: ") for line in waited)
+    said = ("waiting for 2 of 3 ranks: ", "still waits for the gateway")  # which has no core for seconds, perhaps
+    assert all(line.startswith(said[0]) or said[1] in line for line in waited)
     assert last.startswith("rankmesh: interrupted after ")
 
 

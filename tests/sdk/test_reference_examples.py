@@ -143,7 +143,7 @@ def test_the_summary_pages_program_prints_the_sum(ranks: Ranks) -> None:
             mp.spawn(demo_basic, args=(world_size,), nprocs=world_size)
         """,
     )
-    assert (program.code, program.stderr) == (0, "")
+    assert (program.code, program.complaints) == (0, "")
     # Unbuffered, a line and its end are written apart, and the other rank may come between.
     told = sorted(re.findall(r"Rank .*?\]\]", program.stdout))
     assert told == [f"Rank {rank}: [[2.0, 2.0], [2.0, 2.0]]" for rank in range(2)]

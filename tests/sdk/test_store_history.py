@@ -20,6 +20,7 @@ import pytest
 from support import hosting
 from support.linearizability import UNKNOWN, Call, anomaly, read, step
 from support.processes import Me, Ranks
+from support.slow_ranks import allow_slow_ranks
 
 import rankmesh as dist
 
@@ -54,6 +55,7 @@ class History:
 
 def client(me: Me, seed: int) -> None:
     """Make random calls until the time is over, this rank is to leave, or it is killed."""
+    allow_slow_ranks()
     me.init()
     store = dist.get_default_store()
     dist.barrier()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import socket
 import sys
 import time
 from datetime import timedelta
 
 import pytest
+from support.me import RANK_FAILED
 from support.processes import free_port, on_ranks
 
 import rankmesh as dist
@@ -21,9 +23,10 @@ HELD_SECONDS = 13
 pytestmark = pytest.mark.processes
 
 
-def hold_the_interpreter(seconds):
-    """Sleep in a call that keeps the interpreter's lock, as an extension module may."""
-    ctypes.PyDLL(None).sleep(seconds)
+def hold_the_interpreter(me, until):
+    """Make a mark, and wait for a shell's command, in a call that keeps the interpreter's lock, as extensions may."""
+    command = f"cd {shlex.quote(str(me.folder))}; touch held; {until}"
+    assert ctypes.PyDLL(None).system(command.encode()) == 0
 
 
 @pytest.mark.slow
@@ -36,8 +39,7 @@ def test_the_owner_holds_the_interpreters_lock(me):
         store.set(f"here/{me.rank}", "")
     dist.barrier()
     if me.rank == 0:
-        me.mark("held")
-        hold_the_interpreter(HELD_SECONDS)
+        hold_the_interpreter(me, f"sleep {HELD_SECONDS}")
     elif me.rank in (1, 3):
         me.wait_for("held")
         began = time.monotonic()
@@ -57,7 +59,7 @@ def test_the_owner_holds_the_interpreters_lock(me):
             assert caught["ranks"] == [0]
             assert owner.http in caught["text"]
             assert f"pid {owner.pid}" in caught["text"]
-            assert 1.9 < caught["seconds"] < 12
+            assert 1.9 < caught["seconds"] < HELD_SECONDS
     dist.barrier()
     dist.destroy_process_group()
 
@@ -74,12 +76,12 @@ def test_errors_name_the_owner_by_its_number_in_a_shrunken_world(me):
     store.set(f"here/{me.rank}", "")
     dist.barrier()
     if me.rank == 1:
-        me.mark("held")
-        hold_the_interpreter(4)
+        hold_the_interpreter(me, f"until [ -e caught ] || [ -e {RANK_FAILED} ]; do sleep 0.05; done")
     else:
         store.set_timeout(timedelta(seconds=1))
         me.wait_for("held")
         caught = me.attempt(store.set, "k", "1")
+        me.mark("caught")
         assert (caught["error"], caught["ranks"]) == ("StoreUnresponsiveError", [0]), caught
         assert f"of rank 0 ({socket.gethostname()}, pid {pid})" in caught["text"]
     dist.barrier()

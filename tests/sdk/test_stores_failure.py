@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.processes import DEADLINE, on_ranks
+from support.processes import DEADLINE, on_ranks, wait_until
 
 import rankmesh as dist
 from rankmesh._session.session import require_session
@@ -147,6 +148,13 @@ def test_the_owner_dies(ranks):
         assert caught["seconds"] < 30
 
 
+def mark_when_both_wait(me):
+    """Make a mark as soon as two requests wait at the owner: a wait that begins after a death is not ended by it."""
+    waits = require_session().agent._job_store._memory._waits
+    wait_until(lambda: len(waits.pending()) == 2, "two waits")
+    me.mark("both-wait")
+
+
 @on_ranks(3, run=survivors_run)
 def test_over_http(me):
     """A GET with ?wait= at any agent ends, too."""
@@ -162,11 +170,11 @@ def test_over_http(me):
         raise AssertionError("it has a value")
 
     if me.rank == 2:
-        me.wait_for("waits-0", "waits-1")
-        time.sleep(0.5)  # the marks are made before the requests
+        me.wait_for("both-wait")
         os.kill(os.getpid(), signal.SIGKILL)
     assert get("")[0] == 404  # the first request imports the framework
-    me.mark(f"waits-{me.rank}")
+    if me.rank == 0:
+        threading.Thread(target=mark_when_both_wait, args=[me], daemon=True).start()
     status, problem = get("?wait=20")
     assert (status, problem["code"], problem["ranks"]) == (503, "rank-failed", [2]), problem
     assert "'missing'" in problem["detail"]

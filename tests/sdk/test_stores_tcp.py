@@ -269,7 +269,7 @@ def test_over_http_the_keys_are_the_same(made):
     master = made(0, 1, True)
 
     def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        with closing(http.client.HTTPConnection(master.host, master.port, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection(master.host, master.port, timeout=60)) as connection:
             connection.request(method, path, body)
             answer = connection.getresponse()
             return answer.status, answer.read()
