@@ -198,7 +198,9 @@ def test_forks_of_a_busy_rank(me: Me, forks: int) -> None:
         thread.join()
     assert not failures, "\n".join(failures)
     threads_now, descriptors = me.resources()
-    assert not Counter(threads_now) - Counter(threads_before), (threads_before, threads_now)
+    more = Counter(threads_now) - Counter(threads_before)
+    # The store's thread starts with the first client, even one of another test that looks for its store at this port.
+    assert all(name.startswith("rankmesh-store-") for name in more), (threads_before, threads_now)
     assert all(count <= before.get(kind, 0) for kind, count in descriptors.items()), (before, descriptors)
     dist.destroy_process_group()
 
