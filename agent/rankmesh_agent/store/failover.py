@@ -145,12 +145,12 @@ class Failover:
             self._asked.add(rank)
             self._since, self._pause = time.monotonic(), _FIRST_PAUSE
         elif time.monotonic() - self._since > FAILOVER_SECONDS:
-            raise self._nobody_took_over(error)
+            raise self._takeover_error(error)
         self.rank = owners.current = rank
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return pause
 
-    def _nobody_took_over(self, error: DistNetworkError) -> DistNetworkError:
+    def _takeover_error(self, error: DistNetworkError) -> DistNetworkError:
         """Return the error of a search that has led to no owner, given that of the latest attempt."""
         if not isinstance(error, StoreMovedError):
             return error

@@ -170,7 +170,7 @@ class Ownership:
     def _can_promote(self) -> bool:
         """Return whether this rank's replica is the store, now or soon: its owner's host is gone for sure.
 
-        Other ranks need not be: an owner has one replica, and has told an earlier one that it is none any more.
+        The ranks of other hosts may live: an owner has one replica, and sends ABANDON to the one before.
         """
         if not self.replica.current or self.replica.owner not in self._members:
             return False
