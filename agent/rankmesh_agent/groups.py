@@ -19,11 +19,13 @@ from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.wire.errors import DistError, from_code
+from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
 
 _log = logging.getLogger("rankmesh")
+_MAX_HTTP_COUNTS = 1024
+"""Number of names of groups over HTTP whose attempts are counted: the latest ones."""
 _warned = False
 
 
@@ -83,6 +85,7 @@ class GroupRegistry:
         self._groups: dict[int, LocalCommunicator] = {}
         self._pending: list[LocalCommunicator] = []
         self._counts: dict[tuple[tuple[int, ...], str], int] = {}
+        self._http_counts: dict[tuple[tuple[int, ...], str], int] = {}
         self._http_keys: dict[int, str] = {}
         self._pending_names: set[str] = set()
 
@@ -125,11 +128,7 @@ class GroupRegistry:
             DistBackendError: a member did not come, or failed.
         """
         members = tuple(ranks)
-        counted = members, http_key
-        with self._lock:
-            # Members count groups with the same ranks alike, so they derive the same id without a message. Groups made
-            # over HTTP are counted apart: they come at any time.
-            count = self._counts[counted] = self._counts.get(counted, 0) + 1
+        count = self._count_attempt(members, http_key)
         job = self._job
         text = f"{job.name}/{job.epoch}/{members}/{count}{f'/{http_key}' if http_key else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
@@ -144,9 +143,9 @@ class GroupRegistry:
         try:
             begun(group)
             group.start([job.members[rank].host_id for rank in members], options, timeout)
-        except BaseException:
-            with self._lock:
-                self._counts[counted] -= 1  # the members' next attempt has the same count
+        except BaseException as error:
+            if not isinstance(error, CollectiveMismatchError):  # which all members have
+                group.abort(error)  # a member that comes later counts this attempt, too
             group.close()
             self.failures.replace_group(group.state)  # if this ends the rank, it is the reason
             raise
@@ -157,6 +156,21 @@ class GroupRegistry:
             self._groups[number] = group
         self.failures.on_group_made()
         return group
+
+    def _count_attempt(self, members: tuple[int, ...], http_key: str) -> int:
+        """Return the number of an attempt to make a group: members count alike, and derive its id without a message.
+
+        An attempt that fails counts: its late frames must not reach the next one, and the abort of a member that has
+        given up ends the same attempt of one that begins it later. Groups made over HTTP are counted apart: they come
+        at any time.
+        """
+        key = members, http_key
+        with self._lock:
+            counts = self._http_counts if http_key else self._counts
+            count = counts[key] = counts.pop(key, 0) + 1
+            if len(self._http_counts) > _MAX_HTTP_COUNTS:
+                del self._http_counts[next(iter(self._http_counts))]
+        return count
 
     def make_over_http(
         self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]

@@ -257,6 +257,12 @@ def test_groups_made_over_http_beside_the_sdk_s_and_the_end_of_calls_under_way(r
         assert [httpx.delete(f"{url}/v1/groups/pair", timeout=60).status_code for url in urls.values()] == [204, 204]
         assert httpx.get(f"{urls[0]}/v1/groups/pair", timeout=60).status_code == 404
         assert make_at_both("pair")["id"] != made["id"]
+        for instance in ("", "repeated"):
+            codes = [make(rank, "late", timeout=0.1, instance=instance).json()["code"] for rank in (0, 1)]
+            assert codes == ["collective-timeout", "group-aborted"], codes
+            make_at_both("late", instance=instance)
+            for url in urls.values():
+                assert httpx.delete(f"{url}/v1/groups/late", timeout=60).status_code == 204
     ranks.mark("made")
     ranks.wait_for("done-0", "done-1")
     assert [process.reported["sum"] for process in started] == [[4.0] * 3] * 2

@@ -16,6 +16,8 @@ _MAX_EARLY_BYTES = 1 << 22
 """Bytes of one rank's frames kept for groups that this process has not created yet."""
 _MIN_COST = 1 << 10
 """Bytes for which a frame counts at least: it has a header."""
+_MAX_DROPPED = 1024
+"""Number of groups whose frames are dropped: the latest ones to end."""
 
 
 class SinkTable(FrameSink):
@@ -40,19 +42,14 @@ class SinkTable(FrameSink):
         self._epoch = epoch
         self._on_goodbye = on_goodbye
         self._on_violation = on_violation
-        self._dropped: set[int] = set()
-        self._early: list[tuple[int, Header, memoryview | bytes]] = []
+        self._dropped: dict[int, None] = {}
+        self._early: dict[int, list[tuple[int, Header, memoryview | bytes]]] = {}
         self._early_bytes: dict[int, int] = {}
 
     def add(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames to ``sink`` from now on, including those that arrived early."""
         self.sinks[self._epoch, group] = sink
-        self._dropped.discard(group)
-        early, self._early = self._early, []
-        for rank, header, payload in early:
-            if header.group != group:
-                self._early.append((rank, header, payload))
-                continue
+        for rank, header, payload in self._early.pop(group, ()):
             self._early_bytes[rank] -= max(header.length, _MIN_COST)
             try:
                 sink.on_frame(rank, header, payload)
@@ -62,7 +59,9 @@ class SinkTable(FrameSink):
     def drop(self, group: int) -> None:
         """Drop a group's frames from now on."""
         self.sinks.pop((self._epoch, group), None)
-        self._dropped.add(group)
+        self._dropped[group] = None
+        if len(self._dropped) > _MAX_DROPPED:
+            del self._dropped[next(iter(self._dropped))]
 
     def sink_for(self, rank: int, header: Header) -> FrameSink | None:
         """Return the sink of a frame, None if the frame is to be dropped."""
@@ -81,8 +80,24 @@ class SinkTable(FrameSink):
             about = header.tag - 1 if header.tag else rank
             self._on_goodbye(rank, about, goodbye.decode(header.part, bytes(payload)))
             return
-        nbytes = self._early_bytes.get(rank, 0) + max(header.length, _MIN_COST)
-        if nbytes > _MAX_EARLY_BYTES:
-            raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")
-        self._early_bytes[rank] = nbytes
-        self._early.append((rank, header, payload))
+        cost = max(header.length, _MIN_COST)
+        while self._early_bytes.get(rank, 0) + cost > _MAX_EARLY_BYTES:
+            self._forget_aborted(rank)
+        self._early_bytes[rank] = self._early_bytes.get(rank, 0) + cost
+        self._early.setdefault(header.group, []).append((rank, header, payload))
+
+    def _forget_aborted(self, rank: int) -> None:
+        """Forget a rank's frames for the first of the groups that it has given up.
+
+        Raises:
+            ProtocolError: there is none.
+        """
+        for group, early in self._early.items():
+            own = [header for sender, header, _ in early if sender == rank]
+            if any(header.opcode is Opcode.ABORT for header in own):
+                self._early_bytes[rank] -= sum(max(header.length, _MIN_COST) for header in own)
+                self._early[group] = [frame for frame in early if frame[0] != rank]
+                if not self._early[group]:
+                    del self._early[group]
+                return
+        raise ProtocolError(f"rank {rank} sent too many frames for groups that are not in use here")

@@ -31,7 +31,8 @@ def new_group(
 ) -> ProcessGroup | NonMember:
     """Make a group of some ranks. Members wait for each other; other ranks may call it, as torch requires, or not.
 
-    Ranks that are members of several groups with the same members must make these in the same order.
+    Ranks that are members of several groups with the same members must make these in the same order. Calls that failed
+    count: a member that did not make one of them gets the others' error from its next call.
 
     Args:
         ranks: global ranks of the members, all ranks if None.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from support.processes import Me, on_ranks
 
 import rankmesh as dist
+import rankmesh_agent.progress.sinks
 
 NOBODY = dist.GroupMember.NON_GROUP_MEMBER
 QUESTIONS = [
@@ -265,6 +267,47 @@ def test_groups_of_four_ranks(me: Me) -> None:
     for group in (everyone, host, mine):
         assert me.attempt(dist.barrier, group)["error"] == "GroupAbortedError"
     assert me.attempt(dist.get_rank)["error"] == "ValueError"
+
+
+MAKERS: list[Callable[[float], Any]] = [
+    lambda timeout: dist.new_group(timeout=timeout),
+    lambda timeout: dist.new_group([2, 0, 1], timeout, sort_ranks=False),
+    lambda timeout: dist.split_group(None, [[0, 1, 2]], timeout),
+    lambda timeout: dist.new_subgroups(3, timeout=timeout)[0],
+]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
+def test_an_attempt_to_make_a_group_fails_without_effect_on_the_next(me: Me) -> None:
+    me.init(timeout=60)
+    for number, make in enumerate(MAKERS):
+        for late in (0, 2):
+            # All the others give up, and are in their second attempt, as far as they come, while one begins its first.
+            if me.rank == late:
+                me.wait_for(*(f"gave up {number} {late} {rank}" for rank in range(3) if rank != late))
+            failed = me.attempt(make, 60 if me.rank == late else 0.1)
+            assert failed["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), failed
+            assert late in failed["ranks"], failed
+            me.mark(f"gave up {number} {late} {me.rank}")
+            group = make(60)
+            array = np.array([1.0 + me.rank])
+            dist.all_reduce(array, group=group)
+            assert array[0] == 6
+            dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_attempts_that_no_other_member_makes_end_no_connection(me: Me) -> None:
+    me.init(timeout=60)
+    sinks = rankmesh_agent.progress.sinks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sinks, "_MAX_EARLY_BYTES", 10 * sinks._MIN_COST)
+        dist.barrier()
+        if me.rank == 1:
+            for _ in range(20):
+                assert me.attempt(dist.new_group, [0, 1], 0.01)["error"] == "CollectiveTimeoutError"
+        dist.barrier()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

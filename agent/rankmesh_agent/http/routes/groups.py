@@ -38,7 +38,7 @@ class GroupBody:
         name: its name, unique among the members' groups.
         timeout: seconds to wait for the members, and the default of the group's calls; the world's if left out.
         instance: random name of this very group, equal at all members. With it, a request can be repeated, and a group
-            that failed does not keep its successor from being created. Without it, the members count their groups.
+            that failed does not keep its successor from being created. Without it, the members count their attempts.
     """
 
     ranks: Annotated[_Ranks, Field(min_length=1, max_length=MAX_WORLD_SIZE)]

@@ -175,7 +175,7 @@ class GroupRequest:
         name: its name, unique among the members' groups.
         timeout: seconds to wait for the members, and the default of the group's calls; the world's timeout if omitted.
         instance: random name of this creation, equal at all members: it makes a retry harmless, and a failed group does
-            not block its successor. If omitted, the members count the groups they create.
+            not block its successor. If omitted, the members count their attempts.
     """
 
     ranks: list[int]
