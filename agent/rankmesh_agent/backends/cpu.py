@@ -59,6 +59,7 @@ class CpuBackend(Backend):
         except BaseException:
             if segment is not None:
                 segment.mark_left()
+                segment.windows.make_private(arguments)
             raise
 
     def close(self) -> None:

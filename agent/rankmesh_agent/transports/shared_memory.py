@@ -59,6 +59,13 @@ _mmap = _libc.mmap
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _mmap.restype = ctypes.c_void_p
 _MAP_FIXED = 0x10
+_mremap = _libc.mremap
+_mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+_mremap.restype = ctypes.c_void_p
+_munmap = _libc.munmap
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_MAP_FAILED = ctypes.c_void_p(-1).value
 _lost: list[mmap.mmap] = []
 
 
@@ -297,6 +304,30 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
             _lost.append(memory)  # the kernel may have unmapped it, and have given the addresses to others
             raise OSError(code, os.strerror(code))
     return memory
+
+
+def make_private(address: int, nbytes: int) -> None:
+    """Replace pages of shared memory by pages of this process alone, at the same addresses and with the same contents.
+
+    Other processes' writes do not reach them from then on. A write of another thread of this process that comes
+    meanwhile may be lost.
+
+    Args:
+        address: of the first page.
+        nbytes: bytes of the pages.
+
+    Raises:
+        OSError: there is no memory for the pages; nothing has changed.
+    """
+    access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = _mmap(None, nbytes, access, flags, -1, 0)
+    if pages == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), "no memory for a private copy")
+    ctypes.memmove(pages, address, nbytes)
+    if _mremap(pages, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != address:
+        code = ctypes.get_errno()
+        _munmap(pages, nbytes)
+        raise OSError(code, os.strerror(code))
 
 
 def _close(descriptor: int) -> None:

@@ -8,25 +8,29 @@ the kernel allows it. Before the first read, each rank publishes the locations o
 
 A rank may change an exposed array when its readers have reported that they have read it: ``Exposure.complete``. A rank
 that leaves the call earlier, on an error or Ctrl-C, reports that, too; all bytes read in this call are then invalid.
+It then makes its registered arrays private: a rank that is late would still write its part of the result into them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.transports import process_vm
+from rankmesh_agent.net.interrupts import interrupts_deferred
+from rankmesh_agent.transports import process_vm, shared_memory
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.transports.slots import Slots
 from rankmesh_agent.wire.errors import DistNetworkError
 
+_log = logging.getLogger("rankmesh")
 Typed = npt.NDArray[Any]
 T = TypeVar("T")
 _WORD = np.dtype(np.uint64)
@@ -129,6 +133,25 @@ class MemoryWindows:
             if region.begin <= address < region.end:
                 return number, address - region.begin
         return PRIVATE, address
+
+    def make_private(self, arguments: Iterable[Any]) -> None:
+        """Replace this rank's registered arrays among a failed call's arguments by memory of this process alone.
+
+        The arrays keep their addresses and contents, and what late ranks write does not reach them.
+        """
+        if not self.regions:
+            return
+        for argument in arguments:
+            for array in argument if isinstance(argument, list | tuple) else [argument]:
+                if isinstance(array, np.ndarray) and array.size and self._locate(array)[0] != PRIVATE:
+                    address = process_vm.address_of(array)
+                    begin = address // _PAGE * _PAGE
+                    end = -(-(address + array.nbytes) // _PAGE) * _PAGE
+                    try:
+                        with interrupts_deferred():
+                            shared_memory.make_private(begin, end - begin)
+                    except OSError as error:
+                        _log.error("a rank that is late can still write into a registered array: %s", error)
 
     def expose(self, arrays: Sequence[Typed | None]) -> Exposure:
         """Publish the location of each rank's array; ends a step.

@@ -17,6 +17,7 @@ from rankmesh_agent.transports.shared_memory import (
     UnreachableHandleError,
     futex_wait,
     futex_wake,
+    make_private,
     remove_orphans,
     timespec_of,
     unsupported,
@@ -45,6 +46,21 @@ def test_memory_is_shared_without_a_name(shm):
     made.release()  # a second time does nothing
     with pytest.raises(UnreachableHandleError):
         Mapping.open(str(shm), made.handle, SIZE)
+
+
+def test_pages_become_private_with_their_contents(shm):
+    made = Mapping.create(str(shm), "job", 3 * 4096)
+    opened = Mapping.open(str(shm), made.handle, 3 * 4096)
+    opened.bytes[:] = 1
+    make_private(made.address + 4096, 4096)
+    assert (made.bytes == 1).all()
+    opened.bytes[:] = 2
+    assert [made.bytes[0], made.bytes[4096], made.bytes[8191], made.bytes[8192]] == [2, 1, 1, 2]
+    made.bytes[:] = 3
+    assert [opened.bytes[0], opened.bytes[4096], opened.bytes[8191], opened.bytes[8192]] == [3, 2, 2, 3]
+    with pytest.raises(OSError, match="no memory"):
+        make_private(made.address, 1 << 60)
+    assert (made.bytes == 3).all()
 
 
 def test_linked_memory_is_shared_by_name_until_it_is_released(shm):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from support.processes import Me, Ranks, on_ranks
@@ -49,6 +54,39 @@ def test_collectives_on_registered_arrays(me: Me) -> None:
     dist.destroy_process_group()
     assert array[0, 0] == array[0, 2], "the memory outlives the group"
     array[:] = 0
+
+
+@on_ranks(3)
+def test_a_late_rank_does_not_write_into_arrays_of_a_call_that_has_failed(me: Me) -> None:
+    me.init(timeout=120)
+    calls: dict[str, Callable[..., Any]] = {"all_reduce": dist.all_reduce, "reduce": partial(dist.reduce, dst=0)}
+    for name, call in calls.items():
+        group = dist.new_group([0, 1, 2])
+        array = dist.empty(2_000_000, group=group)
+        array[:] = 5
+        call(array, group=group)
+        part = array[1000:1_900_000]  # begins and ends inside pages
+        part[:] = 1
+        with pytest.MonkeyPatch.context() as patch:
+            if me.rank == 2:  # is late as one that the kernel has paused, with the addresses of all arrays
+                module = sys.modules[f"rankmesh_agent.collectives.{name}"]
+                reduce_exposed = module.reduce_exposed
+
+                def late(*arguments: Any, reduce_exposed: Any = reduce_exposed, name: str = name) -> Any:
+                    me.wait_for(f"reused {name} 0", f"reused {name} 1")
+                    yield from reduce_exposed(*arguments)
+
+                patch.setattr(module, "reduce_exposed", late)
+            failed = me.attempt(call, part, group=group, timeout=0.5 if me.rank == 0 else 120)
+        assert failed["error"] in ("CollectiveTimeoutError", "GroupAbortedError"), failed
+        around = np.concatenate([array[:1000], array[1_900_000:]])
+        assert (around == around[0]).all(), "the elements beside the call's are as they were"
+        part[:] = 7
+        me.mark(f"reused {name} {me.rank}")
+        me.wait_for(f"reused {name} 2")
+        assert (part == 7).all()
+        array[:] = 8
+        assert part[0] == part[-1] == 8, "the parts of the array are still one"
 
 
 def ask_for_different_arrays(me: Me) -> None:
