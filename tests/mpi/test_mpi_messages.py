@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from support.mpi import on_mpi
 from support.processes import Me, wait_until
+from support.to_itself import exchange_with_itself
 
 import rankmesh as dist
 from rankmesh_agent.mpi.messages import INLINE
@@ -28,6 +29,20 @@ def test_sizes_around_what_goes_with_the_head(me: Me) -> None:
             whole = np.full(size + 2, 99, np.uint8)
             dist.recv(whole[1:-1], 0, tag=size)
             assert whole.tolist() == [99, *sent.tolist(), 99], (most, size)
+    dist.barrier()
+
+
+@on_mpi(2)
+def test_messages_of_a_rank_to_itself(me: Me) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    for group in (None, dist.new_subgroups(1)[0]):
+        exchange_with_itself(dist, np.full, group)
+        misfit = dist.irecv(np.ones(4), me.rank, group)
+        dist.isend(np.ones(3), me.rank, group).wait()
+        assert "sent float64[3]" in me.attempt(misfit.wait)["text"]
+        reported = me.attempt(dist.isend, np.ones(3), me.rank, group)
+        assert f"rank {me.rank} refused the message" in reported["text"], reported
+        exchange_with_itself(dist, np.full, group)
     dist.barrier()
 
 

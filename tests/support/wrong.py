@@ -200,14 +200,17 @@ WRONG: dict[str, Wrong] = {
         irecv_with_a_negative_tag_of_65_bits=lambda api, a: api.irecv(a(), src=a.other, tag=-(1 << 63) - 1),
     ),
     **_wrong(
-        ValueError, "is this rank: a process does not send to itself, copy", "is this agent's own rank",
+        ValueError, "is this rank: begin both sides of the message, isend and irecv", "is this agent's own rank",
         send_to_itself=lambda api, a: api.send(a(), dst=a.rank),
         recv_from_itself=lambda api, a: api.recv(a(), src=a.rank),
         isend_to_itself=lambda api, a: api.isend(a(), group_dst=a.rank).wait(),
         irecv_from_itself=lambda api, a: api.irecv(a(), group_src=a.rank).wait(),
+        messages_to_itself=lambda api, a: api.batch_isend_irecv([api.P2POp(api.isend, a(), a.rank)])[0].wait(),
+    ),
+    **_wrong(
+        ValueError, "is this rank: the call waits, and would wait for itself; copy", "is this agent's own rank",
         send_object_list_to_itself=lambda api, a: api.send_object_list(["a"], dst=a.rank),
         recv_object_list_from_itself=lambda api, a: api.recv_object_list([None], src=a.rank),
-        messages_to_itself=lambda api, a: api.batch_isend_irecv([api.P2POp(api.isend, a(), a.rank)]),
     ),
     **_wrong(
         ValueError, "has [024] arrays, but the group has 3 ranks", "the array must be a stack of 3",

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as c10d
 from support.processes import Me, Ranks, on_ranks, wait_until
+from support.to_itself import exchange_with_itself
 
 import rankmesh
 import rankmesh.torch
@@ -40,6 +41,14 @@ def test_groups_come_and_go_and_the_world_stays(me: Me) -> None:
     assert not c10d.is_initialized()
     rankmesh.destroy_process_group()
     wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)
+
+
+@on_ranks(2)
+def test_ranks_of_torch_s_groups_send_to_themselves(me: Me) -> None:
+    c10d.init_process_group("rankmesh", init_method=f"file://{me.folder}/store", rank=me.rank, world_size=me.size)
+    for group in (None, c10d.new_subgroups(1)[0]):
+        exchange_with_itself(c10d, lambda count, value: torch.full((count,), float(value)), group)
+    c10d.destroy_process_group()
 
 
 def goes_on_alone(me: Me) -> None:

@@ -68,7 +68,7 @@ class GroupMessages:
         Args:
             op: ``send`` or ``recv``.
             array: to send, or to receive into.
-            rank: the other rank, of the group's ``ranks``; or ANY.
+            rank: the other rank, of the group's ``ranks``, or this one; or ANY.
             tag: see MessageMatcher.
             options: see Options.
         """
@@ -106,7 +106,7 @@ class GroupMessages:
             begin = transport.send if op == "send" else transport.receive
             # The view is link.as_bytes, written out: every message comes here.
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)
-            if options.async_op and not transfer.done:
+            if options.async_op and not transfer.done and rank != state.engine.rank:
                 transport.progress_in_background(transfer)
         if op == "send":
             state.unanswered = True
@@ -168,17 +168,15 @@ class GroupMessages:
 
     def waits(self) -> list[Wait]:
         """Return the waits for messages, as other ranks are answered. With the engine's lock held."""
-        state = self.state
-        return [
-            Wait(
-                int(state.id, 16),
-                -1,
-                f"{describe(message.record)} in group {state.name!r}",
-                [(rank, state.global_rank(rank)) for rank in message.partners] if len(message.partners) == 1 else [],
-                state.ranks,
-            )
-            for message in self.waiting.copy().values()
-        ]
+        state, me = self.state, self.state.engine.rank
+        waits = []
+        for message in self.waiting.copy().values():
+            # A rank that waits for itself says nothing about others.
+            known = [rank for rank in message.partners if len(message.partners) == 1 and rank != me]
+            awaited = [(rank, state.global_rank(rank)) for rank in known]
+            what = f"{describe(message.record)} in group {state.name!r}"
+            waits.append(Wait(int(state.id, 16), -1, what, awaited, state.ranks))
+        return waits
 
     def active_records(self) -> list[Record]:
         """Return the messages that have not ended, the oldest first."""
@@ -258,8 +256,14 @@ class PendingMessage:
 
     def _await(self, deadline: Deadline | None) -> bool:
         state, transfer, partners = self._state, self.transfer, self.partners
+        to_itself = partners == (state.engine.rank,)
         if deadline is None:
             self._transport.progress()
+        elif to_itself and self._transport is self._messages.matcher:
+            raise ValueError(
+                f"{'dst' if self.record[1][0] == 'send' else 'src'} is this rank: begin both sides of the message, "
+                "isend and irecv, before you wait for either, or copy the array"
+            )
         else:
             waiting, me = self._messages.waiting, (id(self), threading.get_ident())
             waiting[me] = self
@@ -283,7 +287,7 @@ class PendingMessage:
         if deadline is None:
             return False
         error = state.timeout_error(partners, describe(self.record), deadline, None)
-        raise state.own_limit_or(error) if deadline is self.deadline else error
+        raise state.own_limit_or(error) if deadline is self.deadline and not to_itself else error
 
     def abandon(self, error: BaseException) -> None:
         """Undo a message that no thread will wait for; if its data is on the way, end the group."""

@@ -9,6 +9,8 @@
     where memory can be read   RTS with address ──▶            queued until a receive matches, which copies the array
                                    ◀──────────── DONE          or, if that fails or the exposure was revoked, CTS
 
+    to this rank itself        announced without a frame      a receive that matches copies the array at once
+
 A receiver without a matching receive holds at most WINDOW bytes from each sender, then only announcements (RTS), at
 most MAX_ANNOUNCED: its memory is bounded, and a sender that exceeds these bounds is disconnected. A receive whose dtype
 or size differs from the message's raises at both ends: the receiver sends a REFUSE. If the send has returned already,
@@ -128,6 +130,11 @@ class MessageMatcher:
         if self.refusals:
             self.raise_refusal(rank)
         transfer = Transfer()
+        if rank == self.engine.rank:
+            number = next(self.ids)
+            self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
+            self._on_message(_Message(rank, tag, dtype, len(view), number))
+            return transfer
         credit = self.credits[rank]
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
@@ -178,6 +185,9 @@ class MessageMatcher:
         for number, announced in self.announced.items():
             if announced.transfer is transfer:
                 del self.announced[number]
+                if announced.rank == self.engine.rank:
+                    self._on_withdraw(announced.rank, number)
+                    return True
                 self.engine.revoke(announced.rank)
                 self.engine.send(announced.rank, [self._frame(Opcode.WITHDRAW, seq=number)])
                 return True
@@ -197,6 +207,9 @@ class MessageMatcher:
 
     def refuse(self, rank: int, why: str, number: int = _EAGER, eager_id: int = 0) -> None:
         """Refuse a message of a rank that does not fit; if it was not announced, a later call of the rank raises."""
+        if rank == self.engine.rank:
+            self._on_refuse(rank, number, eager_id, why)
+            return
         payload = why.encode()
         self.engine.send(rank, [self._frame(Opcode.REFUSE, part=eager_id, seq=number, length=len(payload)), payload])
 
@@ -331,7 +344,11 @@ class MessageMatcher:
             sent, expected = (message.dtype, message.nbytes), (wanted.dtype, len(wanted.view))
             mismatch = mismatch_reason(source, wanted.tag, sent, expected)
             self.refuse(message.source, mismatch, message.id, message.eager_id)
-            transfer.error = DistBackendError(mismatch, ranks=[source])
+            transfer.error = DistBackendError(mismatch)
+        elif message.source == self.engine.rank:
+            sent = self.announced.pop(message.id)
+            wanted.view[:] = sent.view
+            sent.transfer.done = True
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
             if message.exposed[0]:
@@ -352,7 +369,7 @@ class MessageMatcher:
 
     def _on_refuse(self, rank: int, number: int, eager_id: int, why: str) -> None:
         receiver = self.global_rank(rank)
-        error = DistBackendError(f"rank {receiver} refused the message: {why}", ranks=[receiver])
+        error = DistBackendError(f"rank {receiver} refused the message: {why}")
         announced = self.announced.pop(number, None)
         if announced is not None:
             announced.transfer.error = error

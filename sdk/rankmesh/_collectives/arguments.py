@@ -193,7 +193,7 @@ def group_rank_of(
     return ranks.index(rank)
 
 
-def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, name: str, what: str = "array") -> int:
+def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, name: str, what: str) -> int:
     """Return the group rank of a message's other side, which is not this rank; see group_rank_of.
 
     Args:
@@ -201,7 +201,7 @@ def other_rank_of(comm: Communicator, rank: int | None, group_rank: int | None, 
     """
     found = group_rank_of(comm, rank, group_rank, name)
     if found == comm.rank:
-        raise ValueError(f"{name} is this rank: a process does not send to itself, copy the {what} instead")
+        raise ValueError(f"{name} is this rank: the call waits, and would wait for itself; copy the {what} instead")
     return found
 
 

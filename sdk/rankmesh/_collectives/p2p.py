@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankmesh._collectives.arguments import Timeout, communicator, group_rank_of, options, other_rank_of
+from rankmesh._collectives.arguments import Timeout, communicator, group_rank_of, options
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int, require_member
 from rankmesh._session.session import require_session
@@ -38,7 +38,7 @@ def send(
 
     Args:
         tensor: array.
-        dst: global rank of the receiver, not this one.
+        dst: global rank of the receiver; this rank itself if it has begun the matching irecv.
         group: a group both are in, the world by default.
         tag: matches the receive with the same tag.
         group_dst: the receiver's rank in the group, instead of ``dst``.
@@ -46,8 +46,8 @@ def send(
 
     Raises:
         TypeError: ``tensor`` is not an array that can be communicated.
-        ValueError: the receiver is missing, given twice, not in the group, or this rank; or this rank is not in the
-            group.
+        ValueError: the receiver is missing, given twice, not in the group, or this rank without a matching irecv; or
+            this rank is not in the group.
         DistBackendError: the receive has another size or dtype; or that of an earlier small message of this rank had.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
@@ -61,10 +61,12 @@ def send(
 def isend(
     tensor: Any, dst: int | None = None, group: Group = None, tag: int = 0, group_dst: int | None = None
 ) -> Work | None:
-    """Begin to send ``tensor`` to another rank; it must not change before the Work's ``wait()`` returns.
+    """Begin to send ``tensor``; it must not change before the Work's ``wait()`` returns.
 
-    Arguments and errors are those of send; errors of the transfer are raised by ``wait()``: also the refusal of a small
-    message, if it has come by then. Otherwise a later call of the group raises it, see send.
+    A message to this rank itself needs its irecv begun, before or after it, before either Work is waited for.
+
+    The other arguments and errors are those of send; errors of the transfer are raised by ``wait()``: also the refusal
+    of a small message, if it has come by then. Otherwise a later call of the group raises it, see send.
 
     Returns:
         A Work; None, with a warning, if this rank is not in the group.
@@ -88,7 +90,8 @@ def recv(
 
     Args:
         tensor: array with the message's dtype and number of elements.
-        src: global rank of the sender; any rank of the group if None.
+        src: global rank of the sender; any rank of the group if None; this rank itself if it has begun the matching
+            isend.
         group: a group both are in, the world by default.
         tag: take only a message sent with this tag.
         group_src: the sender's rank in the group, instead of ``src``.
@@ -99,7 +102,8 @@ def recv(
 
     Raises:
         TypeError: ``tensor`` is not an array that can be communicated.
-        ValueError: the sender is given twice, not in the group, or this rank; or ``tensor`` is read-only.
+        ValueError: the sender is given twice, not in the group, or this rank without a matching isend; or ``tensor`` is
+            read-only.
         DistBackendError: the message has another size or dtype; ``tensor`` is unchanged and the message is lost; the
             sender gets the error, too.
         RankFailedError: the sender died or left; names it.
@@ -119,7 +123,9 @@ def irecv(
 ) -> Work | None:
     """Begin to receive into ``tensor``; it must not be used before the Work's ``wait()`` returns.
 
-    Arguments and errors are those of recv; errors of the transfer are raised by ``wait()``.
+    A message from this rank itself needs its isend begun, before or after it, before either Work is waited for.
+
+    The other arguments and errors are those of recv; errors of the transfer are raised by ``wait()``.
 
     Returns:
         A Work, whose ``source_rank()`` is the sender; None, with a warning, if this rank is not in the group.
@@ -224,7 +230,7 @@ def _begin_send(
     async_op: bool,
 ) -> Callable[[], Work | None]:
     """Check a message to be sent; return the function that begins it."""
-    peer = other_rank_of(comm, dst, group_dst, "dst")
+    peer = group_rank_of(comm, dst, group_dst, "dst")
     rank = comm.ranks[peer]
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
@@ -246,7 +252,7 @@ def _begin_recv(
     """Check a message to be received; return the function that begins it."""
     rank, peer = ANY, None
     if src is not None or group_src is not None:
-        peer = other_rank_of(comm, src, group_src, "src")
+        peer = group_rank_of(comm, src, group_src, "src")
         rank = comm.ranks[peer]
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)

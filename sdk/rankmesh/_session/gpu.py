@@ -31,7 +31,7 @@ def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
     """Return the communicator for messages of arrays on a GPU to or from a group rank (None: any).
 
     Raises:
-        ValueError: the sender may be any rank, and arrays do not go through host memory.
+        ValueError: the sender may be any rank, or the peer is this rank, and arrays do not go through host memory.
     """
     selector = _selector(group)
     if peer is None and selector is not None:
@@ -39,6 +39,8 @@ def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
             "recv of an array on a GPU needs src: the transport depends on the sender. Backend 'gloo' takes all arrays "
             "through host memory, from any rank"
         )
+    if selector is not None and peer == communicator_of(group).rank:
+        raise ValueError("dst or src is this rank: a GPU does not send to itself here, copy the array instead")
     return communicator_of(group) if selector is None else selector.for_p2p(device, peer or 0)
 
 

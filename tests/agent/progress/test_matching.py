@@ -256,7 +256,7 @@ def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
 class Wire:
     """An engine that keeps the headers of what is sent."""
 
-    eager_limit, epoch, on_demand = EAGER, 1, False
+    rank, eager_limit, epoch, on_demand = 9, EAGER, 1, False
 
     def __init__(self) -> None:
         self.sent: list[frames.Header] = []

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.processes import Me, on_ranks
+from support.to_itself import exchange_with_itself
 
 import rankmesh as dist
 
@@ -34,6 +35,40 @@ class TestAlone:
             assert call(np.ones(1), 1, group=NOBODY) == (-1 if call is dist.recv else None)
         assert [warning.filename for warning in warned] == [__file__]
 
+    # Messages to itself
+
+    def test_a_ring_of_one(self) -> None:
+        exchange_with_itself(dist, np.full)
+
+    def test_a_wait_that_would_not_end_is_refused_and_leaves_nothing_behind(self) -> None:
+        array = np.ones(3)
+        for wait in (
+            lambda: dist.send(array, 0),
+            lambda: dist.recv(array, 0),
+            lambda: dist.isend(array, 0).wait(),
+            lambda: dist.irecv(array, 0).wait(),
+        ):
+            with pytest.raises(ValueError, match="is this rank: begin both sides of the message, isend and irecv"):
+                wait()
+        got = np.zeros(3)
+        work = dist.irecv(got, 0)
+        assert not work.is_completed()
+        dist.send(np.full(3, 2.0), 0)
+        assert work.is_completed()
+        work.wait()
+        assert (got == 2).all()
+        for source in (0, None):
+            work = dist.isend(np.full(3, 3.0), 0)
+            assert dist.recv(got, source) == 0
+            work.wait()
+
+    def test_a_message_to_itself_that_does_not_fit_fails_at_both_ends(self) -> None:
+        sent, received = dist.isend(np.ones(3), 0), dist.irecv(np.ones(4), 0)
+        for work, says in ((sent, "rank 0 refused the message: rank 0 sent"), (received, "^rank 0 sent float64.3.")):
+            with pytest.raises(dist.DistBackendError, match=says):
+                work.wait()
+        exchange_with_itself(dist, np.full)
+
     # Batches
 
     def test_a_p2pop_knows_its_peer_globally_and_in_its_group(self) -> None:
@@ -59,6 +94,8 @@ def test_messages_of_three_ranks(me: Me) -> None:
     me.init()
     rank = me.rank
     group = dist.new_group([2, 0, 1], sort_ranks=False)  # its ranks: 0 is 2, 1 is 0, 2 is 1
+    for each in (None, group, dist.new_subgroups(1)[0]):
+        exchange_with_itself(dist, np.full, each)
     small, large = 5, 200_000
     for count in (small, 0, large):
         mine, got = np.full(count, float(rank)), np.full(count, -1.0)
