@@ -16,6 +16,7 @@ import pytest
 from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
+from rankmesh._session.session import require_session
 from rankmesh.multiprocessing import ProcessException, start_processes
 
 pytestmark = pytest.mark.processes
@@ -234,6 +235,37 @@ def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ran
         # After the last call: it may leave before the waiting rank, which is slow, has begun its own call.
         assert re.search(rf"; because of it rank {victim} \(\S+, pid \d+\) left (during|after) ", reported["text"])
         assert reported["at"] - killed < SOON
+
+
+def end_because_of_a_misfit(me: Me) -> None:
+    """Rank 1 ends because of what rank 0 has sent, which goes on; rank 2 waits for rank 1."""
+    me.init()
+    dist.barrier()
+    if me.rank == 0:
+        dist.send(np.ones(4), 1)
+        me.wait_for("reported")
+    elif me.rank == 1:
+        try:
+            dist.recv(np.ones(4, np.float32), 0)
+        except dist.DistBackendError as error:
+            me.report(ranks=list(error.ranks))
+            raise
+    else:
+        me.report(**me.attempt(dist.recv, np.ones(1), 1), failed=require_session().agent.failed_ranks)
+        me.mark("reported")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_errors_name_the_rank_that_has_left_and_not_one_whose_message_did_not_fit(ranks: Ranks, transport: str) -> None:
+    started = ranks.start(end_because_of_a_misfit, 3, env={"RANKMESH_TRANSPORT": transport})
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [0, 1, 0], ranks.transcript()
+    assert started[1].reported["ranks"] == []
+    reported = started[2].reported
+    assert (reported["error"], reported["ranks"]) == ("RankFailedError", [1]), reported
+    assert re.match(r"rank 1 \(\S+, pid \d+\) left \(it ended with DistBackendError: rank 0 sent", reported["text"])
+    assert reported["failed"] == [1]
 
 
 def leave_after_a_timeout(me: Me, polls: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.base import MessageTransport
-from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text
+from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text, op_name
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork
@@ -260,9 +260,10 @@ class PendingMessage:
         if deadline is None:
             self._transport.progress()
         elif to_itself and self._transport is self._messages.matcher:
+            peer = "dst" if op_name(self.record[1]) == "send" else "src"
             raise ValueError(
-                f"{'dst' if self.record[1][0] == 'send' else 'src'} is this rank: begin both sides of the message, "
-                "isend and irecv, before you wait for either, or copy the array"
+                f"{peer} is this rank: begin both sides of the message, isend and irecv, before you wait for "
+                "either, or copy the array"
             )
         else:
             waiting, me = self._messages.waiting, (id(self), threading.get_ident())

@@ -261,7 +261,7 @@ class MpiMessages:
             rank = self._global_rank(source)
             why = mismatch_reason(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
             self._matcher.refuse(source, why)
-            posted.transfer.error = DistBackendError(why, ranks=[rank])
+            posted.transfer.error = DistBackendError(why)
         if nbytes > INLINE:
             view = posted.view if fits else memoryview(bytearray(nbytes))
             posted.requests = [

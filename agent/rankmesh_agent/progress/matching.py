@@ -346,9 +346,9 @@ class MessageMatcher:
             self.refuse(message.source, mismatch, message.id, message.eager_id)
             transfer.error = DistBackendError(mismatch)
         elif message.source == self.engine.rank:
-            sent = self.announced.pop(message.id)
-            wanted.view[:] = sent.view
-            sent.transfer.done = True
+            announced = self.announced.pop(message.id)
+            wanted.view[:] = announced.view
+            announced.transfer.done = True
         elif message.payload is None:
             self.cleared[message.source, message.id] = wanted
             if message.exposed[0]:

@@ -112,7 +112,7 @@ class Incoming:
             kind: type[DistError] = type(error) if isinstance(error, DistError) else DistBackendError
             reason = error.message if isinstance(error, DistError) else f"{type(error).__name__}: {error}"
             raise kind(
-                f"{called}: what rank {rank} sent cannot be read: {reason}", ranks=[rank], op=called, group=comm.name
+                f"{called}: what rank {rank} sent cannot be read: {reason}", op=called, group=comm.name
             ) from error
 
 

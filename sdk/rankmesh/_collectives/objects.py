@@ -432,7 +432,6 @@ def _decode_list(received: Incoming, comm: Communicator, rank: int, count: int, 
         raise DistBackendError(
             f"{called}: rank {number} sent {received.count} objects, but object_list has {count} items: the lists must "
             "have the same length on both sides",
-            ranks=[number],
             op=called,
             group=comm.name,
         )
