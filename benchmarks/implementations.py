@@ -53,6 +53,7 @@ _ANYWHERE = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 MPIRUN = (_program("mpirun"), *_ANYWHERE, "-n", "{ranks}", sys.executable)
 
 _SHM, _TCP = {"RANKMESH_TRANSPORT": "shm"}, {"RANKMESH_TRANSPORT": "tcp"}
+_PRIVATE = {"RANKMESH_PRIVATE_NETWORK": "1"}  # plain, as all that they are compared with
 
 IMPLEMENTATIONS = {
     each.name: each
@@ -65,8 +66,8 @@ IMPLEMENTATIONS = {
         Implementation("mpi", "Open MPI", "mpi", "mpi4py", MPIRUN),
         # On demand alone:
         Implementation("rankmesh-mpi", "RankMesh over Open MPI", "rankmesh-mpi", "mpi4py", MPIRUN),
-        Implementation("hosts", "RankMesh, two hosts", "rankmesh", "rankmesh", HOSTS),
-        Implementation("hosts-tcp", "RankMesh, two hosts, TCP only", "rankmesh", "rankmesh", HOSTS, _TCP),
+        Implementation("hosts", "RankMesh, two hosts", "rankmesh", "rankmesh", HOSTS, _PRIVATE),
+        Implementation("hosts-tcp", "RankMesh, two hosts, TCP only", "rankmesh", "rankmesh", HOSTS, _TCP | _PRIVATE),
     )
 }
 COMPARED = tuple(IMPLEMENTATIONS)[:6]

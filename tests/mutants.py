@@ -313,6 +313,8 @@ FAULTS = [
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and cause.ended_by_itself else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
+    Fault("agent/rankmesh_agent/net/mac_socket.py", "        if without:", "        if False:", "security/test_frames.py", "data without a MAC are accepted"),
+    Fault("agent/rankmesh_agent/net/mac_socket.py", " or private_network():", " or True:", "security/test_frames.py", "no connection has MACs"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "if inode and found", "if found", PEERS, "a closed connection counts as root's (netlink)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", " and found[:4] == wanted[:4]", "", PEERS, "a socket that listens counts as the client's"),

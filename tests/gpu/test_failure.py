@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,11 @@ def without_compiler(me: Me) -> None:
     me.init(timeout=60)
     array = cupy.ones(100)
     dist.broadcast(array, 0)  # needs no kernel
+    cupy.cuda.runtime.launchHostFunc(0, lambda _: time.sleep(0.5), None)
+    dist.broadcast(array, 0)  # still on the stream when the group ends
     me.report(told=me.attempt(dist.all_reduce, array), again=me.attempt(dist.broadcast, array, 0))
+    dist.destroy_process_group()
+    cupy.cuda.runtime.deviceSynchronize()
 
 
 def test_a_rank_that_cannot_compile_kernels_is_named(ranks: Ranks, machine: Any) -> None:

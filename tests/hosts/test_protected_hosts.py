@@ -6,7 +6,8 @@ import json
 
 import pytest
 from support.certificates import tls_of
-from support.host_commands import Hosts
+from support.host_commands import Hosts, Started
+from support.me import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.processes]
 
@@ -119,3 +120,94 @@ def test_a_process_that_attaches_from_another_host_is_protected(hosts: Hosts, tm
     for service in reversed(services):  # an agent removes its unix socket at its end
         service.process.terminate()
         service.wait()
+
+
+OBJECTS = """
+import os, sys
+import rankmesh as dist
+
+class Note:
+    def __init__(self): self.padding, self.text = b"A" * 20_000, "x" * 200
+
+dist.init_process_group(timeout=60)
+sends = dist.get_rank() == 0
+notes, received = [Note(), Note()] if sends else [None, None], [None]
+try:
+    match sys.argv[1]:
+        case "broadcast":
+            received = notes[:1]
+            dist.broadcast_object_list(received)
+        case "all_gather":
+            received = [None, None]
+            dist.all_gather_object(received, notes[0])
+        case "scatter":
+            dist.scatter_object_list(received, notes if sends else None)
+        case "send":
+            dist.send_object_list(notes[:1], dst=1) if sends else dist.recv_object_list(received, src=0)
+    print("received", received[0], flush=True)
+except dist.DistError as error:
+    print(type(error).__name__, error, flush=True)
+os._exit(0)
+"""
+
+RELAY = """
+import socket, sys, threading
+
+def pump(source, target):
+    while data := source.recv(1 << 16):
+        if (at := data.find(b"x" * 200)) >= 0:
+            data = data[:at] + b"y" + data[at + 1 :]
+            print("changed a byte", flush=True)
+        target.sendall(data)
+
+def serve(listener):
+    while True:
+        client, _ = listener.accept()
+        server = socket.create_connection((sys.argv[1], listener.getsockname()[1]))
+        for pair in (client, server), (server, client):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+
+for port in sys.argv[2:]:
+    threading.Thread(target=serve, args=(socket.create_server(("", int(port))),), daemon=True).start()
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("call", ["broadcast", "all_gather", "scatter", "send"])
+def test_no_object_is_read_that_a_relay_has_changed(three_hosts: Hosts, call):
+    """Rank 0 is reached through host3, which forwards the bytes and does not know the token."""
+    hosts = three_hosts
+    (hosts.folder / "objects.py").write_text(OBJECTS)
+    (hosts.folder / "relay.py").write_text(RELAY)
+
+    def rank(number: str, host: str, **variables: str) -> Started:
+        return hosts.start(
+            host,
+            f"python objects.py {call}",
+            RANK=number,
+            WORLD_SIZE="2",
+            MASTER_ADDR="host1",
+            MASTER_PORT="29500",
+            RANKMESH_TOKEN="the secret of both hosts",
+            RANKMESH_BIND=hosts.addresses[host],
+            **variables,
+        )
+
+    def ports() -> list[str]:
+        """Return the ports of rank 0: of its HTTP, and for its peers."""
+        lines = [line.split() for line in hosts.output("host1", "cat /proc/net/tcp").splitlines()[1:]]
+        listening = {int(fields[1].split(":")[1], 16) for fields in lines if fields[3] == "0A"}
+        return [str(port) for port in listening - {29500}]
+
+    first = rank("0", "host1", RANKMESH_ADVERTISE=hosts.addresses["host3"])
+    wait_until(lambda: len(ports()) == 2, "rank 0 listens", 60)
+    relay = hosts.start("host3", f"exec python relay.py {hosts.addresses['host1']} {' '.join(ports())}")
+    relay.wait_for("ready")
+    second = rank("1", "host2")
+    assert [first.wait(), second.wait()] == [0, 0], hosts.transcript()
+    assert "changed a byte" in relay.output, hosts.transcript()
+    assert "RankFailedError rank 0" in second.output, hosts.transcript()
+    assert "its MAC is wrong" in second.output, hosts.transcript()
+    assert "received" not in second.output, hosts.transcript()
+    relay.end()

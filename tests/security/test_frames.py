@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
@@ -18,7 +19,7 @@ from support.threads import NOW, world
 
 from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.mac_socket import Layout, MacSocket, RecordMac
+from rankmesh_agent.net.mac_socket import MacSocket, RecordMac
 from rankmesh_agent.net.record_socket import RecordChangedError
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import TcpTransport
@@ -45,12 +46,12 @@ SIZES = [HEAD + 64 + MAC, HEAD + 64 + 5 + MAC, HEAD + 64 + MAC]
 
 
 @contextlib.contextmanager
-def wire(layout: Layout | None = frames.layout) -> Iterator[tuple[MacSocket, socket.socket]]:
+def wire() -> Iterator[tuple[MacSocket, socket.socket]]:
     """A socket with MACs that receives what the other end sends as it is; neither blocks."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    with MacSocket(ours, *KEYS, layout) as made, theirs:
+    with MacSocket(ours, *KEYS) as made, theirs:
         yield made, theirs
 
 
@@ -63,10 +64,10 @@ def drained(sock: socket.socket) -> bytes:
     return found
 
 
-def sealed(calls: list[list[bytes]], layout: Layout | None = frames.layout) -> bytes:
+def sealed(calls: list[list[bytes]]) -> bytes:
     """Return what is sent for some calls of sendmsg."""
     found = b""
-    with wire(layout) as (sender, raw):
+    with wire() as (sender, raw):
         for buffers in calls:
             sent, total = 0, sum(map(len, buffers))
             while sent < total:
@@ -85,18 +86,24 @@ def rest(data: list[bytes], sent: int) -> list[bytes]:
     return found
 
 
-def received(data: bytes, room: int = 1 << 16, layout: Layout | None = frames.layout) -> bytes:
+def received(data: bytes, room: int = 1 << 16) -> bytes:
     """Return what a receiver makes of ``data``, which comes ``room`` bytes at a time."""
     buffer, total = bytearray(len(data)), 0
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    with MacSocket(ours, *reversed(KEYS), layout) as receiver, theirs:
+    with MacSocket(ours, *reversed(KEYS)) as receiver, theirs:
         for begin in range(0, len(data), room):
             theirs.sendall(data[begin : begin + room])
             with contextlib.suppress(BlockingIOError):
                 while True:
                     total += receiver.recv_into(memoryview(buffer)[total:])
     return bytes(buffer[:total])
+
+
+def fill(receiver: MacSocket, buffer: bytearray) -> None:
+    total = 0
+    while total < len(buffer):
+        total += receiver.recv_into(memoryview(buffer)[total:])
 
 
 def split(data: bytes) -> list[bytes]:
@@ -119,15 +126,27 @@ def test_frames_arrive_as_they_were_sent(room):
     assert received(sealed([[each] for each in data]), room) == b"".join(data)
 
 
-def test_bulk_data_of_the_mesh_alone_has_no_mac():
-    data = [frames.encode(Opcode.BULK, length=5000), bytes(5000)]
-    changed = bytearray(sealed([data]))
-    changed[-1] ^= 1
-    assert received(bytes(changed)) == b"".join(data)[:-1] + b"\1"
-    changed = bytearray(sealed([data], None))
+@pytest.mark.parametrize("length", [5000, 1 << 16, 200_000])
+def test_a_changed_byte_of_long_data_ends_the_connection_before_it_is_received(length):
+    changed = bytearray(sealed([[frames.encode(Opcode.BULK, length=length), bytes(length)]]))
     changed[-MAC - 1] ^= 1
-    with pytest.raises(RecordChangedError):
-        received(bytes(changed), layout=None)
+    buffer = bytearray(64 + length)
+    ours, theirs = socket.socketpair()
+    with MacSocket(ours, *reversed(KEYS)) as receiver, theirs:
+        thread = threading.Thread(target=theirs.sendall, args=(bytes(changed),))
+        thread.start()
+        with pytest.raises(RecordChangedError, match="its MAC is wrong"):
+            fill(receiver, buffer)
+        thread.join(30)
+    assert buffer[64:] == bytes(length)
+
+
+def test_data_without_a_mac_are_refused():
+    with wire() as (receiver, raw):
+        head = struct.pack("!IQ", 64, 5000) + frames.encode(Opcode.BULK, length=5000)
+        raw.sendall(head + RecordMac(KEYS[1]).next(head) + bytes(5000))
+        with pytest.raises(ConnectionError, match="upgrade it"):
+            receiver.recv(100)
 
 
 @pytest.mark.parametrize("byte", [0, 3, 4, 11, 12, 17, 42, 75, 76, 91, 92 + 3, 92 + HEAD + 64 + 4, -1])
@@ -170,7 +189,7 @@ def test_what_is_received_is_a_prefix_of_what_was_sent(seed):
     random = Random(seed)
     data = [random.randbytes(random.choice((1, 24, 100, 5000))) for _ in range(random.randint(1, 6))]
     for _ in range(BATCH):
-        sent = bytearray(sealed([[each] for each in data], None))
+        sent = bytearray(sealed([[each] for each in data]))
         for _ in range(random.randint(1, 3)):
             at = random.randrange(len(sent))
             match random.randrange(4):
@@ -185,7 +204,7 @@ def test_what_is_received_is_a_prefix_of_what_was_sent(seed):
             if not sent:
                 break
         found = bytearray()
-        with wire(None) as (receiver, raw):
+        with wire() as (receiver, raw):
             receiver._receiving = RecordMac(KEYS[0])
             raw.sendall(sent)
             with contextlib.suppress(BlockingIOError, RecordChangedError):
@@ -214,6 +233,13 @@ def test_both_ends_agree(monkeypatch, wants):
     monkeypatch.setattr(mac_socket, "leaves_host", leaves_host)
     for end in through(lambda data, number: data):
         assert has_macs(end)
+        end.close()
+
+
+def test_a_network_declared_private_at_both_ends_has_no_macs(between_hosts, monkeypatch):
+    monkeypatch.setenv("RANKMESH_PRIVATE_NETWORK", "1")
+    for end in through(lambda data, number: data):
+        assert not has_macs(end)
         end.close()
 
 

@@ -17,6 +17,7 @@ from typing import Literal, cast, get_args
 
 from rankmesh_agent.config.env import integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
+from rankmesh_agent.config.tls import private_network
 from rankmesh_agent.wire.credentials import Credentials, check_form, for_job, job_of
 
 Transport = Literal["auto", "tcp", "shm"]
@@ -52,7 +53,8 @@ class Settings:
             gateway's token; or the content of the file RANKMESH_TOKEN_FILE.
         token_use, token_read: RANKMESH_TOKEN_USE and RANKMESH_TOKEN_READ, at servers: the credentials of these roles;
             empty for those derived from the token.
-        private_network: RANKMESH_PRIVATE_NETWORK, at servers: whether other hosts may send bearer tokens without TLS.
+        private_network: RANKMESH_PRIVATE_NETWORK, whether the connections between hosts need neither TLS nor MACs, and
+            their servers accept bearer tokens without TLS.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.
@@ -148,7 +150,7 @@ class Settings:
             token=token,
             token_use=_role_token(environ, "RANKMESH_TOKEN_USE"),
             token_read=_role_token(environ, "RANKMESH_TOKEN_READ"),
-            private_network=bool(integer(environ, "RANKMESH_PRIVATE_NETWORK", at_most=1)),
+            private_network=private_network(environ),
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankmesh_agent.config.env import integer
+
 
 @dataclass(frozen=True)
 class TlsSettings:
@@ -53,3 +55,12 @@ def tls_settings() -> TlsSettings:
         ValueError: see from_env.
     """
     return TlsSettings.from_env(os.environ)
+
+
+def private_network(environ: Mapping[str, str] | None = None) -> bool:
+    """Return RANKMESH_PRIVATE_NETWORK: whether connections between hosts need neither TLS nor MACs.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    return bool(integer(os.environ if environ is None else environ, "RANKMESH_PRIVATE_NETWORK", at_most=1))

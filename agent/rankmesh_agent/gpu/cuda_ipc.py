@@ -8,7 +8,9 @@ events of the others. So only the GPU waits for the GPU, and the host detects mi
 
 from __future__ import annotations
 
+import logging
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -41,6 +43,11 @@ _MAX_MAPPED = 256
 _SHARE_ALIGNMENT = 128
 """Shares are multiples of this many bytes, so that the GPU reads all of them with its widest loads."""
 _BYTE = np.dtype(np.uint8)
+_CLOSE_SECONDS = 5.0
+"""Longest wait for the GPU at the end."""
+_POLL_SECONDS = 0.0005
+
+_log = logging.getLogger("rankmesh")
 
 
 class _PeerArrays:
@@ -100,6 +107,8 @@ class CudaIpcBackend(GpuBackend):
         self._staging = (0, 0)
         self._staging_free = 0
         self._staging_used = False
+        self._ends: dict[int, int] = {}
+        """By stream, an event behind the latest call on it."""
         self._closed = False
 
     def handshake(self, device: int, deadline: Deadline) -> str:
@@ -160,6 +169,9 @@ class CudaIpcBackend(GpuBackend):
         try:
             self._host.queue.backend.run(algorithm, (launch, *own), context)  # passes the Segment
         finally:
+            if launch.stream not in self._ends:
+                self._ends[launch.stream] = runtime.create_event()
+            runtime.record_event(self._ends[launch.stream], launch.stream)
             if self._staging_used:  # behind the copies to and from it, and the peers' shares
                 runtime.record_event(self._staging_free, launch.stream)
 
@@ -368,16 +380,32 @@ class CudaIpcBackend(GpuBackend):
             return
         self._closed = True
         with runtime.DeviceGuard(self._device):
+            if not self._is_idle():
+                return
             for base in self._mapped.values():
                 runtime.close_memory(base)
             self._mapped.clear()
-            for events in (self._own_events, *self._peer_events):
+            for events in (self._own_events, *self._peer_events, self._ends.values()):
                 for event in events:
                     runtime.destroy_event(event)
             if self._staging_free:
                 runtime.destroy_event(self._staging_free)
             if self._staging[0]:
                 runtime.free(self._staging[0])
+
+    def _is_idle(self) -> bool:
+        """Return whether the GPU has completed the calls, which access the peers' memory; wait a while for that."""
+        deadline = Deadline(_CLOSE_SECONDS)
+        try:
+            while not all(map(runtime.event_completed, self._ends.values())):
+                if deadline.expired():
+                    raise DistBackendError(f"its calls did not end on the GPU within {_CLOSE_SECONDS:g} s")
+                time.sleep(_POLL_SECONDS)
+        except DistBackendError as error:
+            name = self._host.name
+            _log.warning("group %r: %s; its memory on the GPU is freed when the process ends", name, error.message)
+            return False
+        return True
 
 
 def _check_lengths(table: Sequence[tuple[int, ...]], size: int) -> None:

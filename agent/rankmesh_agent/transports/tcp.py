@@ -16,7 +16,8 @@ Without them, these are two round trips: the client's proposal and identity trav
 and the server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is
 valid.
 
-Frames between hosts have MACs (``net.mac_socket``), unless TLS protects them or both ranks share memory.
+Frames between hosts have MACs (``net.mac_socket``), unless TLS protects them, both ranks share memory, or
+RANKMESH_PRIVATE_NETWORK declares the network private.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.wire import frames, handshake
+from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 from rankmesh_agent.wire.handshake import Challenge, Protocol, Script
 
@@ -499,7 +500,7 @@ class TcpTransport:
 def _with_macs(connection: Connection, challenge: Challenge) -> Connection:
     """Return a connection to use after the handshake."""
     if isinstance(connection, TcpConnection):
-        connection.socket = with_macs(connection.socket, challenge, frames.layout)
+        connection.socket = with_macs(connection.socket, challenge)
     return connection
 
 

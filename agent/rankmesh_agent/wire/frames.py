@@ -34,11 +34,8 @@ MAGIC = b"RKMH"
 VERSION = 2
 HEADER = struct.Struct("!4sBBHQIIQqQQQ")
 HEADER_BYTES = HEADER.size
-_OPCODE_AND_LENGTH = struct.Struct("!5xB34xQ16x")
 SMALL = 1 << 16
 """Maximum payload, in bytes, of a frame without a posted buffer (eager messages have their own limit)."""
-MAX_DATA_WITH_MAC = 1 << 12
-"""Maximum bytes of data with a MAC: one takes as long for a byte as TCP does."""
 
 
 class Opcode(enum.IntEnum):
@@ -74,8 +71,6 @@ _new_tuple = tuple.__new__
 _OPCODES: dict[int, Opcode] = {int(opcode): opcode for opcode in Opcode}
 POSTED = frozenset({Opcode.PART, Opcode.BULK})
 """Frames whose payload goes into a buffer that the receiver has posted."""
-_DATA = frozenset({Opcode.ENTER, Opcode.EAGER})
-"""Further frames with data."""
 
 
 class Header(NamedTuple):
@@ -109,17 +104,6 @@ def encode(
     return HEADER.pack(
         MAGIC, VERSION, opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total
     )  # fmt: skip
-
-
-def layout(data: memoryview) -> tuple[int, int]:
-    """Return the bytes of the frame that begins with ``data`` that have a MAC between hosts, and of those that do not.
-
-    Those without are data in buffers that the receiver has posted, and of more than MAX_DATA_WITH_MAC.
-    """
-    opcode, length = _OPCODE_AND_LENGTH.unpack_from(data)
-    if opcode in POSTED or (length > MAX_DATA_WITH_MAC and opcode in _DATA):
-        return HEADER_BYTES, length
-    return HEADER_BYTES + length, 0
 
 
 def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: int = SMALL) -> Header:

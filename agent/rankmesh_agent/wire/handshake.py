@@ -18,7 +18,8 @@ useless, and "client" and "server" prevent reflection. A relayed proof is worth 
 or over another TLS connection: the context differs. The client sends its proof first, so a port scan reveals nothing.
 All messages have a fixed size: no data of an unauthenticated peer determines the number of bytes read.
 
-With WANTS_MACS an end finds that the connection leaves its host without TLS. If one of them does, all that follows has
+With WANTS_MACS an end finds that the connection leaves its host without TLS, and its operator has not declared the
+network private. If one of them does, all that follows has
 MACs (``net.mac_socket``); who removes the flag on the way makes the proofs invalid.
 
 The attachment names the server that the client means, where it has a name that both ends know: an agent's id where a

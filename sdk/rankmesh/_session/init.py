@@ -14,6 +14,7 @@ from rankmesh._session.session import communicator_of, current, leave, require_s
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.net.descriptors import limit_named
+from rankmesh_agent.net.greenlets import refuse_greenlets
 
 if TYPE_CHECKING:
     from rankmesh._stores.agent import AgentStore as Store
@@ -101,7 +102,8 @@ def init_process_group(
     Raises:
         ValueError: called twice without destroy_process_group in between; an argument or environment variable is
             missing or invalid; ``join=True`` together with a rank, a world size, a store or MPI.
-        DistBackendError: the backend cannot be used here; names the reason and the available backends.
+        DistBackendError: the backend cannot be used here; names the reason and the available backends; or gevent or
+            eventlet has made this process's threads greenlets.
         AddressInUseError: rank 0 cannot host the gateway because another process listens there.
         GatewayUnreachableError: no gateway answers there.
         JoinTimeoutError: ranks are missing when the timeout expires; names them. With ``join=True``: the job's ranks
@@ -120,6 +122,7 @@ def init_process_group(
 
         if current() is not None:
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
+        refuse_greenlets()
         engines = resolve(backend)
         settings = Settings.from_env(os.environ)
         if group_name:

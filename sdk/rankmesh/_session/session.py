@@ -326,10 +326,13 @@ def leave_at_exit() -> None:
 
     Does nothing the second time.
     """
-    end = process_exit.at_exit()
-    with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
-        for session in _take_all():
-            steps.callback(session.close, end)
+    try:
+        end = process_exit.at_exit()
+        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one
+            for session in _take_all():
+                steps.callback(session.close, end)
+    except KeyboardInterrupt:  # Python would print its traceback, and go on
+        print("rankmesh: interrupted while it left the job", file=sys.stderr)
 
 
 def _forget_after_fork() -> None:

@@ -12,6 +12,7 @@ from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.server import ServerReference, serve
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.greenlets import refuse_greenlets
 from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Count
@@ -46,6 +47,7 @@ class TCPStore(CommandStore):
     Raises:
         TypeError, ValueError: an argument is invalid, or the master would listen beyond loopback without a token.
         AddressInUseError: another socket listens at the master's address.
+        DistBackendError: gevent or eventlet has made the threads of the master's process greenlets.
         DistNetworkError: no store is served there before the timeout, or it refuses the token.
         StoreTimeoutError: not all participants joined before the timeout.
 
@@ -74,6 +76,7 @@ class TCPStore(CommandStore):
         expected = world_size if waits and world_size is not None and world_size > 0 else None
         self._host, self._port, self._token = host_name, port, settings.token
         if is_master:
+            refuse_greenlets()
             reference = serve(host_name, port, settings, shared=multi_tenant, descriptor=master_listen_fd)
             self._port = reference.server.port
             super().__init__(reference, allowed)

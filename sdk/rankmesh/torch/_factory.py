@@ -22,6 +22,7 @@ from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._patches import keep_reducer_works
 from rankmesh_agent.config.settings import Settings, is_loopback
 from rankmesh_agent.net.deadline import Deadline, seconds_of
+from rankmesh_agent.net.greenlets import refuse_greenlets
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
 
@@ -122,6 +123,7 @@ def _join_for(options: Any, seconds: float) -> Session:
 
 def _join(torch_store: Any, rank: int, size: int, seconds: float) -> Session:
     """Join a job whose ranks exchange addresses through torch's store."""
+    refuse_greenlets()
     deadline = Deadline(seconds)
     settings = Settings.from_env(os.environ)
     if settings.hosting == "attached":

@@ -7,6 +7,7 @@ the group's worker thread nor one behind another.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -39,8 +40,9 @@ def _end() -> None:
     """
     leave_at_exit()
     deadline = Deadline(_EXIT_SECONDS)
-    for thread in list(_running):
-        thread.join(deadline.remaining())
+    with contextlib.suppress(KeyboardInterrupt):  # Python would print its traceback, and go on
+        for thread in list(_running):
+            thread.join(deadline.remaining())
 
 
 atexit.register(_end)

@@ -18,7 +18,6 @@ from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES
-from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import AddressInUseError, AuthenticationError, DistNetworkError
 
 PIECE = bytes(range(256)) * 256
@@ -39,7 +38,6 @@ def certificates(tmp_path_factory):
 def transport(name, shm, certificates, monkeypatch):
     if name == "macs":
         monkeypatch.setattr(mac_socket, "leaves_host", lambda sock: True)
-        monkeypatch.setattr(frames, "layout", None)  # the tests send no frames
         return transport_named("tcp")
     if name != "tls":
         return transport_named(name)
