@@ -48,8 +48,6 @@ from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
-MAX_CACHED_BYTES = 64 << 20
-"""Maximum size of the cached responses of broken connections, together."""
 MAX_POLL_SECONDS = 3600.0
 """Longest sleep of the server's thread: no system call waits for ever."""
 _READ, _READ_MORE = 1 << 13, 1 << 20
@@ -89,7 +87,7 @@ class StoreServer:
         self._upgraded: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache(MAX_CACHED_BYTES)  # by a connection's name
+        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by a connection's name
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
