@@ -33,7 +33,8 @@ MEANINGS = {
     429: "The client's address has sent too many requests without a right credential (`too-many-attempts`).",
     431: "The head of the request is over the limit of 64 KiB (`head-too-large`).",
     500: "A registered backend failed (`backend-error`), or the agent did (`internal-error`): its log says where.",
-    502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`).",
+    502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`), or the agent does not "
+    "respond within 20 s (`store-unresponsive`): its process is stopped, or is busy; `ranks` names it.",
     503: "The rank does not take part in its job (`not-ready`), the agent is in none (`not-leased`), or too many "
     "probes are under way (`probe-busy`). A rank died or left (`rank-failed`), `ranks` names it; or too many calls "
     "wait (`too-many-calls`). The agent has no file descriptor to check the client's user (`descriptor-limit`).",
