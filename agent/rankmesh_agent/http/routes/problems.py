@@ -13,8 +13,8 @@ MEANINGS = {
     "(`foreign-origin`) or another user's process (`other-user`), or the gateway does not list the address that it is "
     "about (`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
-    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
-    "the middle of an array (`body-timeout`).",
+    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the request's "
+    "body did not come in time (`body-timeout`).",
     409: "The value cannot be added to (`not-a-number`), the agent is taken (`agent-taken`), or the gateway refuses: "
     "another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`). "
     "The ranks did not make the same call (`collective-mismatch`), the message is not what its receive expects "
