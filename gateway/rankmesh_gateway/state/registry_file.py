@@ -126,7 +126,7 @@ class RegistryFile:
             while True:
                 closing = self._closing
                 self._changed.clear()
-                with contextlib.suppress(sqlite3.Error):
+                with contextlib.suppress(Exception):  # logged
                     position = self._write(registry, position, everything=closing)
                 if closing:
                     return
@@ -135,11 +135,11 @@ class RegistryFile:
 
     def _write(self, registry: Registry, position: int, *, everything: bool) -> int:
         """Write the events behind a position, and the jobs that they are of; return the position behind them."""
-        events = registry.events.since(position)
-        touched = None if everything or not position else {event.job for event in events}
-        names, epochs = registry.saved(touched)
         execute = self._database.execute
         try:
+            events = registry.events.since(position)
+            touched = None if everything or not position else {event.job for event in events}
+            names, epochs = registry.saved(touched)
             execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])
             execute("DELETE FROM event WHERE id NOT IN (SELECT id FROM event ORDER BY id DESC LIMIT ?)", (KEPT_EVENTS,))
@@ -150,7 +150,7 @@ class RegistryFile:
                 [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all],
             )
             execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:
             if not self._warned:
                 self._warned = True
                 _log.warning("the state file %s cannot be written, tried again at each change: %s", self._path, error)
