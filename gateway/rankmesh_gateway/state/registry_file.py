@@ -61,7 +61,7 @@ class RegistryFile:
             raise RegistryFileError(f"cannot open the state file {path}: {error}") from None
         try:
             self._prepare()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # UnicodeDecodeError: of a damaged name
             self._database.close()
             busy = "locked" in str(error)
             reason = "another gateway uses it; give each gateway its own" if busy else error
@@ -79,11 +79,12 @@ class RegistryFile:
         try:
             rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
             epochs = [read(SavedEpoch, data.encode()) for (data,) in self._database.execute("SELECT data FROM epoch")]
-        except (sqlite3.Error, ValueError, TypeError) as error:
+            known = get_args(EventKind)
+            events = [Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known]
+            registry.events.restore(events)
+            registry.restore(epochs)
+        except Exception as error:  # any: its rows may hold anything
             raise RegistryFileError(f"the state file {self._path} is damaged: {error}; move it away") from None
-        known = get_args(EventKind)
-        registry.events.restore([Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known])
-        registry.restore(epochs)
 
     def follow(self, registry: Registry) -> None:
         """Write what changes in a registry from now on, in a thread, until ``close``."""
