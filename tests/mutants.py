@@ -244,7 +244,8 @@ FAULTS = [
     Fault(STORE + "table.py", "if pop.set_running_or_notify_cancel():", "if True:", TABLE, "a value goes to somebody who stopped waiting"),
     Fault(STORE + "table.py", "        self._closed = True\n        self.cancel_waits()", "        self.cancel_waits()", TABLE, "who waits after the end waits for ever"),
     Fault(STORE + "memory.py", "earlier[0] != hash(command)", "False", TABLE, "a name answers another request"),
-    Fault(STORE + "idempotency.py", "len(self._entries) > MAX_REPLIES or", "", TABLE, "answers are kept without end"),
+    Fault(STORE + "idempotency.py", "while len(self._entries) >= MAX_REPLIES:", "while False:", TABLE, "answers are kept without end"),
+    Fault(STORE + "idempotency.py", "if total <= MAX_REPLY_BYTES:", "if True:", TABLE, "large answers are kept without end"),
     # The gateway's registry
     Fault(STATE + "rank.py", "return self.silence(now) < failed_seconds(self.interval)", "return self.silence(now) < 10 * failed_seconds(self.interval)", GATEWAY, "a silent rank fails too late"),
     Fault(STATE + "epoch.py", " and lost_by[record.member.rank] >= len(watching)", "", GATEWAY, "a stopped process fails although its peers are connected to it"),

@@ -22,7 +22,8 @@ def log_events(events: EventLog, position: int) -> int:
         position = event.id
         if event.kind not in _LEFT_OUT:
             data = json.loads(event.data)
-            job = f" of job {data['job']!r}" if data["job"] else ""
+            job, detail = f"job {data['job']!r}", data["detail"]
+            named = not data["job"] or job in detail
             level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
-            _log.log(level, "%s%s: %s", event.kind, job, data["detail"])
+            _log.log(level, "%s", detail if named else f"{job}: {detail}")
     return position

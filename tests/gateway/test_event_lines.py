@@ -13,15 +13,17 @@ def test_lines(caplog):
     caplog.set_level(logging.INFO)
     events = EventLog(time.monotonic)
     position = events.last
-    events.append("rank-joining", "rank 0 joins", job="j")
+    events.append("rank-joining", "rank 0 has joined: 1 of 2 ranks", job="j")
+    events.append("world-complete", "the world of job 'j' is complete: 2 ranks", job="j")
     events.append("group-made", "group 'pair' of ranks 0, 1 is made", job="j")
     events.append("rank-failed", "rank 0 has failed", job="j")
     events.append("agent-lost", "agent a has ended")
     position = log_events(events, position)
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "rank-joining of job 'j': rank 0 joins"),
-        ("WARNING", "rank-failed of job 'j': rank 0 has failed"),
-        ("WARNING", "agent-lost: agent a has ended"),
+        ("INFO", "job 'j': rank 0 has joined: 1 of 2 ranks"),
+        ("INFO", "the world of job 'j' is complete: 2 ranks"),
+        ("WARNING", "job 'j': rank 0 has failed"),
+        ("WARNING", "agent a has ended"),
     ]
     caplog.clear()
     assert log_events(events, position) == position

@@ -55,7 +55,7 @@ def test_a_process(ask, eventually, tmp_path, number):
         process.send_signal(number)
         output, log = process.communicate(timeout=30)
         assert (output, process.returncode) == ("", 0)
-        assert re.search(r"INFO rank-joining of job '\w+': rank 0 .* joins: 1 of \d", log), log
+        assert re.search(r"INFO job '\w+': rank 0 .* has joined: 1 of \d ranks", log), log
         assert not re.search("ERROR|Traceback", log), log
         waiting.join(10)
         assert (answers[0].status_code, answers[0].json()["code"]) == (503, "gateway-closing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 import rankmesh as dist
 from rankmesh._stores.log import SET, Log, Record
 from rankmesh_agent.net.deadline import Deadline
+
+IDENTITY = range(17, 32)
+"""Bytes of the file that are a random name."""
 
 
 @pytest.fixture
@@ -58,6 +62,11 @@ def test_the_file_is_private_and_not_kept_open(made, path):
     store.close()
     made()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def values_of(store: dist.FileStore) -> list[tuple[str, bytes]]:
+    keys = store.list_keys()
+    return sorted(zip(keys, store.multi_get(keys), strict=True)) if keys else []
 
 
 class TestUsers:
@@ -121,17 +130,41 @@ class TestFailures:
     @pytest.mark.parametrize("content", [b"hello", b"hello, another program's text, long enough"])
     def test_another_programs_file(self, path, content):
         path.write_bytes(content)
-        with pytest.raises(dist.DistStoreError, match=f"{path} is not a FileStore's file"):
+        with pytest.raises(dist.DistStoreError, match=f"{path} is no FileStore's file"):
             dist.FileStore(str(path))
         assert path.read_bytes() == content
 
     def test_a_damaged_file(self, made, path):
         first, second = made(), made()
         first.set("k", "v")
+        size = path.stat().st_size
         with path.open("ab") as file:
             file.write(b"=" + b"\xff" * 100)
-        with pytest.raises(dist.DistStoreError, match="is damaged"):
+        with pytest.raises(dist.DistStoreError, match=rf"{path} is damaged at byte {size}: .* remove it"):
             second.get("k")
+
+    def test_every_damage_is_named_and_a_cut_file_is_an_earlier_one(self, path):
+        states = [[]]
+        store = dist.FileStore(str(path))
+        for key, value in (("key", "value"), ("schlüssel", "1"), ("key", "another"), ("empty", "")):
+            store.set(key, value)
+            states.append(values_of(store))
+        whole = path.read_bytes()
+        store.close()
+        for size in range(len(whole)):
+            path.write_bytes(whole[:size])
+            assert values_of(dist.FileStore(str(path))) in states
+        named = "is damaged at byte|is no FileStore's file"
+        generator = random.Random(1)
+        for place in range(len(whole)):
+            damaged = bytearray(whole)
+            damaged[place] ^= generator.randrange(1, 256)
+            path.write_bytes(damaged)
+            if IDENTITY.start <= place < IDENTITY.stop:  # a random name of the file
+                assert values_of(dist.FileStore(str(path))) == states[-1]
+            else:
+                with pytest.raises(dist.DistStoreError, match=rf"{path} ({named})"):
+                    dist.FileStore(str(path))
 
     @pytest.mark.parametrize("what", ["removed", "replaced", "cut"])
     def test_a_file_that_was(self, made, path, what):

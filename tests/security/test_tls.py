@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from support.threads import NOW, world
 
 import rankmesh as dist
 from rankmesh_agent.config.tls import TlsSettings
-from rankmesh_agent.net import tls
+from rankmesh_agent.net import peer_credentials, tls
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.transports.tcp import TcpListener, TcpTransport
@@ -55,7 +57,7 @@ def served(variables: dict[str, str]) -> Iterator[dist.TCPStore]:
 
 
 def get(url: str, variables: dict[str, str]) -> HttpResponse:
-    with in_environment(variables), contextlib.closing(HttpClient()) as client:
+    with in_environment(variables), contextlib.closing(HttpClient(variables.get("RANKMESH_TOKEN", ""))) as client:
         return client.request("GET", f"{url}/openapi.json", timeout=SECONDS)
 
 
@@ -119,21 +121,31 @@ def test_an_expired_certificate_is_refused(tmp_path):
         get(f"https://127.0.0.1:{master.port}", tls_of(tmp_path))
 
 
-def test_a_client_without_tls_at_a_tls_port_is_told_so(folder):
+def test_a_client_without_tls_at_a_tls_port_is_told_so(folder, caplog, monkeypatch):
+    monkeypatch.setattr(peer_credentials, "_warn_at", 0.0)
     with served(tls_of(folder)) as master:
-        answer = get(f"http://127.0.0.1:{master.port}", {})
-        assert answer.status == 400
-        assert b"serves HTTPS" in answer.body
-        with pytest.raises(DistNetworkError):
-            client_of(master, {})
+        url = f"http://127.0.0.1:{master.port}"
+        with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+            urllib.request.urlopen(url, timeout=SECONDS)
+        assert b"serves HTTPS" in caught.value.read()
+        caught.value.close()
+        for token in ("", "secret"):
+            variables = {"RANKMESH_TOKEN": token}
+            with pytest.raises(NoResponseError, match="it takes connections with TLS alone"):
+                get(url, variables)
+            with pytest.raises(DistNetworkError, match="it takes connections with TLS alone"):
+                client_of(master, variables)
+    assert "the client does not use TLS" in caplog.text
 
 
-def test_a_tls_client_at_a_plain_port_is_told_so(folder):
+def test_a_tls_client_at_a_plain_port_is_told_so(folder, caplog, monkeypatch):
+    monkeypatch.setattr(peer_credentials, "_warn_at", 0.0)
     with served({}) as master:
         with pytest.raises(NoResponseError, match="the other side does not use TLS"):
             get(f"https://127.0.0.1:{master.port}", tls_of(folder))
         with pytest.raises(DistNetworkError, match="the other side does not use TLS"):
             client_of(master, tls_of(folder))
+    assert "the client uses TLS" in caplog.text
 
 
 def test_a_client_that_does_not_complete_the_tls_handshake_is_cut_off(folder, monkeypatch):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import select
 import socket
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
 
 HEAD_SECONDS = 10.0
@@ -24,8 +23,6 @@ HEAD_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-
-_log = logging.getLogger("rankmesh")
 
 
 class _Client(NamedTuple):
@@ -138,10 +135,7 @@ class UpgradeAcceptor:
         try:
             matches[True](sock)
         except Exception as error:
-            if is_exhausted(error):
-                warn_exhausted("a client that asks for another protocol cannot be served", error)
-            else:
-                _log.exception("a client that asks for another protocol cannot be served")
+            log_failure("a client that asks for another protocol cannot be served", error)
             with contextlib.suppress(OSError):
                 sock.close()
         return False

@@ -38,7 +38,7 @@ _PROBLEM_HEADERS: Mapping[int, dict[str, Any]] = {
     429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
 }
 
-ANY_REQUEST = (400, 401, 403, 413, 421, 429, 431)
+ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 431)
 """Error statuses of every request: of the server and of SecurityMiddleware."""
 
 Responses = dict[int | str, dict[str, Any]]

@@ -18,15 +18,19 @@ from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import encode_problem, problem
 from rankmesh_agent.http.same_user import client_refusal
 from rankmesh_agent.net.admission import IDLE, Admission, ConnectionLimit
+from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.tls import TlsSocket
+from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
-BODY_SECONDS = 75.0
-"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one. Routes that read
-large bodies respond earlier to a client that stops."""
-_MIN_BODY_BYTES_A_SECOND = 500
+BODY_SECONDS = 20.0
+"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
+_MIN_BODY_BYTES_A_SECOND = 16 << 10
+_TLS_HELLO = b"\x16\x03"
+"""Type and version of the first record of TLS."""
 MAX_HEAD_BYTES = 64 << 10
 """Limit of a request's head, and so of its URL."""
 
@@ -79,6 +83,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
                 return  # too little of the head has come to decide
             data, self._head, self._is_http = self._head, b"", True
         cycle = self.cycle
+        if cycle is None and data.startswith(_TLS_HELLO):
+            warn_refused(
+                AuthenticationError(
+                    "the client uses TLS, and this process does not: set RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here"
+                )
+            )
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             self._head_bytes += len(data)
         super().data_received(data)
@@ -99,6 +109,10 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
             refusal = problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head-too-large", text)
         else:
             refusal = problem(HTTPStatus.BAD_REQUEST, "bad-request", "this is not an HTTP/1.1 request")
+        self._refuse(refusal)
+
+    def _refuse(self, refusal: Problem) -> None:
+        """Respond with a problem document, and close the connection."""
         headers, body = encode_problem(refusal)
         lines = (
             b": ".join(field) for field in (*headers, *self.server_state.default_headers, (b"connection", b"close"))
@@ -118,12 +132,19 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         self._update_wait(0)
 
     def close_if_late(self, now: float) -> None:
-        """Close the connection if the client has not sent its part in time."""
-        if now > self._deadline:
-            if self.flow.read_paused:  # the application has to read what has come
-                self._deadline = now + BODY_SECONDS
-            else:
-                self.transport.abort()
+        """Close the connection if the client has not sent its part in time, with a response if that is a body."""
+        if now <= self._deadline:
+            return
+        if self.flow.read_paused:  # the application has to read what has come
+            self._deadline = now + BODY_SECONDS
+        elif self._awaits_body and not self.cycle.response_started and not self.transport.is_closing():
+            text = (
+                f"the request's body has not come: send it without pauses of {BODY_SECONDS:g} s, and at "
+                f"{_MIN_BODY_BYTES_A_SECOND >> 10} KiB a second or more"
+            )
+            self._refuse(problem(HTTPStatus.REQUEST_TIMEOUT, "body-timeout", text, retryable=True))
+        else:
+            self.transport.abort()
 
     def _hand_over(self, handler: Callable[[socket.socket], None]) -> None:
         self._end_wait()

@@ -27,7 +27,7 @@ from rankmesh_agent.wire.errors import (
     RankFailedError,
     from_code,
 )
-from rankmesh_agent.wire.ranges import ranges
+from rankmesh_agent.wire.ranges import named_ranks, ranges
 from rankmesh_agent.wire.schemas import (
     HEARTBEAT_SECONDS,
     LISTED_MEMBERS,
@@ -450,14 +450,14 @@ def _ranks_missing(
         return _many_ranks_missing(member, last, deadline)
     joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
     missing = [rank for rank in range(world_size) if rank not in seen]
-    awaited = f"ranks {', '.join(map(str, missing))}"
+    awaited = named_ranks(missing)
     if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
         present = {each.instance for each in last.members}
         missing = sorted(other.rank for other in seen.values() if other.instance not in present)
-        awaited = f"ranks {', '.join(map(str, missing))}, which had joined and have left,"
+        awaited = f"{named_ranks(missing)}, which had joined and have left,"
     absent = [rank for rank in range(required) if rank not in seen]
     if required < world_size and absent:  # ranks of the world that grows, whose places no waiting process can take
-        missing, awaited = absent, f"ranks {', '.join(map(str, absent))}, which have not called grow_group(),"
+        missing, awaited = absent, f"{named_ranks(absent)}, which have not called grow_group(),"
     elif any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
         missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
     return JoinTimeoutError(
@@ -473,7 +473,11 @@ def _many_ranks_missing(member: Member, last: JoinReply, deadline: Deadline) -> 
     unassigned = any(other.rank == UNASSIGNED for other in last.members)
     missing = [] if unassigned else last.missing
     more = f" and {count - len(missing)} more" if count > len(missing) else ""
-    awaited = f"{count} more process(es)" if unassigned else f"ranks {', '.join(ranges(missing))}{more}"
+    awaited = (
+        f"{count} more process(es)"
+        if unassigned
+        else f"{'rank' if count == 1 else 'ranks'} {', '.join(ranges(missing))}{more}"
+    )
     return JoinTimeoutError(
         f"{_describe(member)} waited {deadline.seconds:.1f} s for {awaited} of job {last.job!r} to join "
         f"(world size {last.world_size}); {last.joined} have joined",

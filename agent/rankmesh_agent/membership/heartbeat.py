@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import select
@@ -11,10 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS
-
-_log = logging.getLogger("rankmesh")
 
 _NAME = "rankmesh-heartbeat"
 _MIN_INTERVAL_SECONDS = 0.1
@@ -76,10 +73,7 @@ class HeartbeatThread(threading.Thread):
                 last = time.monotonic()
                 self._send()
             except Exception as error:  # without heartbeats the gateway would declare this rank failed
-                if is_exhausted(error):
-                    warn_exhausted("a heartbeat could not be sent", error)
-                else:
-                    _log.exception("a heartbeat could not be sent")
+                log_failure("a heartbeat could not be sent", error)
                 time.sleep(_MIN_INTERVAL_SECONDS)
 
     def take_over(self, send: Callable[[], object], failures: FailureSource) -> None:

@@ -156,7 +156,8 @@ class JoinReporter:
         return f"{where}{_ranks(ranks)})"
 
     def _passed(self) -> str:
-        return f"{self._deadline.elapsed():.0f} s of {self._deadline.seconds:.0f} s have passed"
+        seconds = self._deadline.seconds
+        return f"{min(self._deadline.elapsed(), seconds):.0f} s of {seconds:.0f} s have passed"
 
 
 def _ranks(numbers: Sequence[int]) -> str:

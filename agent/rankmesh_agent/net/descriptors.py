@@ -107,6 +107,14 @@ def warn_exhausted(subject: str, error: BaseException) -> None:
         _log.warning("%s: %s", subject, reason(error))
 
 
+def log_failure(subject: str, error: Exception) -> None:
+    """Log an error of one step of a background loop, which goes on; at most once a minute if no descriptor is free."""
+    if is_exhausted(error):
+        warn_exhausted(subject, error)
+    else:
+        _log.error(subject, exc_info=error)
+
+
 def exhausted_since(since: float) -> str:
     """Return what has had to wait for a free descriptor since a time, with limit and remedy; empty if nothing has."""
     at, text = _latest

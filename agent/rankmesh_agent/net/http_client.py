@@ -29,6 +29,7 @@ from rankmesh_agent.wire.http_auth import (
     MissingProofError,
     ReceivedResponse,
     exchange,
+    needs_tls,
     refusal,
 )
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
@@ -158,6 +159,8 @@ class HttpClient:
         content = response.read(MAX_BODY_BYTES)
         if response.length:  # read() with a limit does not raise this itself
             raise http.client.IncompleteRead(content, response.length)
+        if needs_tls(response.status, content):
+            raise MissingProofError(response.status, content)
         if not response.isclosed():  # the body has no length, or exceeds the limit
             self.close()
         return response, content

@@ -20,6 +20,7 @@ from typing import Any
 
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
 from rankmesh_agent.net.addresses import is_beyond_host
+from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.record_socket import RecordChangedError, RecordSocket
 from rankmesh_agent.wire.errors import AuthenticationError
 
@@ -41,6 +42,7 @@ _HTTP_RESPONSE = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
     % (len(_HTTP_REFUSAL), _HTTP_REFUSAL)
 )
+_REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
 ALERT = b"\x15\x03\x03\x00\x02\x02\x46"
 """The fatal alert protocol_version (RFC 8446, section 6.2): the response to a client that does not speak TLS."""
 _REASONS = {
@@ -76,6 +78,8 @@ class _TlsObject(ssl.SSLObject):
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLWantReadError) or not self.server_side:
                 raise
+            if error.reason == "HTTP_REQUEST":
+                warn_refused(AuthenticationError(f"the client does not use TLS, as this process does: {_REMEDY} there"))
             self.outgoing.write({"HTTP_REQUEST": _HTTP_RESPONSE, "WRONG_VERSION_NUMBER": ALERT}.get(error.reason, b""))
             self._failed = error
             raise ssl.SSLWantReadError from error  # the caller sends what is in the BIO; then the client closes

@@ -6,7 +6,6 @@ Only worlds that do not connect all pairs at the join have it. It sleeps while t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -14,11 +13,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
-
-_log = logging.getLogger("rankmesh")
 
 _DIAL_SECONDS = 60.0
 """Time limit of the attempts to connect to a rank."""
@@ -69,10 +66,7 @@ class ConnectorThread(threading.Thread):
             try:
                 self._advance(engine)
             except Exception as error:  # the ranks that wait for a connection have deadlines of their own
-                if is_exhausted(error):
-                    warn_exhausted("a connection to another rank could not be made", error)
-                else:
-                    _log.exception("a connection to another rank could not be made")
+                log_failure("a connection to another rank could not be made", error)
                 time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:

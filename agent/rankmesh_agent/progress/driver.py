@@ -13,11 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.progress.framing import FramedConnection, Transfer
 from rankmesh_agent.progress.poller import Poller
 
 SLICE_SECONDS = 0.1
 """Maximum duration of one sleep: between two sleeps the deadline is checked."""
+_PAUSE_SECONDS = 0.1
+"""Pause of the background thread after an error."""
 _GRACE_SECONDS = 0.001
 """Seconds without a call of the foreground after which the background thread begins to drive."""
 
@@ -178,21 +181,25 @@ class ProgressThread:
 
         with engine.lock:
             while not engine.closed:
-                if self._idle():
-                    self._rest(None)
-                elif engine.calls != calls:
-                    calls, polls = engine.calls, engine.polls
-                    self._needed.wait(_GRACE_SECONDS)
-                    if engine.polls == polls and engine.calls != calls and not engine.driven and not engine.closed:
-                        engine.poll_once(0)  # the foreground only begins messages and moves no bytes
-                elif engine.driven:
-                    self._rest(SLICE_SECONDS)  # a long wait of the foreground; its end calls on_driver_left
-                else:
-                    self.driving = True
-                    try:
-                        engine.drive(done, Deadline(SLICE_SECONDS))
-                    finally:
-                        self.driving = False
+                try:
+                    if self._idle():
+                        self._rest(None)
+                    elif engine.calls != calls:
+                        calls, polls = engine.calls, engine.polls
+                        self._needed.wait(_GRACE_SECONDS)
+                        if engine.polls == polls and engine.calls != calls and not engine.driven and not engine.closed:
+                            engine.poll_once(0)  # the foreground only begins messages and moves no bytes
+                    elif engine.driven:
+                        self._rest(SLICE_SECONDS)  # a long wait of the foreground; its end calls on_driver_left
+                    else:
+                        self.driving = True
+                        try:
+                            engine.drive(done, Deadline(SLICE_SECONDS))
+                        finally:
+                            self.driving = False
+                except Exception as error:  # the messages have deadlines of their own
+                    log_failure("asynchronous messages make no progress", error)
+                    self._needed.wait(_PAUSE_SECONDS)
 
     def _rest(self, seconds: float | None) -> None:
         self.resting = True

@@ -15,7 +15,7 @@ import time
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
@@ -134,10 +134,13 @@ class SessionServer:
                     warn_exhausted("an attached process waits", error)
                 time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
                 continue
-            if admit_peer(sock, self._credentials):
-                self._admit(sock)
-            else:
-                sock.close()
+            try:
+                if admit_peer(sock, self._credentials):
+                    self._admit(sock)
+                    continue
+            except Exception as error:
+                log_failure("an attached process is not served", error)
+            sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
         admission = UNAUTHENTICATED.admit(sock)
@@ -150,9 +153,13 @@ class SessionServer:
         thread = threading.Thread(target=self._serve, args=(stream, admission), name="rankmesh-attached", daemon=True)
         with self._lock:
             if not self._closed:
-                self._streams[stream] = thread
-                thread.start()
-                return
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no more threads
+                    log_failure("an attached process is not served", error)
+                else:
+                    self._streams[stream] = thread
+                    return
         admission.end()
         stream.close()
 

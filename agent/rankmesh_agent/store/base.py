@@ -144,7 +144,12 @@ class BlockingStore(ABC):
 
 
 def unresponsive_error(
-    store: str, url: str, command: Command[T], timeout: float, ranks: Sequence[int] = ()
+    store: str,
+    url: str,
+    command: Command[T],
+    timeout: float,
+    ranks: Sequence[int] = (),
+    remedy: str = "A longer timeout waits for it",
 ) -> StoreUnresponsiveError:
     """Return the error of a call whose remote owner did not respond in time.
 
@@ -154,12 +159,13 @@ def unresponsive_error(
         command: the command.
         timeout: the time limit, besides the time that the command waits.
         ranks: the rank that owns it, if it is a job's.
+        remedy: what the caller can do.
     """
     limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
     limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
     return StoreUnresponsiveError(
         f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
-        "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
+        f"Is that process stopped, or does a call there hold the interpreter's lock? {remedy}",
         ranks=ranks,
         address=url,
     )

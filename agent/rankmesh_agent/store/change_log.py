@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rankmesh_agent.store import codec, records
-from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS
+from rankmesh_agent.store.idempotency import MAX_REPLIES, RETENTION_SECONDS, surplus
 from rankmesh_agent.store.journal import Journal
 from rankmesh_agent.store.records import Pairs, Replies, RequestId
 from rankmesh_agent.store.replication import Replicator
@@ -19,8 +19,6 @@ _MIN_GARBAGE, _WARM_GARBAGE = 1 << 20, 6 << 20
 """Bytes of records after which the journal begins anew with a snapshot, as a minimum; and as a maximum, unless the last
 snapshot has half as many: memory that the owner has just used is the fastest to write.
 """
-_MAX_REPLY_BYTES = 64 << 20
-"""Maximum size of the replies in a snapshot."""
 _MAX_JOINED = 1 << 14
 """Largest record whose parts are joined before they are written."""
 
@@ -150,6 +148,9 @@ class ChangeLog:
             self._journal.append_parts(parts)
 
     def _forget_old_replies(self) -> None:
-        size = sum(len(reply) for _, reply in self._replies.values())
-        while self._replies and (len(self._replies) > MAX_REPLIES or size > _MAX_REPLY_BYTES):
-            size -= len(self._replies.pop(next(iter(self._replies)))[1])
+        replies = self._replies
+        while len(replies) > MAX_REPLIES:
+            replies.pop(next(iter(replies)))
+        sizes = [(identity, len(reply)) for identity, (_, reply) in replies.items()]
+        for identity in list(surplus(sizes[:-1], sum(size for _, size in sizes))):
+            del replies[identity]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh_agent.net.fork import import_lock
-from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
+from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo, unresponsive_error
 from rankmesh_agent.store.client import RankLabel, RetryState, StoreClient
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 FAILOVER_SECONDS = 15.0
 """Seconds after which an owner that cannot be reached, though it has not failed, is an error."""
+FORWARD_SECONDS = 20.0
+"""Seconds, besides the time that a command waits, in which the owner must respond to another agent's request."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 
 T = TypeVar("T")
@@ -338,6 +340,10 @@ class AsyncJobStore(AsyncStore):
                 if not self._forwards:
                     raise StoreMovedError.to(ownership.referral())
                 return await self._client(rank).execute(command, key)
+            except StoreUnresponsiveError as error:
+                client, owner = self._clients[rank], self._owners.named(rank)
+                name, remedy = f"the store at {client.url}, of {owner.text},", "Repeat the request to wait longer"
+                raise unresponsive_error(name, client.url, command, client.timeout, owner.ranks, remedy) from error
             except DistNetworkError as error:
                 if not self._forwards or not (isinstance(error, StoreMovedError) or error.__cause__ is not None):
                     raise
@@ -366,7 +372,8 @@ class AsyncJobStore(AsyncStore):
             from rankmesh_agent.store.http_client import HttpStore  # httpx takes a quarter of a rank's start
 
         if rank not in self._clients:
-            self._clients[rank] = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)
+            self._clients[rank] = client = HttpStore(self._owners.members[rank].http, self._token, forwarded=True)
+            client.timeout = FORWARD_SECONDS
         return self._clients[rank]
 
 

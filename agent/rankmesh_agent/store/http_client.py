@@ -36,7 +36,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.http_auth import MissingProofError, refusal
+from rankmesh_agent.wire.http_auth import NEEDS_TLS, MissingProofError, needs_tls, refusal
 from rankmesh_agent.wire.schemas import FORWARDED_HEADER, LONG_POLL_SECONDS, MAX_BODY_BYTES
 
 HTTP_MARGIN_SECONDS = 10.0
@@ -274,6 +274,8 @@ def _unreachable_error(url: str, error: Exception) -> DistNetworkError:
 
 
 def _not_a_store_error(url: str, response: httpx.Response) -> DistNetworkError:
+    if needs_tls(response.status_code, response.content):
+        return DistNetworkError(f"cannot use {url}: {NEEDS_TLS}", address=url)
     return DistNetworkError(
         f"{url} is not a RankMesh store: it gave an answer ({response.status_code}) that is not RankMesh's. "
         "Is the port another program's?",

@@ -58,7 +58,10 @@ class MemoryStore(AsyncStore):
         finally:
             if log is not None:
                 log.request.request_id = None
-        return await self._result(command, future, idempotency_key)
+        result = await self._result(command, future, idempotency_key)
+        if isinstance(result, bytes) and self._cached(idempotency_key, future):
+            self._replies.add(idempotency_key, (hash(command), future), len(result))
+        return result
 
     def _start_once(
         self, command: Command[T], idempotency_key: str, earlier: tuple[int, Future[Any]] | None
@@ -111,11 +114,15 @@ class MemoryStore(AsyncStore):
         """Remove a reply from the cache; return False if a repeated request has taken it over."""
         if not idempotency_key:
             return True
-        cached = self._replies.get(idempotency_key)
-        if cached is None or cached[1] is not future:
+        if not self._cached(idempotency_key, future):
             return False
         self._replies.pop(idempotency_key)
         return True
+
+    def _cached(self, idempotency_key: str, future: Future[Any]) -> bool:
+        """Return whether the reply to a request is in the cache, and no repeated request has taken it over."""
+        cached = self._replies.get(idempotency_key)
+        return cached is not None and cached[1] is future
 
 
 class BlockingMemoryStore(BlockingStore):

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.net.sockets import silent_seconds
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.store import codec
@@ -244,7 +245,10 @@ class KeepaliveThread(threading.Thread):
     def run(self) -> None:
         """Ping at regular intervals."""
         while not self._stopping.is_set():
-            self._ping()
+            try:
+                self._ping()
+            except Exception as error:
+                log_failure("the store's owner could not show its replica that it lives", error)
             self._stopping.wait(_PING_SECONDS)
 
     def stop(self) -> None:

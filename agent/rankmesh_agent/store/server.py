@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
+from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.handshake import Handshake, challenge_on
 from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.peer_credentials import admit_peer
@@ -48,8 +48,6 @@ from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
-MAX_CACHED_BYTES = 64 << 20
-"""Maximum size of the cached responses of broken connections, together."""
 MAX_POLL_SECONDS = 3600.0
 """Longest sleep of the server's thread: no system call waits for ever."""
 _READ, _READ_MORE = 1 << 13, 1 << 20
@@ -89,7 +87,7 @@ class StoreServer:
         self._upgraded: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache(MAX_CACHED_BYTES)  # by a connection's name
+        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by a connection's name
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
@@ -153,17 +151,21 @@ class StoreServer:
         connections, listener, spin = self._connections, unix_listener.fileno(), AdaptiveSpin(poll.poll, 0)
         try:
             while not self._closed:
-                events = spin.poll() or poll.poll(min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS))
-                for descriptor, _ in events:
-                    connection = connections.get(descriptor)
-                    if connection is not None:
-                        self._on_ready(connection)
-                    elif descriptor == listener:
-                        self._accept_unix(poll, unix_listener)
-                    elif descriptor == self._wakeup:
-                        self._accept_upgraded(poll)
-                if time.monotonic() >= self._due:
-                    self._run_timers()
+                try:
+                    events = spin.poll() or poll.poll(min(max(0.0, self._due - time.monotonic()), MAX_POLL_SECONDS))
+                    for descriptor, _ in events:
+                        connection = connections.get(descriptor)
+                        if connection is not None:
+                            self._on_ready(connection)
+                        elif descriptor == listener:
+                            self._accept_unix(poll, unix_listener)
+                        elif descriptor == self._wakeup:
+                            self._accept_upgraded(poll)
+                    if time.monotonic() >= self._due:
+                        self._run_timers()
+                except Exception as error:  # the other clients' store goes on
+                    log_failure("the store cannot serve a client", error)
+                    time.sleep(_ACCEPT_RETRY_SECONDS)
         finally:
             with self._lock:
                 self._closed = True
@@ -227,11 +229,16 @@ class StoreServer:
         self._set_timer(seconds, None, _ACCEPT)
 
     def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
-        sock.setblocking(False)
-        challenge = challenge_on(sock, self._token, Protocol.STORE, client=False)
-        connection = Connection(sock, poll, Handshake(sock, server_script(challenge)), admission)
+        try:
+            sock.setblocking(False)
+            challenge = challenge_on(sock, self._token, Protocol.STORE, client=False)
+            connection = Connection(sock, poll, Handshake(sock, server_script(challenge)), admission)
+            poll.register(sock, select.EPOLLIN)
+        except BaseException:
+            admission.end()
+            sock.close()
+            raise
         self._connections[sock.fileno()] = connection
-        poll.register(sock, select.EPOLLIN)
         self._set_timer(HANDSHAKE_SECONDS, connection, _HANDSHAKE)
         return connection
 

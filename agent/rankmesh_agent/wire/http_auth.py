@@ -226,18 +226,32 @@ class ReceivedResponse(NamedTuple):
     body: bytes | None = None
 
 
+NEEDS_TLS = "it takes connections with TLS alone: set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here, too"
+
+
+def needs_tls(status: int, body: bytes) -> bool:
+    """Return whether a response is that of a port for TLS to a request without: RankMesh's, nginx's or Go's."""
+    return status == HTTPStatus.BAD_REQUEST and b"HTTPS" in body[:1000]
+
+
 class MissingProofError(Exception):
     """A response without the proof that its sender knows the credential.
+
+    Args:
+        status: its status.
+        body: its body.
 
     Attributes:
         status: its status.
         retryable: whether it may be that of a server that starts or ends, or has no room.
     """
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, body: bytes = b"") -> None:
         super().__init__(
-            f"it answers {status} without the proof that it knows the token: another program has the port, or RankMesh "
-            "there has no token, or is of another version"
+            NEEDS_TLS
+            if needs_tls(status, body)
+            else f"it answers {status} without the proof that it knows the token: another program has the port, or "
+            "RankMesh there has no token, or is of another version"
         )
         self.status = status
         self.retryable = status in (429, 500, 502, 503, 504)
@@ -288,7 +302,7 @@ def exchange(
 
 def _refused(response: ReceivedResponse) -> bool:
     if response.status != HTTPStatus.UNAUTHORIZED:
-        raise MissingProofError(response.status)
+        raise MissingProofError(response.status, response.body or b"")
     return False
 
 

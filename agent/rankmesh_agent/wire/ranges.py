@@ -1,8 +1,13 @@
-"""Numbers of ranks and nodes as ranges, for texts."""
+"""Numbers of ranks and nodes in texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+
+def named_ranks(numbers: Sequence[int]) -> str:
+    """Return ranks as text: ``rank 1``, or ``ranks 1, 2``."""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
+from rankmesh_agent.wire.ranges import named_ranks
 from rankmesh_agent.wire.schemas import RankGroupInfo, RankInfo
 from rankmesh_gateway.clients.agent_client import AgentClient, AgentReply
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupMade, NoAnswer
@@ -154,7 +155,9 @@ class GroupController:
             )
         if not rest:
             raise InvalidRequestError(f"no member would be left of group {group.name!r}, {group.ranks}")
-        return await self._replace(group, ranks, rest, timeout, f"it was made smaller: ranks {rest} go on")
+        return await self._replace(
+            group, ranks, rest, timeout, f"it was made smaller: it goes on with {named_ranks(rest)}"
+        )
 
     async def grow(self, name: str, job: str | None, more: Sequence[int], timeout: float) -> GroupChanged:
         """Create a group of the members and more ranks behind them, and end the old one.
@@ -177,7 +180,9 @@ class GroupController:
         if not more:
             raise InvalidRequestError(f"'with' is empty: list the ranks to add to group {group.name!r}")
         wanted = [*group.ranks, *more]
-        return await self._replace(group, ranks, wanted, timeout, f"it was made larger: ranks {wanted} go on")
+        return await self._replace(
+            group, ranks, wanted, timeout, f"it was made larger: it goes on with {named_ranks(wanted)}"
+        )
 
     async def _replace(
         self, group: RankGroupInfo, ranks: Mapping[int, RankInfo], wanted: list[int], timeout: float, why: str
@@ -252,5 +257,4 @@ def _outcome(group: RankGroupInfo, asked: Iterable[int], replies: Mapping[int, A
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    words = ", ".join(map(str, ranks))
-    return f"rank {words} is" if len(ranks) == 1 else f"ranks {words} are"
+    return f"{named_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'}"

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
 from rankmesh_gateway.http import handlers
@@ -104,7 +105,10 @@ class GatewayApplication:
     async def _scan(self) -> None:
         while True:
             await asyncio.sleep(SCAN_SECONDS)
-            self._registry.poll_timeouts()
+            try:
+                self._registry.poll_timeouts()
+            except Exception as error:
+                log_failure("the scan for silent ranks failed, and goes on", error)
 
     async def _forward(self, scope: Message, receive: Receive, send: Send) -> None:
         """Have the framework's application answer; frequent requests are answered while it is created."""

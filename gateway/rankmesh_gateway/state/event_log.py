@@ -160,21 +160,17 @@ class EventLog:
         """
         key = object()
         with self._lock:
-            self.check_capacity()
+            if len(self._listeners) >= MAX_LISTENERS:
+                raise TooManyListenersError(
+                    f"{MAX_LISTENERS} clients listen to this gateway's events already; close a dashboard, or ask "
+                    "GET /v1/overview now and then"
+                )
             self._listeners[key] = wake
         try:
             yield
         finally:
             with self._lock:
                 del self._listeners[key]
-
-    def check_capacity(self) -> None:
-        """Raise TooManyListenersError if there are MAX_LISTENERS listeners."""
-        if len(self._listeners) >= MAX_LISTENERS:
-            raise TooManyListenersError(
-                f"{MAX_LISTENERS} clients listen to this gateway's events already; close a dashboard, or ask "
-                "GET /v1/overview now and then"
-            )
 
     @property
     def listeners(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rankmesh_agent.wire.ranges import named_ranks
 from rankmesh_agent.wire.schemas import UNASSIGNED, GroupInfo, RankState, failed_seconds, suspect_seconds
 from rankmesh_gateway.schemas import GroupInFlight
 from rankmesh_gateway.state.epoch import Epoch
@@ -36,7 +37,10 @@ class EventWriter:
         """Log that a process has joined a forming epoch."""
         record.logged_state = "joining"
         self._rank_event(
-            "rank-joining", f"{record.member.described()} joins: {epoch.count} of {epoch.size} are there", epoch, record
+            "rank-joining",
+            f"{record.member.described()} has joined: {epoch.count} of {_ranks(epoch.size)}",
+            epoch,
+            record,
         )
 
     def rank_waiting(self, epoch: Epoch, record: RankRecord) -> None:
@@ -59,7 +63,7 @@ class EventWriter:
             record.logged_state = "alive"
         self._log.append(
             "world-complete",
-            f"all {epoch.size} rank(s) of job {epoch.job!r} are there",
+            f"the world of job {epoch.job!r} is complete: {_ranks(epoch.size)}",
             job=epoch.job,
             ranks=sorted(epoch.records),
             epoch=epoch.number,
@@ -106,7 +110,7 @@ class EventWriter:
             ranks = epoch.groups.ranks(group.id)
             if ranks is not None and group.id not in epoch.logged_groups:
                 epoch.logged_groups[group.id] = False
-                self._group_event("group-made", f"of ranks {_listed(ranks)} is made", epoch, group)
+                self._group_event("group-made", f"of {_listed(ranks)} is made", epoch, group)
             if group.failure and epoch.logged_groups.get(group.id) is False:
                 epoch.logged_groups[group.id] = True
                 self._group_event("group-failed", f"has failed: {group.failure}", epoch, group)
@@ -134,8 +138,7 @@ class EventWriter:
                 self._call_event("call-held-up", "waits for", epoch, call)
 
     def _call_event(self, kind: EventKind, what: str, epoch: Epoch, call: GroupInFlight) -> None:
-        ranks = f"{'rank' if len(call.missing) == 1 else 'ranks'} {_listed(call.missing)}"
-        detail = f"{call.op} #{call.seq} in group {call.name!r} {what} {ranks}"
+        detail = f"{call.op} #{call.seq} in group {call.name!r} {what} {_listed(call.missing)}"
         self._log.append(kind, detail, job=epoch.job, ranks=call.missing, group=call.group, epoch=epoch.number)
 
     def _rank_event(
@@ -150,6 +153,10 @@ class EventWriter:
         self._log.append(kind, detail, job=epoch.job, ranks=ranks, group=group.id, epoch=epoch.number)
 
 
+def _ranks(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
 def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:16]))
+    shown = named_ranks(ranks[:16])
     return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"

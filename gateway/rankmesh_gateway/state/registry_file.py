@@ -61,7 +61,7 @@ class RegistryFile:
             raise RegistryFileError(f"cannot open the state file {path}: {error}") from None
         try:
             self._prepare()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, ValueError) as error:  # UnicodeDecodeError: of a damaged name
             self._database.close()
             busy = "locked" in str(error)
             reason = "another gateway uses it; give each gateway its own" if busy else error
@@ -79,11 +79,12 @@ class RegistryFile:
         try:
             rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
             epochs = [read(SavedEpoch, data.encode()) for (data,) in self._database.execute("SELECT data FROM epoch")]
-        except (sqlite3.Error, ValueError, TypeError) as error:
+            known = get_args(EventKind)
+            events = [Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known]
+            registry.events.restore(events)
+            registry.restore(epochs)
+        except Exception as error:  # any: its rows may hold anything
             raise RegistryFileError(f"the state file {self._path} is damaged: {error}; move it away") from None
-        known = get_args(EventKind)
-        registry.events.restore([Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known])
-        registry.restore(epochs)
 
     def follow(self, registry: Registry) -> None:
         """Write what changes in a registry from now on, in a thread, until ``close``."""
@@ -126,7 +127,7 @@ class RegistryFile:
             while True:
                 closing = self._closing
                 self._changed.clear()
-                with contextlib.suppress(sqlite3.Error):
+                with contextlib.suppress(Exception):  # logged
                     position = self._write(registry, position, everything=closing)
                 if closing:
                     return
@@ -135,11 +136,11 @@ class RegistryFile:
 
     def _write(self, registry: Registry, position: int, *, everything: bool) -> int:
         """Write the events behind a position, and the jobs that they are of; return the position behind them."""
-        events = registry.events.since(position)
-        touched = None if everything or not position else {event.job for event in events}
-        names, epochs = registry.saved(touched)
         execute = self._database.execute
         try:
+            events = registry.events.since(position)
+            touched = None if everything or not position else {event.job for event in events}
+            names, epochs = registry.saved(touched)
             execute("BEGIN")
             self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])
             execute("DELETE FROM event WHERE id NOT IN (SELECT id FROM event ORDER BY id DESC LIMIT ?)", (KEPT_EVENTS,))
@@ -150,7 +151,7 @@ class RegistryFile:
                 [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all],
             )
             execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:
             if not self._warned:
                 self._warned = True
                 _log.warning("the state file %s cannot be written, tried again at each change: %s", self._path, error)

@@ -9,6 +9,7 @@ from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import require_member
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
+from rankmesh_agent.wire.ranges import named_ranks
 
 
 def barrier(
@@ -77,9 +78,9 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
         if earlier is not None or error.op != "barrier" or not error.ranks:
             raise
         named = error.ranks if wait_all_ranks else error.ranks[:1]
-        missing = f"ranks {', '.join(map(str, named))}" if len(named) > 1 else f"rank {named[0]}"
         raise CollectiveTimeoutError(
-            f"{missing} failed to pass monitored_barrier in {call_options.timeout * 1000:.0f} ms ({error.message})",
+            f"{named_ranks(named)} failed to pass monitored_barrier in {call_options.timeout * 1000:.0f} ms "
+            f"({error.message})",
             ranks=named,
             op="monitored_barrier",
             group=comm.name,

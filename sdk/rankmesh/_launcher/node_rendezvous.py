@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from rankmesh._launcher.plan import Plan
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import DescriptorLimitError
+from rankmesh_agent.net.descriptors import DescriptorLimitError, log_failure
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
 from rankmesh_agent.wire.schemas import (
     LAUNCHER_SECONDS,
@@ -203,7 +203,10 @@ class NodeRendezvous:
         while True:
             self._changed.clear()
             closed = self._closed
-            self._exchange()
+            try:
+                self._exchange()
+            except Exception as error:
+                log_failure("a heartbeat of this launcher could not be sent", error)
             if closed:
                 return
             self._changed.wait(LAUNCHER_SECONDS)

@@ -16,6 +16,7 @@ from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh._rendezvous.locator import GatewayLocator, configured_address
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.net.sockets import address_towards
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
@@ -133,6 +134,9 @@ class MulticastLocator(GatewayLocator):
                     ):
                         return
             except DistNetworkError:  # the network may be down temporarily
+                self._ending.wait(ASK_SECONDS)
+            except Exception as error:
+                log_failure("the multicast group is not answered", error)
                 self._ending.wait(ASK_SECONDS)
 
     def _announce(self, hosted: HostedGateway, to: str = "") -> None:

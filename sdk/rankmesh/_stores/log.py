@@ -8,21 +8,22 @@ import os
 import secrets
 import struct
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
-from rankmesh_agent.wire.schemas import MAX_KEY_BYTES
 
 SET, JOIN, LEAVE = b"=", b"+", b"-"
 """Kinds of records: a key has a new value; the file has one user more; one less."""
 
-_MAGIC = b"rankmesh store 1\n"
+_MAGIC = b"rankmesh store 2\n"
 _ID_BYTES = 15
 _START = len(_MAGIC) + _ID_BYTES
-_HEAD = struct.Struct("!cII")  # kind, bytes of the key, bytes of the value
+_HEAD = struct.Struct("!cIII")  # kind, bytes of the key, bytes of the value, CRC-32 of both
+_CRC = struct.Struct("!I")  # of the head
+_HEAD_BYTES = _HEAD.size + _CRC.size
 _PAUSE_SECONDS = 0.001
 
 
@@ -87,12 +88,12 @@ class Log:
         """Return the records written since the last read.
 
         Raises:
-            DistStoreError: the file is not a FileStore's, or not the one that was read before.
+            DistStoreError: the file is not a FileStore's, not the one that was read before, or damaged.
         """
         size = os.fstat(self._descriptor).st_size
         start = _read(self._descriptor, 0, _START)
         if not (_MAGIC + start[len(_MAGIC) :]).startswith(start):
-            raise DistStoreError(f"{self.path} is not a FileStore's file; give another path, or remove it")
+            raise DistStoreError(f"{self.path} is no FileStore's file of this version; give another path, or remove it")
         if self._end and (start[len(_MAGIC) :] != self._id or size < self._end):
             raise DistStoreError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
         if size < _START:  # empty, or its first writer died while it wrote
@@ -101,17 +102,19 @@ class Log:
         self._end = max(self._end, _START)
         data = memoryview(_read(self._descriptor, self._end, size - self._end))
         found = []
-        for record, length in _records(self.path, data):
+        for record, length in _records(data):
+            if record is None:
+                raise DistStoreError(
+                    f"{self.path} is damaged at byte {self._end}: its checksum is wrong. Stop all users of the file, "
+                    "remove it, and check the disk"
+                )
             found.append(record)
             self._end += length
         return found
 
     def append(self, records: Iterable[Record]) -> None:
         """Write records after the last one read; all of them or none."""
-        data = b"".join(
-            _HEAD.pack(record.kind, len(key := record.key.encode()), len(record.value)) + key + record.value
-            for record in records
-        )
+        data = b"".join(map(_encode, records))
         if not self._end:
             self._id = secrets.token_bytes(_ID_BYTES)
             data = _MAGIC + self._id + data
@@ -168,17 +171,27 @@ class Log:
             raise DistStoreError(f"cannot use {self.path} as a FileStore: {error.strerror}") from error
 
 
-def _records(path: str, data: memoryview) -> Iterator[tuple[Record, int]]:
-    """Yield each whole record with its length in bytes."""
-    while len(data) >= _HEAD.size:
-        kind, key_bytes, value_bytes = _HEAD.unpack_from(data)
-        if kind not in (SET, JOIN, LEAVE) or key_bytes > MAX_KEY_BYTES or value_bytes > MAX_VALUE_BYTES:
-            raise DistStoreError(f"{path} is damaged: it has a record that no FileStore writes")
-        length = _HEAD.size + key_bytes + value_bytes
+def _encode(record: Record) -> bytes:
+    key = record.key.encode()
+    head = _HEAD.pack(record.kind, len(key), len(record.value), zlib.crc32(record.value, zlib.crc32(key)))
+    return head + _CRC.pack(zlib.crc32(head)) + key + record.value
+
+
+def _records(data: memoryview) -> Iterator[tuple[Record | None, int]]:
+    """Yield each whole record with its length in bytes; None, and no more, for a damaged one."""
+    while len(data) >= _HEAD_BYTES:
+        kind, key_bytes, value_bytes, crc = _HEAD.unpack_from(data)
+        if zlib.crc32(data[: _HEAD.size]) != _CRC.unpack_from(data, _HEAD.size)[0]:
+            yield None, 0
+            return
+        length = _HEAD_BYTES + key_bytes + value_bytes
         if len(data) < length:
             return
-        key = bytes(data[_HEAD.size : _HEAD.size + key_bytes]).decode()
-        yield Record(kind, key, bytes(data[_HEAD.size + key_bytes : length])), length
+        content = data[_HEAD_BYTES:length]
+        if zlib.crc32(content) != crc:
+            yield None, 0
+            return
+        yield Record(kind, bytes(content[:key_bytes]).decode(), bytes(content[key_bytes:])), length
         data = data[length:]
 
 

@@ -25,6 +25,7 @@ from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.net.greenlets import refuse_greenlets
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import DistError, JoinTimeoutError
+from rankmesh_agent.wire.ranges import named_ranks
 
 _REMOTE = "elsewhere"
 """Published in place of a host id by a rank that listens beyond loopback."""
@@ -182,7 +183,7 @@ def _wait_for_keys(store: Any, keys: list[str], deadline: Deadline) -> None:
         if deadline.expired():
             missing = [number for number, key in enumerate(keys) if not store.check([key])]
             raise JoinTimeoutError(
-                f"ranks {missing} did not reach torch's store within {deadline.seconds:.1f} s", ranks=missing
+                f"{named_ranks(missing)} did not reach torch's store within {deadline.seconds:.1f} s", ranks=missing
             )
         time.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE)

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import resource
+import select
 import socket
 import threading
 import urllib.error
@@ -268,6 +269,14 @@ def test_one_that_cannot_be_made_sends_its_clients_away(caplog):
     assert "served cannot be served any more: ImportError: no framework" in caplog.text
 
 
+def _problem_from(client: socket.socket) -> tuple[int, dict[str, Any]]:
+    """The status and the problem document of the last response of a connection."""
+    answer = http.client.HTTPResponse(client)
+    answer.begin()
+    assert (answer.headers["content-type"], answer.headers["connection"]) == ("application/problem+json", "close")
+    return answer.status, json.loads(answer.read())
+
+
 class TestSlowClients:
     """Each is closed, and the others are served."""
 
@@ -307,7 +316,18 @@ class TestSlowClients:
     def test_a_body_that_does_not_end(self, served, body):
         with socket.create_connection(served.listener.getsockname(), 20) as client:
             client.sendall(b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n" + body)
-            assert client.recv(100) == b""
+            status, document = _problem_from(client)
+            assert (status, document["code"], document["retryable"]) == (408, "body-timeout", True)
+            assert "without pauses of 0.2 s" in document["detail"]
+            assert client.recv(1) == b""
+
+    def test_a_body_that_comes_byte_by_byte(self, served):
+        with socket.create_connection(served.listener.getsockname(), 20) as client:
+            client.sendall(b"PUT / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
+            with contextlib.suppress(ConnectionError):  # the last byte may meet a closed connection
+                while not select.select([client], [], [], 0.02)[0]:
+                    client.sendall(b"a")
+                assert _problem_from(client)[0] == 408
 
     def test_a_head_that_comes_byte_by_byte(self, served):
         with socket.create_connection(served.listener.getsockname(), 20) as client:
@@ -346,11 +366,8 @@ class TestInvalidRequests:
         with socket.create_connection(served.listener.getsockname(), 20) as client:
             with contextlib.suppress(ConnectionError):
                 client.sendall(sent)
-            answer = http.client.HTTPResponse(client)
-            answer.begin()
-            document = json.loads(answer.read())
-        assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
-        assert (document["status"], document["code"], answer.headers["connection"]) == (status, code, "close")
+            answered, document = _problem_from(client)
+        assert (answered, document["status"], document["code"]) == (status, status, code)
 
     def test_a_second_head_that_is_too_large(self, served: Served) -> None:
         with socket.create_connection(served.listener.getsockname(), 20) as client:

@@ -199,7 +199,7 @@ class TestJoin:
             (200, asdict(JoinReply(False, "job", 1, 3, [member(rank) for rank in ranks], [])))
             for ranks in ((0, 2), (1, 2))
         )
-        text = "ranks 0, which had joined and have left, of job"
+        text = "rank 0, which had joined and have left, of job"
         with (
             serving(Scripted(first, later)) as url,
             client_of(lambda: url) as client,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 
 import pytest
 
+from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.store import failover as module
-from rankmesh_agent.store.failover import Failover, OwnerCache
+from rankmesh_agent.store import http_client
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import Get, Set
+from rankmesh_agent.store.failover import AsyncJobStore, Failover, OwnerCache
+from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.store.ownership import Ownership
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError, StoreUnresponsiveError
 from rankmesh_agent.wire.schemas import Member
 
 
@@ -72,3 +79,23 @@ def test_ranks_that_refer_to_each_other_are_an_error_after_some_time(owners, mon
     ) as caught:
         failover.failed(StoreMovedError.to(0))
     assert caught.value.ranks == (1,)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("command", "limit"), [(Set("k", b""), "0.2 s"), (Get("k", 0.1), "0.1 s and 0.2 s more")], ids=["set", "get"]
+)
+async def test_a_forwarded_request_ends_with_an_error_that_names_the_stopped_owner(
+    owners, monkeypatch, command: Command, limit: str
+):
+    monkeypatch.setattr(module, "FORWARD_SECONDS", 0.2)
+    monkeypatch.setattr(http_client, "HTTP_MARGIN_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # its kernel accepts connections
+        owners.members[0] = dataclasses.replace(owners.members[0], http=url_of(stopped))
+        store = AsyncJobStore(owners, MemoryStore(), "")
+        with pytest.raises(
+            StoreUnresponsiveError, match=rf"of rank 0 \(a, pid {os.getpid()}\), .* within {limit}\. .* Repeat"
+        ) as caught:
+            await store.execute(command)
+        await store.close()
+    assert caught.value.ranks == (0,)

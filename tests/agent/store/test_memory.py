@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from rankmesh_agent.store import idempotency
 from rankmesh_agent.store.base import AsyncStore
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.http_client import HttpStore
+from rankmesh_agent.store.idempotency import MAX_REPLIES
 from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.wire.errors import IdempotencyKeyReusedError, KeyNotFoundError, NotANumberError, QueueEmptyError
 
@@ -95,6 +97,19 @@ class TestIdempotencyKeys:
         assert await store.execute(QueueLen("q")) == 2
         assert [await store.execute(QueuePop("q"), "pop") for _ in range(2)] == [b"1", b"1"]
         assert await store.execute(QueuePop("q"), "another") == b"2"
+
+    async def test_replies_do_not_fill_the_memory(self, owned, monkeypatch):
+        size = 4 * MAX_REPLIES
+        monkeypatch.setattr(idempotency, "MAX_REPLY_BYTES", 10 * MAX_REPLIES)
+        for number in range(10):
+            await owned.execute(QueuePush("q", bytes(size)))
+            await owned.execute(QueuePop("q"), f"pop {number}")
+            late = await pending_pop(owned, owned.execute, f"late pop {number}")
+            await owned.execute(QueuePush("q", bytes(size)))
+            await late
+        assert owned._replies._bytes <= 10 * MAX_REPLIES + size
+        await owned.execute(QueuePush("q", b"another"))
+        assert await owned.execute(QueuePop("q"), "late pop 9") == bytes(size)
 
     async def test_an_error_is_not_cached(self, store, owned):
         Set("k", b"x").apply(owned.table)

@@ -158,3 +158,15 @@ def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         replies.add(number, "reply")
     assert [replies.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]
+
+
+def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_REPLY_BYTES", 100 * idempotency.MAX_REPLIES)
+    replies = ReplyCache[str, str]()
+    replies.add("small", "reply", 100)
+    for number in range(10):
+        replies.add(f"large {number}", "reply", 50 * idempotency.MAX_REPLIES)
+    replies.add("beyond the limit", "reply", 200 * idempotency.MAX_REPLIES)
+    assert list(replies._entries) == ["small", "large 9", "beyond the limit"]
+    replies.add("next", "reply", 1)
+    assert list(replies._entries) == ["small", "next"]

@@ -81,7 +81,7 @@ async def test_the_openapi_document(direct):
         ("/dashboard/{name}", "get"),
     }
     join = document["paths"]["/v1/join"]["post"]["responses"]
-    assert set(join) == {"200", "400", "401", "403", "409", "410", "413", "421", "422", "429", "431", "503"}
+    assert set(join) == {"200", "400", "401", "403", "408", "409", "410", "413", "421", "422", "429", "431", "503"}
     for status, response in join.items():
         schema = {"schema": {"$ref": f"#/components/schemas/{'JoinReply' if status == '200' else 'Problem'}"}}
         assert response["content"] == {"application/json" if status == "200" else "application/problem+json": schema}

@@ -53,7 +53,7 @@ class TestJoining:
             ("rank-joining", []),
             ("world-complete", [0, 1]),
         ]
-        assert found[0][1]["detail"] == "rank 1 (host1, pid 101) joins: 1 of 2 are there"
+        assert found[0][1]["detail"] == "rank 1 (host1, pid 101) has joined: 1 of 2 ranks"
         assert all((data["job"], data["epoch"]) == ("job", 1) for _, data in found)
 
     def test_one_that_gives_up(self, registry, ask, new):

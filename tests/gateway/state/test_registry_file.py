@@ -203,6 +203,13 @@ def test_files_that_are_none_of_a_gateway(path, tmp_path):
         RegistryFile(tmp_path / "nowhere" / "state")
 
 
+def test_a_damaged_schema(path):
+    Gateway(path).end()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE event", b"CREATE T\xc7BLE event"))
+    with pytest.raises(RegistryFileError, match=f"cannot use the state file {path}"):
+        RegistryFile(path)
+
+
 def test_a_file_of_another_version(path):
     Gateway(path).end()
     with sqlite3.connect(path) as database:
@@ -212,12 +219,13 @@ def test_a_file_of_another_version(path):
         RegistryFile(path)
 
 
-def test_damage(path, ask):
+@pytest.mark.parametrize("damage", ["UPDATE epoch SET data = '{}'", "UPDATE epoch SET data = x'ff'"])
+def test_damage(path, ask, damage):
     first = Gateway(path)
     form(first.registry, ask, "job")
     first.end()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE epoch SET data = '{}'")
+        database.execute(damage)
     database.close()
     with pytest.raises(RegistryFileError, match=r"damaged: .*move it away"):
         Gateway(path)

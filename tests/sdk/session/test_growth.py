@@ -218,7 +218,7 @@ def test_a_growth_that_fails_leaves_the_world_as_it_was(me: Me) -> None:
 
         told = attempt_until(all_have_called, lambda: me.attempt(dist.grow_group, 4, timeout=1.0))
         assert told["error"] == "JoinTimeoutError", told
-        assert f"rank {me.rank} waited 1.0 s for ranks 3 of job" in told["text"], told
+        assert f"rank {me.rank} waited 1.0 s for rank 3 of job" in told["text"], told
         assert told["ranks"] == [3]
         if me.rank != 1:
             dist.barrier(group)

@@ -13,8 +13,8 @@ MEANINGS = {
     "(`foreign-origin`) or another user's process (`other-user`), or the gateway does not list the address that it is "
     "about (`address-not-listed`).",
     404: "There is no such key (`key-not-found`) or group (`group-not-found`), or the queue is empty (`queue-empty`).",
-    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the client stopped sending in "
-    "the middle of an array (`body-timeout`).",
+    408: "Some keys were not set in time (`store-timeout`), the detail names them; or the request's "
+    "body did not come in time (`body-timeout`).",
     409: "The value cannot be added to (`not-a-number`), the agent is taken (`agent-taken`), or the gateway refuses: "
     "another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`). "
     "The ranks did not make the same call (`collective-mismatch`), the message is not what its receive expects "
@@ -33,7 +33,8 @@ MEANINGS = {
     429: "The client's address has sent too many requests without a right credential (`too-many-attempts`).",
     431: "The head of the request is over the limit of 64 KiB (`head-too-large`).",
     500: "A registered backend failed (`backend-error`), or the agent did (`internal-error`): its log says where.",
-    502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`).",
+    502: "The agent that owns the store, or the gateway, cannot be reached (`network-error`), or the agent does not "
+    "respond within 20 s (`store-unresponsive`): its process is stopped, or is busy; `ranks` names it.",
     503: "The rank does not take part in its job (`not-ready`), the agent is in none (`not-leased`), or too many "
     "probes are under way (`probe-busy`). A rank died or left (`rank-failed`), `ranks` names it; or too many calls "
     "wait (`too-many-calls`). The agent has no file descriptor to check the client's user (`descriptor-limit`).",

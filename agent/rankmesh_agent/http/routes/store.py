@@ -137,7 +137,7 @@ async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
     return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
 
 
-@router.post("/wait", responses=problems(408))
+@router.post("/wait")
 async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
     """Return when all keys are set; waits at most 20 s, repeat the request to wait longer.
 
@@ -166,7 +166,7 @@ async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = 
     await store.execute(commands.Append(key, await request.body()), once)
 
 
-@router.post("/multi_get", responses=problems(408))
+@router.post("/multi_get")
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,8 +23,6 @@ NPY = "application/x-npy"
 """Media type of a .npy file; there is no registered one."""
 RAW = "application/octet-stream"
 """Media type of elements in C order and in the byte order of the agents' machines, little-endian."""
-IDLE_SECONDS = 60.0
-"""Limit of a pause in the middle of a body."""
 _UNSPECIFIC_TYPES = frozenset({"", RAW, "application/x-www-form-urlencoded"})
 """Media types that do not tell an array's form; the last is curl's default."""
 _CHUNK_BYTES = 1 << 18
@@ -65,14 +62,6 @@ class MediaTypeError(DistError):
 
     code = "unsupported-media-type"
     status = 415
-
-
-class BodyTimeoutError(DistError):
-    """A client stopped sending in the middle of a body."""
-
-    code = "body-timeout"
-    status = 408
-    retryable = True
 
 
 class TensorIO:
@@ -218,20 +207,13 @@ async def _receive_body(request: Request) -> Array:
     length = int(request.headers.get("content-length", 0))
     memory = GrowableMemory(length)
     filled = 0
-    clock = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(IDLE_SECONDS) as silence:
-            async for chunk in request.stream():
-                silence.reschedule(clock() + IDLE_SECONDS)
-                end = filled + len(chunk)
-                if end > len(memory.pages):
-                    memory.grow(end)
-                memory.pages[filled:end] = chunk
-                filled = end
-    except TimeoutError:
-        raise BodyTimeoutError(
-            f"nothing came for {IDLE_SECONDS:g} s in the middle of the body, after {filled} bytes"
-        ) from None
+        async for chunk in request.stream():
+            end = filled + len(chunk)
+            if end > len(memory.pages):
+                memory.grow(end)
+            memory.pages[filled:end] = chunk
+            filled = end
     except MemoryError as error:
         raise TensorTooLargeError(str(error)) from None
     return memory.array()[:filled]

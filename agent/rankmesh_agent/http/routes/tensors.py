@@ -22,7 +22,7 @@ router = APIRouter(
     prefix="/v1/groups/{group_id}",
     tags=["tensors"],
     dependencies=[BEARER],
-    responses=problems(404, 408, 409, 410, 422, 500, 503, 504),
+    responses=problems(404, 409, 410, 422, 500, 503, 504),
 )
 
 Op = Annotated[

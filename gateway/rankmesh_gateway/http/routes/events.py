@@ -17,7 +17,7 @@ from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryD
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
 from rankmesh_gateway.schemas import Overview, RateSample
-from rankmesh_gateway.state.event_log import KEPT_EVENTS, TooManyListenersError
+from rankmesh_gateway.state.event_log import KEPT_EVENTS
 
 _log = logging.getLogger("rankmesh")
 
@@ -68,30 +68,35 @@ class EventStream(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the stream ends, the client disconnects, or it reads nothing for SLOW_SECONDS."""
-        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": self.raw_headers})
-        sending = asyncio.ensure_future(self._send(send))
-        disconnect = asyncio.ensure_future(_disconnect(receive))
-        try:
-            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                with contextlib.suppress(TooManyListenersError):  # other listeners came after the check
-                    sending.result()
-        finally:
-            for task in (sending, disconnect):
-                task.cancel()
-            await asyncio.gather(sending, disconnect, return_exceptions=True)
+        """Send until the stream ends, the client disconnects, or it reads nothing for SLOW_SECONDS.
 
-    async def _send(self, send: Send) -> None:
-        async with contextlib.aclosing(self._pieces) as pieces:
-            async for piece in pieces:
-                try:
-                    await asyncio.wait_for(
-                        send({"type": "http.response.body", "body": piece, "more_body": True}), SLOW_SECONDS
-                    )
-                except TimeoutError:
-                    _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
-                    return
+        Raises:
+            TooManyListenersError: there are MAX_LISTENERS listeners; there is no response yet.
+        """
+        async with contextlib.aclosing(self._pieces):
+            first = await anext(self._pieces)
+            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": self.raw_headers})
+            sending = asyncio.ensure_future(self._send(first, send))
+            disconnect = asyncio.ensure_future(_disconnect(receive))
+            try:
+                await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
+            finally:
+                for task in (sending, disconnect):
+                    task.cancel()
+                await asyncio.gather(sending, disconnect, return_exceptions=True)
+
+    async def _send(self, piece: bytes | None, send: Send) -> None:
+        while piece is not None:
+            try:
+                await asyncio.wait_for(
+                    send({"type": "http.response.body", "body": piece, "more_body": True}), SLOW_SECONDS
+                )
+            except TimeoutError:
+                _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
+                return
+            piece = await anext(self._pieces, None)
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -122,7 +127,6 @@ async def events(
     idle stream gets a comment every 10 s.
     """
     log = registry.events
-    log.check_capacity()
     seen = after if last_event_id is None else _number(last_event_id)
     return EventStream(
         stream(

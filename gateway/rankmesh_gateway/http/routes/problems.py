@@ -13,6 +13,7 @@ MEANINGS = {
     404: "No standalone agent is registered (`no-agents`), no rank reports the group (`group-not-found`), no "
     "world of the job is complete (`job-not-found`), there is no such rank (`rank-not-found`), or the dashboard has "
     "no such part (`not-found`).",
+    408: "The request's body did not come in time (`body-timeout`).",
     409: "Other processes hold the rank, or all ranks (`rank-taken`), the world size differs "
     "(`world-size-mismatch`), or another group has the name (`group-exists`).",
     410: "All ranks of the job have left, so that there is no world that could grow (`job-ended`).",

@@ -15,7 +15,7 @@ from support.threads import NOW, World, in_threads, world
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.middleware import SecurityMiddleware
-from rankmesh_agent.http.routes import group_calls, tensor_io
+from rankmesh_agent.http.routes import group_calls
 from rankmesh_agent.wire.ops import ReduceOp
 
 pytestmark = pytest.mark.anyio
@@ -157,18 +157,6 @@ class TestSizes:
     async def test_of_other_requests(self, client):
         body = {"reason": "x" * 10_000}
         assert (await problem(client.post(f"{GROUP}/abort", json=body)))[:2] == (422, "invalid-request")
-
-
-async def test_a_client_that_falls_silent_in_its_body(client, monkeypatch):
-    monkeypatch.setattr(tensor_io, "IDLE_SECONDS", 0.05)
-
-    async def halting():
-        yield X[:100]
-        await asyncio.sleep(5)
-        yield X[100:]
-
-    status, code, document = await problem(client.post(f"{GROUP}/all_reduce", content=halting()))
-    assert (status, code, document["retryable"]) == (408, "body-timeout", True)
 
 
 async def test_a_call_that_others_do_not_come_to(pair):

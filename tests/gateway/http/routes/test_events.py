@@ -108,6 +108,18 @@ async def test_nonsense(client, query):
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
 
 
+async def test_of_listeners_that_come_at_once_those_beyond_the_limit_are_refused(client, monkeypatch):
+    monkeypatch.setattr(events_module, "MAX_LISTENERS", 10)
+    request = client.build_request("GET", "/v1/events?after=0")
+    answers = await asyncio.gather(*(client.send(request, stream=True) for _ in range(40)))
+    assert sorted(each.status_code for each in answers) == [200] * 10 + [503] * 30
+    for each in answers:
+        if each.status_code == 503:
+            assert each.headers["content-type"] == "application/problem+json"
+            assert json.loads(await each.aread())["code"] == "too-many-listeners"
+        await each.aclose()
+
+
 async def test_listeners_come_and_go(client, registry, eventually, monkeypatch):
     monkeypatch.setattr(events_module, "MAX_LISTENERS", 1)
     async with listen(client):

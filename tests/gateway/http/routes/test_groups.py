@@ -190,7 +190,7 @@ class TestShrink:
         answer = (await client.post("/v1/groups/pair/shrink", json={"without": [0]})).json()
         assert answer["ended"]["answered"] == [0, 1]
         assert agents.what("POST", "/abort") == [1]
-        assert "ranks [1] go on" in agents.asked[-1][3]["reason"]
+        assert "it goes on with rank 1" in agents.asked[-1][3]["reason"]
 
     @pytest.mark.parametrize(
         ("without", "says"),
