@@ -26,7 +26,7 @@ from hashlib import blake2b
 from typing import Any
 
 from rankmesh_agent.net.addresses import is_beyond_host, peer_name
-from rankmesh_agent.net.record_socket import RecordChangedError, RecordSocket
+from rankmesh_agent.net.record_socket import NO_SIGNAL, RecordChangedError, RecordSocket
 from rankmesh_agent.net.tls import TlsSocket
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.handshake import Challenge
@@ -119,7 +119,7 @@ class MacSocket(RecordSocket):
             size = sum(map(len, buffers))
             if 0 < size <= _MAX_DATA and buffers[0] and (not self._layout or self._layout(buffers[0]) == (size, 0)):
                 self._unsent = record = self._seal(size, 0, buffers)
-                if (count := _send(self, record, flags | socket.MSG_NOSIGNAL)) == len(record):
+                if (count := _send(self, record, flags | NO_SIGNAL)) == len(record):
                     self._unsent, self._sealed = b"", 0
                     return size
                 self._unsent = memoryview(record)[count:]
@@ -138,7 +138,11 @@ class MacSocket(RecordSocket):
             if not out:  # the bulk data comes with the next call
                 return sent
             try:
-                count = super().sendmsg(out, (), flags | socket.MSG_NOSIGNAL)
+                count = (
+                    super().sendmsg(out, (), flags | NO_SIGNAL)
+                    if len(out) > 1
+                    else _send(self, out[0], flags | NO_SIGNAL)
+                )
             except BlockingIOError:
                 if not sent:
                     raise
@@ -291,7 +295,7 @@ def wants_macs(sock: socket.socket, token: str | Credentials) -> bool:
 
     The other end may see another network, as behind a port forwarder: if one end wants MACs, both have them.
     """
-    if not token or isinstance(sock, TlsSocket) or sock.family == socket.AF_UNIX:
+    if not token or isinstance(sock, TlsSocket) or sock.family == getattr(socket, "AF_UNIX", None):
         return False
     try:
         return leaves_host(sock)

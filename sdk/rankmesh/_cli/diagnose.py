@@ -63,7 +63,7 @@ def diagnose(
     else:
         from rankmesh._cli.snapshots import fetch_reports
 
-        with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
             reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
             url, nothing = service.url, _nothing_stuck(reports, service.url)
     found = find_stalls(reports, groups, over=directory is not None)

@@ -42,7 +42,7 @@ def doctor(
     from rankmesh_agent.net.deadline import Deadline
 
     deadline = Deadline(timeout)
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         here = probe.probe_host(settings(), service.token)
         try:
             found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from typing import Any
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.probe import host_load, measure, shm_room
+from rankmesh_agent.diagnostics.probe import host_load, measure, processors, shm_room
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import address_of_interface
 from rankmesh_agent.transports import shared_memory
@@ -141,7 +141,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "version": __version__,
         "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": processors(),
         "addresses": dict(_addresses()),
         "shm_dir": settings.shm_dir,
         "shm_total": total,
@@ -153,7 +153,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    for _, name in socket.if_nameindex():
+    for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
         with contextlib.suppress(RuntimeError):  # an interface without an address
             yield name, address_of_interface(name)
 

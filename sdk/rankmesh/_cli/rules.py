@@ -196,7 +196,7 @@ class Host(NamedTuple):
 
 def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     """Return the hosts of the agents that answer, by name."""
-    from rankmesh_agent.transports.segment import Segment
+    from rankmesh_agent.transports.slots import Slots
 
     by: dict[str, list[AgentProbe]] = defaultdict(list)
     for agent in agents:
@@ -206,8 +206,8 @@ def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     for there in by.values():
         report = there[0].report or {}
         count = len(there)
-        slot = max(Segment.slot_bytes_on_host(int(report["slot_bytes"]), count), Segment.min_slot_bytes(count))
-        need = Segment.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
+        slot = max(Slots.slot_bytes_on_host(int(report["slot_bytes"]), count), Slots.min_slot_bytes(count))
+        need = Slots.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
         found.append(
             Host(
                 there[0].host,

@@ -41,7 +41,7 @@ def stacks(
     """
     from rankmesh._cli.snapshots import fetch_reports
 
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         reports, _ = fetch_reports(service, job, patience, settings().shm_dir, set(rank or ()))
     missing = sorted(set(rank or ()) - {report.rank for report in reports})
     silent = [report for report in reports if report.snapshot is None]

@@ -34,7 +34,7 @@ def status(
     Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, a group has failed, or an operation has
     been held up for 10 s or longer; 3: no gateway answers.
     """
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         overview = fetch_overview(service, job)
         if json:
             found = problems(overview)
