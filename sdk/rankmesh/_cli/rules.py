@@ -56,12 +56,17 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
         here = humanize.ranks(rank for rank in waiting if rank >= 0) or f"{len(waiting)} processes without a rank"
         text = f"job {job} waits for more ranks to join; {here} are there: look at what the others say"
         yield Finding("warning", "agent", (), text)
+    live = {agent.job for agent in found.agents}
+    for job, failures in found.failures.items():
+        for each in failures:
+            if job in live:
+                yield Finding("problem", "agent", tuple(f"rank {rank}" for rank in each.ranks), each.text)
+            else:
+                yield Finding("warning", "agent", (), f"job {job} is over: {each.text}")
     for number, agent in enumerate(found.agents):
         which = f"{agent.name} ({agent.host}, pid {agent.pid})"
-        if agent.state in ("failed", "suspect"):
-            why = f": {agent.reason}" if agent.reason else ", as it is silent"
-            level: Literal["problem", "warning"] = "problem" if agent.state == "failed" else "warning"
-            yield Finding(level, "agent", (agent.name,), f"{which} is {agent.state} for the gateway{why}")
+        if agent.state == "suspect":
+            yield Finding("warning", "agent", (agent.name,), f"{which} is suspect: the gateway has no heartbeat of it")
         if agent.answers:
             continue
         why = agent.refusal or (agent.way.error if agent.way is not None else "it was not tried: time was over")
