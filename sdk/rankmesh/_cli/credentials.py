@@ -26,6 +26,16 @@ class RoleName(StrEnum):
     RUN = "run"
 
 
+def of_role(token: str, role: RoleName) -> str:
+    """Return the credential of a role: that of the environment, else the one derived from the token."""
+    given = options.settings()
+    return (
+        derive(token, Role[role.name])
+        if job_of(token)
+        else Credentials(token, given.token_use, given.token_read).of_role(Role[role.name])
+    )
+
+
 @command
 def token(
     role: Annotated[
@@ -44,7 +54,6 @@ def token(
     A client sets it as its RANKMESH_TOKEN; with --job, so can all ranks of that job, which need no RANKMESH_JOB then.
     No request is sent: --gateway or --job selects one of several jobs.
     """
-    settings = options.settings()
     secret = options.token(token_file)
     if not secret:
         with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
@@ -63,10 +72,8 @@ def token(
     try:
         if lease:
             found = for_lease(for_job(secret, job), job, lease)
-        elif job:
-            found = derive(for_job(secret, job), Role[role.name])
         else:
-            found = Credentials(secret, settings.token_use, settings.token_read).of_role(Role[role.name])
+            found = of_role(for_job(secret, job) if job else secret, role)
     except ForbiddenJobError as error:
         raise CommandError(error.message, USAGE) from error
     write(found + "\n")
