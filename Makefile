@@ -8,6 +8,13 @@ RUNS   ?= 1
 SEEDS  ?= 100
 # The address of the project, for the metadata of the wheel and a link in the site.
 export REPOSITORY ?=
+# A virtual environment has its Python for good: another one that is asked for would be ignored.
+VERSION := -c 'import sys; print(sys.version)'
+ifeq ($(if $(filter command environment,$(origin PYTHON)),$(wildcard $(BIN)/python)$(filter clean,$(MAKECMDGOALS))),$(BIN)/python)
+ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
+$(error $(VENV) has another Python than $(PYTHON): add VENV=.venv-other, or remove $(VENV) with 'make clean')
+endif
+endif
 RUN_FILES := $(patsubst %,out/benchmarks-%.json,$(shell seq $(RUNS)))
 # Most tests wait for processes; a file's tests share worlds, so they stay together. The longest files come first, as
 # tests/conftest.py has them.

@@ -73,20 +73,25 @@ def test_the_locked_versions_are_those_that_the_project_asks_for(extra: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("extras", "no_index", "arguments"),
+    ("extras", "configuration", "variables", "arguments"),
     [
-        ([], "", "--require-hashes -r locked/core.txt"),
-        (["gpu"], "", "--require-hashes -r locked/gpu.txt"),
-        (["gpu-cuda13"], "", "--require-hashes -r locked/gpu-cuda13.txt"),
-        (["gpu", "mpi"], "", "-r requirements.txt"),
-        ([], "true", "-r requirements.txt"),
+        ([], "", {}, "--require-hashes -r locked/core.txt"),
+        (["gpu"], "", {}, "--require-hashes -r locked/gpu.txt"),
+        (["gpu-cuda13"], "", {}, "--require-hashes -r locked/gpu-cuda13.txt"),
+        (["gpu", "mpi"], "", {}, "-r requirements.txt"),
+        ([], "[global]\nno-index = true", {}, "-r requirements.txt"),
+        ([], "[install]\nno-index = yes", {}, "-r requirements.txt"),
+        ([], "[global]\nno-index = false", {}, "--require-hashes -r locked/core.txt"),
+        ([], "", {"PIP_NO_INDEX": "1"}, "-r requirements.txt"),
     ],
 )
 def test_the_image_checks_hashes_where_it_has_them(
-    tmp_path: Path, extras: list[str], no_index: str, arguments: str
+    tmp_path: Path, extras: list[str], configuration: str, variables: dict[str, str], arguments: str
 ) -> None:
+    """They are not those of a base's own wheels, which it has where pip uses no index: pip itself says so."""
+    (tmp_path / "pip.conf").write_text(configuration)
     for name, text in {
-        "pip": f'if [ "$1" = config ]; then echo {no_index}; else echo "$@" >&2; fi',
+        "pip": f'if [ "$1" = config ]; then exec {sys.executable} -m pip "$@"; else echo "$@" >&2; fi',
         "find": ":",
         "python": f'exec {sys.executable} "$@"',
     }.items():
@@ -97,13 +102,26 @@ def test_the_image_checks_hashes_where_it_has_them(
     (tmp_path / "locked").symlink_to(DOCKER / "locked")
     (tmp_path / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
     path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables}
     done = subprocess.run(
-        ["sh", "install.sh", *extras], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True, timeout=60
+        ["sh", "install.sh", *extras], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr.strip().endswith(f"install --disable-pip-version-check {arguments}")) == (
         0,
         True,
     )
+
+
+def test_the_demo_is_attached_to_its_own_containers() -> None:
+    """Without names 'up' attaches to all, and Ctrl-C stops the gateway and the agents."""
+    found = [
+        line.partition("--build ")[2].split()[:4]
+        for name in ("compose.yaml", "docker/welcome.txt", "docs/cluster.md", "README.md")
+        for line in (ROOT / name).read_text().splitlines()
+        if "--profile demo up" in line
+    ]
+    assert len(found) >= 3
+    assert all(names == ["demo-0", "demo-1", "demo-2", "demo-3"] for names in found)
 
 
 def test_every_container_is_limited_and_without_privileges() -> None:

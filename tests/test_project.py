@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,33 @@ def test_ci_runs_commands_that_exist_with_all_supported_pythons() -> None:
             assert (ROOT / program).is_file()
     classifiers = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == classifiers
+
+
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_make_does_not_ignore_another_python(tmp_path: Path, how: str) -> None:
+    """The virtual environment that is there is of one Python."""
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho another version\n")
+    other.chmod(0o755)
+    folder = tmp_path / "venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON"}
+
+    def make(python: str, *targets: str) -> subprocess.CompletedProcess[str]:
+        arguments, variables = ([f"PYTHON={python}"], {}) if how == "argument" else ([], {"PYTHON": python})
+        command = ["make", "--dry-run", "--file", str(ROOT / "Makefile"), f"VENV={tmp_path}/venv", *arguments, *targets]
+        variables = {**environment, **variables}
+        return subprocess.run(
+            command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert make(str(other), "clean").returncode == 0
+    assert make(sys.executable, "clean").returncode == 0
+    refused = make(str(other), "test")
+    assert refused.returncode == 2
+    assert f"venv has another Python than {other}" in refused.stderr
+    assert "another Python" not in make(sys.executable, "test").stderr
 
 
 def test_hooks_are_tools_of_the_environment() -> None:

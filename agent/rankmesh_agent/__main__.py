@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import Settings, protection, read_token
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     raise_limit()
     try:
         settings = Settings.from_env(os.environ)
+        check_environment(server=True)
         if options.token_file is not None:
             settings = replace(settings, token=read_token(options.token_file))
         gateway = _gateway(options.gateway or settings.gateway)

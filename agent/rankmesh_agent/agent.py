@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.dump import DumpWriter
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot

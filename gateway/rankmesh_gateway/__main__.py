@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import (
     Settings,
@@ -25,6 +26,7 @@ from rankmesh_agent.config.settings import (
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.event_lines import log_events
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             if options.make_token:
                 create_token(options.token_file)
             settings = Settings.from_env(os.environ)
+            check_environment(server=True)
             token = read_token(options.token_file) if options.token_file else settings.token
             credentials = replace(settings, token=token).credentials
             require_token_beyond_loopback(options.host, token, "the gateway")

@@ -49,8 +49,6 @@ rankmesh.utils.data (DistributedSampler), rankmesh.multiprocessing (spawn).
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-import rankmesh_agent as _agent  # noqa: F401  # checks the platform
-
 if _TYPE_CHECKING:
     from rankmesh._face import *  # noqa: F403
     from rankmesh._face import __version__ as __version__

@@ -13,7 +13,7 @@ from rankmesh._cli.credentials import get, token
 from rankmesh._cli.dashboard import dashboard
 from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
-from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, print_error, write
+from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, command, print_error, require_linux, write
 from rankmesh._cli.groups import groups
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
@@ -51,27 +51,33 @@ def rankmesh(
 
 
 @app.command(context_settings=_PASS_ON)
-def run(context: typer.Context) -> None:
+@command
+def run(context: typer.Context) -> int:
     """Start a script as several ranks and watch over them ('rankmesh run --help')."""
+    require_linux()
     from rankmesh import launch
 
-    raise typer.Exit(launch.main(context.args))
+    return launch.main(context.args)
 
 
 @app.command(context_settings=_PASS_ON)
-def gateway(context: typer.Context) -> None:
+@command
+def gateway(context: typer.Context) -> int:
     """Serve a gateway by itself ('rankmesh gateway --help')."""
+    require_linux()
     from rankmesh_gateway.__main__ import main as serve
 
-    raise typer.Exit(serve(context.args, prog="rankmesh gateway"))
+    return serve(context.args, prog="rankmesh gateway")
 
 
 @app.command(context_settings=_PASS_ON)
-def agent(context: typer.Context) -> None:
+@command
+def agent(context: typer.Context) -> int:
     """Serve an agent by itself, for a rank that is elsewhere ('rankmesh agent --help')."""
+    require_linux()
     from rankmesh_agent.__main__ import main as serve
 
-    raise typer.Exit(serve(context.args, prog="rankmesh agent"))
+    return serve(context.args, prog="rankmesh agent")
 
 
 app.command()(status)

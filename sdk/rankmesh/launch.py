@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.arguments import parse
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh._launcher.gateway import LauncherGateway
@@ -37,6 +38,7 @@ from rankmesh_agent.config.settings import Settings, protection, require_token_b
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
 from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.transports.shared_memory import remove_orphans
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.printable import printable
@@ -81,6 +83,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     restore_limit = raise_limit()
     try:
         settings = Settings.from_env(os.environ)
+        check_environment(server=True)
         options = resolve_nodes(options, settings)
         job = plan(options, settings)
         listener = _listen(job, settings)

@@ -24,6 +24,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.by_value import importable
 from rankmesh._launcher.child import ErrorFile, run
 from rankmesh._launcher.failure import root_cause

@@ -58,9 +58,9 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
 
 
 def in_order(printed: str) -> str:
-    """Sort the lines of ranks, which come in any order, and put them behind the launcher's."""
+    """Put the lines of ranks, which come in any order, behind the launcher's, by rank; each rank's stay in order."""
     lines = printed.splitlines(keepends=True)
-    return "".join([each for each in lines if each[:6] != "[rank "] + sorted(e for e in lines if e[:6] == "[rank "))
+    return "".join(sorted(lines, key=lambda line: line[: line.index("]")] if line.startswith("[rank ") else ""))
 
 
 @pytest.mark.processes

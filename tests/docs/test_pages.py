@@ -63,3 +63,14 @@ def test_the_limits_of_the_settings_are_the_defaults() -> None:
 
 def test_the_version_of_the_wire() -> None:
     assert f"| wire | protocol version {VERSION} |" in (DOCS / "stability.md").read_text()
+
+
+def test_urls_with_a_query_are_quoted() -> None:
+    """In zsh, a word with a question mark is a pattern, which matches no file."""
+    found = []
+    for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+        for block in re.findall(r"^```(?:console|bash|sh)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                words = re.sub(r"'[^']*'|\"[^\"]*\"", "", line.partition(" #")[0])
+                found += [(page.name, line)] if re.search(r"(^\S*\$ |^curl ).*/\S*\?\w+=", words) else []
+    assert not found

@@ -8,15 +8,17 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from rankmesh_agent.wire.credentials import Credentials, Role
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role, derive, for_job
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_gateway.http import dashboard_sessions
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS, DashboardSessions
 
 READ = f"Bearer {Credentials('secret').of_role(Role.READ)}".encode()
-AT_EXCHANGE = {"path": "/v1/dashboard/sessions"}
-AT_RANKS = {"path": "/v1/ranks"}
+AT_EXCHANGE = {"method": "POST", "path": "/v1/dashboard/sessions"}
+AT_RANKS = {"method": "GET", "path": "/v1/ranks"}
+AT_STACKS = {"method": "GET", "path": "/v1/ranks/2/snapshot"}
+READS, RUNS = Grant(Role.READ), Grant(Role.RUN)
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def bearer(token: str) -> bytes:
 
 
 def test_a_code_is_accepted_once_and_at_one_path(sessions):
-    code = sessions.create_code()
+    code = sessions.create_code(READS)
     assert sessions.translate(bearer(code), AT_EXCHANGE) == READ
     assert sessions.translate(bearer(code), AT_RANKS) == b""
     session = sessions.exchange(bearer(code).decode())
@@ -46,7 +48,7 @@ def test_a_code_is_accepted_once_and_at_one_path(sessions):
 
 
 def test_codes_and_sessions_expire(sessions, clock):
-    used, late = sessions.create_code(), sessions.create_code()
+    used, late = sessions.create_code(READS), sessions.create_code(READS)
     session = sessions.exchange(bearer(used).decode())
     clock.now += CODE_SECONDS
     assert sessions.translate(bearer(late), AT_EXCHANGE) == b""
@@ -64,9 +66,27 @@ def test_other_headers_stay(sessions):
     assert sessions.translate(b"Bearer rankmesh-dashboard-session-guess", AT_RANKS) == b""
 
 
+@pytest.mark.parametrize("job", [None, "train"])
+def test_stacks_need_a_code_of_the_role_run(sessions, job: str | None):
+    """A session of such a code reads them, and has no further right; it is of the code's job."""
+    for role in Role:
+        session = sessions.exchange(bearer(sessions.create_code(Grant(role, job))).decode())
+        token = "secret" if job is None else for_job("secret", job)
+        run, read = bearer(token), bearer(derive(token, Role.READ))
+        assert sessions.translate(bearer(session), AT_STACKS) == (run if role is Role.RUN else read)
+        for method, path in [
+            ("GET", "/v1/ranks"),
+            ("POST", "/v1/ranks/2/snapshot"),
+            ("GET", "/v1/ranks/2/snapshot/x"),
+            ("POST", "/v1/groups"),
+            ("GET", "/v1/ranks/2/snapshot\n"),
+        ]:
+            assert sessions.translate(bearer(session), {"method": method, "path": path}) == read
+
+
 def test_there_is_a_limit(sessions, monkeypatch):
     monkeypatch.setattr(dashboard_sessions, "MAX_TOKENS", 2)
-    oldest, *others = (sessions.create_code() for _ in range(3))
+    oldest, *others = (sessions.create_code(READS) for _ in range(3))
     assert sessions.translate(bearer(oldest), AT_EXCHANGE) == b""
     assert all(sessions.translate(bearer(code), AT_EXCHANGE) == READ for code in others)
 
@@ -88,8 +108,11 @@ def test_a_session_reads_and_cannot_outlive_itself():
             session = found[-1].json()["token"]
             assert {found[1].headers["cache-control"], found[3].headers["cache-control"]} == {"no-store"}
             found += [await ask("POST", "/v1/dashboard/sessions", each) for each in (code, "secret", session)]
-            found += [await ask("GET", path, session) for path in ("/v1/ranks", "/v1/overview")]
+            found += [
+                await ask("GET", path, session)
+                for path in ("/v1/ranks", "/v1/overview", "/v1/rates", "/v1/diagnosis", "/v1/ranks/0/snapshot")
+            ]
             found += [await ask("POST", path, session) for path in ("/v1/leave", "/v1/dashboard/codes")]
             return [response.status_code for response in found]
 
-    assert asyncio.run(flow()) == [401, 201, 401, 201, 401, 401, 401, 200, 200, 403, 401]
+    assert asyncio.run(flow()) == [401, 201, 401, 201, 401, 401, 401, 200, 200, 200, 200, 404, 403, 401]

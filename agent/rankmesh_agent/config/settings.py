@@ -124,7 +124,6 @@ class Settings:
 
         Raises:
             ValueError: a variable has an invalid value; the message names the variable.
-            OSError: the token's file cannot be read.
         """
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
@@ -275,9 +274,11 @@ def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
 
 def _token(environ: Mapping[str, str]) -> str:
     token, path = environ.get("RANKMESH_TOKEN"), environ.get("RANKMESH_TOKEN_FILE")
-    if token or not path:
-        return check_form(token or "")
-    return read_token(Path(path))
+    try:
+        return check_form(token or "") if token or not path else read_token(Path(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{'RANKMESH_TOKEN' if token else f'RANKMESH_TOKEN_FILE={path}'}: {reason}") from error
 
 
 def _role_token(environ: Mapping[str, str], name: str) -> str:

@@ -10,7 +10,7 @@ import errno
 import http.client
 import os
 import platform
-import select
+import shutil
 import socket
 import threading
 import time
@@ -91,7 +91,7 @@ class Prober:
             __version__,
             platform.python_version(),
             f"{platform.system()} {platform.release()} {platform.machine()}",
-            len(os.sched_getaffinity(0)),
+            processors(),
             settings.transport,
             settings.shm_dir,
             total,
@@ -146,17 +146,22 @@ class Prober:
 
 
 def host_load() -> float:
-    """Return the load average of the last minute, for each processor of the host."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
+    """Return the load average of the last minute, for each processor of the host; 0 on Windows, which has none."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def shm_room(directory: str) -> tuple[int | None, int | None]:
     """Return the size and the free space of a directory's file system, in bytes; None if there is no directory."""
     try:
-        fs = os.statvfs(directory)
+        total, _, free = shutil.disk_usage(directory)
     except OSError:
         return None, None
-    return fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize
+    return total, free
 
 
 def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
@@ -256,7 +261,7 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, token: str, dead
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _RETRY_SECONDS:
                 break
             response.read(_CHUNK_BYTES)
-            select.select([], [], [], _RETRY_SECONDS)
+            time.sleep(_RETRY_SECONDS)
         if response.status != HTTPStatus.OK:
             raise _PathError("stranger", f"{peer} responds with {response.status}: it is not an agent, or an older one")
         while chunk := response.read1(_CHUNK_BYTES):

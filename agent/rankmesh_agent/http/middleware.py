@@ -296,8 +296,9 @@ class SecurityMiddleware:
                 _warn_of_another_token(scope)
                 return _unauthenticated(_ANOTHER_TOKEN)
             rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
-            if rejection is None and held is not None and held.job is not None:
-                rejection = self._check_job(scope, held)
+            if rejection is None and held is not None:
+                scope["state"] = {**scope.get("state", {}), "grant": held}
+                rejection = None if held.job is None else self._check_job(scope, held)
             if rejection is not None:
                 return rejection
         length = headers.get(b"content-length", b"0")
@@ -307,7 +308,6 @@ class SecurityMiddleware:
 
     def _check_job(self, scope: Message, grant: Grant) -> Problem | None:
         """Restrict a request to the job of its credential; return why that is not possible."""
-        scope["state"] = {**scope.get("state", {}), "grant": grant}
         try:
             self._confine(scope, grant)
         except DistError as error:

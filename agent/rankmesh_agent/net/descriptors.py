@@ -13,12 +13,15 @@ import contextlib
 import errno
 import logging
 import os
-import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from rankmesh_agent.net.rate_limit import WarningInterval
 from rankmesh_agent.wire.errors import DistNetworkError
+
+if sys.platform != "win32":
+    import resource
 
 _log = logging.getLogger("rankmesh")
 _warning = WarningInterval()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging  # noqa: F401  # registers its hooks before the ones here; see _before_fork
 import os
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 _FORK_SECONDS = 5.0
@@ -35,7 +36,14 @@ def _after_fork_in_child() -> None:
         reset_lock(import_lock)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+if sys.platform != "win32":
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def after_fork(function: Callable[[], object]) -> None:
+    """Have every forked child call a function; nothing where processes do not fork."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=function)
 
 
 def reset_lock(lock: Any) -> None:
@@ -45,7 +53,7 @@ def reset_lock(lock: Any) -> None:
 
 def reset_after_fork(lock: Any) -> Any:
     """Return the lock, which every forked child has unlocked; for a lock that lives as long as the process."""
-    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+    after_fork(lock._at_fork_reinit)
     return lock
 
 

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.mac_socket import wants_macs
 from rankmesh_agent.net.peer_credentials import warn_refused
+from rankmesh_agent.net.readiness import is_ready
+from rankmesh_agent.net.record_socket import NO_SIGNAL
 from rankmesh_agent.net.tls import ALERT, TlsSocket, binding_of
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.handshake import Challenge, ClientRefusedError, Protocol, Script
@@ -69,8 +71,10 @@ class Handshake(Generic[T]):
 
     def events(self) -> int:
         """Return the poll events that the next ``advance`` waits for."""
-        writing = self._unsent if self._unsecured is None else self._unsecured.wants_to_write()
-        return select.POLLOUT if writing else select.POLLIN
+        return select.POLLOUT if self._wants_to_write() else select.POLLIN
+
+    def _wants_to_write(self) -> bool:
+        return bool(self._unsent) if self._unsecured is None else self._unsecured.wants_to_write()
 
     def advance(self) -> T | None:
         """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
@@ -91,7 +95,7 @@ class Handshake(Generic[T]):
                 self._begin_step(next(self._script))
             while True:
                 if self._unsent:
-                    self._unsent = self._unsent[self._sock.send(self._unsent, socket.MSG_NOSIGNAL) :]
+                    self._unsent = self._unsent[self._sock.send(self._unsent, NO_SIGNAL) :]
                     self.started = True
                     if self._unsent or self._unfilled:
                         return None
@@ -127,11 +131,10 @@ class Handshake(Generic[T]):
             TimeoutError: the handshake takes longer than ``seconds``.
             OSError, DistError: see advance.
         """
-        deadline, poll = Deadline(seconds), select.poll()
+        deadline = Deadline(seconds)
         self._sock.setblocking(False)
         while (result := self.advance()) is None:
-            poll.register(self._sock, self.events())
-            if not poll.poll(1000 * deadline.remaining()):
+            if not is_ready(self._sock, deadline.remaining(), writing=self._wants_to_write()):
                 raise TimeoutError(f"the handshake is not complete after {seconds:g} s")
         self._sock.setblocking(True)
         return result

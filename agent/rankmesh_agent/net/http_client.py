@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import select
 import socket
 import zlib
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.net.http_sessions import session_with
+from rankmesh_agent.net.readiness import is_ready
 from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, connect
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import AuthenticationError
@@ -221,6 +221,4 @@ class _Connection(http.client.HTTPConnection):
 
 def _readable(sock: Any) -> bool:
     """Return whether an idle connection is readable, since the server has closed it."""
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return is_ready(sock, 0.0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
+from rankmesh_agent.net.fork import after_fork
 from rankmesh_agent.wire.http_auth import ServerSession
 
 _MAX_SESSIONS = 1 << 12
 _sessions: dict[tuple[str, str], ServerSession] = {}
-os.register_at_fork(after_in_child=_sessions.clear)  # a child that goes on counting would repeat its parent's numbers
+after_fork(_sessions.clear)  # a child that goes on counting would repeat its parent's numbers
 
 
 def session_with(server: str, credential: str) -> ServerSession:

@@ -25,7 +25,7 @@ from typing import Any
 
 from rankmesh_agent.config.tls import private_network
 from rankmesh_agent.net.addresses import is_beyond_host, peer_name
-from rankmesh_agent.net.record_socket import RecordChangedError, RecordSocket
+from rankmesh_agent.net.record_socket import NO_SIGNAL, RecordChangedError, RecordSocket
 from rankmesh_agent.net.tls import TlsSocket
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.handshake import Challenge
@@ -115,7 +115,7 @@ class MacSocket(RecordSocket):
                 data = _take(pending, _MAX_DATA)
                 self._seal(sum(map(len, data)), data)
             try:
-                count = _send(self, self._unsent, flags | socket.MSG_NOSIGNAL)
+                count = _send(self, self._unsent, flags | NO_SIGNAL)
             except BlockingIOError:
                 if not sent:
                     raise
@@ -226,7 +226,7 @@ def wants_macs(sock: socket.socket, token: str | Credentials) -> bool:
 
     The other end may see another network, as behind a port forwarder: if one end wants MACs, both have them.
     """
-    if not token or isinstance(sock, TlsSocket) or sock.family == socket.AF_UNIX or private_network():
+    if not token or isinstance(sock, TlsSocket) or sock.family == getattr(socket, "AF_UNIX", None) or private_network():
         return False
     try:
         return leaves_host(sock)

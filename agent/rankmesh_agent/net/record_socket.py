@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""Flag of a send that raises no SIGPIPE; other systems than Linux lack it, and Python ignores the signal."""
+
 
 class RecordChangedError(ConnectionError):
     """A record is not the one that the peer has sent: the connection has ended, by an attack or an error of memory."""

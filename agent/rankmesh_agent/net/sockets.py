@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import struct
+import sys
 
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
 from rankmesh_agent.net.tls import client_scheme, server_scheme
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
+
+if sys.platform != "win32":
+    import fcntl
 
 _SIOCGIFADDR = 0x8915
 _LAST_PORT = 65535
@@ -95,10 +98,9 @@ def _listening_process(port: int) -> str:
 def break_when_peer_vanishes(sock: socket.socket) -> None:
     """Make the kernel end a connection within half a minute after the peer's host has disappeared."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000)
+    for name, value in (("KEEPIDLE", 10), ("KEEPINTVL", 5), ("KEEPCNT", 3), ("USER_TIMEOUT", 25_000)):
+        if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # of Linux; other systems lack some
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def probe_idle_peer(sock: socket.socket) -> None:

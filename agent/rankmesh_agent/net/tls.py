@@ -21,7 +21,7 @@ from typing import Any
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
 from rankmesh_agent.net.addresses import is_beyond_host
 from rankmesh_agent.net.peer_credentials import warn_refused
-from rankmesh_agent.net.record_socket import RecordChangedError, RecordSocket
+from rankmesh_agent.net.record_socket import NO_SIGNAL, RecordChangedError, RecordSocket
 from rankmesh_agent.wire.errors import AuthenticationError
 
 _BATCH_BYTES = 1 << 18
@@ -268,7 +268,7 @@ class TlsSocket(RecordSocket):
         reported = 0
         while self._unsent:
             try:
-                sent = super().sendmsg((self._unsent,), (), flags | socket.MSG_NOSIGNAL)
+                sent = socket.socket.send(self, self._unsent, flags | NO_SIGNAL)
             except BlockingIOError:
                 break
             self._unsent = self._unsent[sent:]
@@ -334,6 +334,21 @@ def server_context(settings: TlsSettings | None = None) -> ssl.SSLContext | None
     if settings.required:
         raise ValueError("RANKMESH_TLS=require: a server needs RANKMESH_TLS_CERT and RANKMESH_TLS_KEY, too")
     return None
+
+
+def check_environment(*, server: bool) -> None:
+    """Check the settings of this process and their files, before it connects or serves.
+
+    Args:
+        server: whether it serves.
+
+    Raises:
+        ValueError: see client_context and server_context.
+    """
+    if tls_settings().enabled:
+        client_context()
+    if server:
+        server_context()
 
 
 def client_side(sock: socket.socket, host: str, port: int, settings: TlsSettings | None = None) -> TlsSocket:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import platform
@@ -29,6 +28,9 @@ import numpy.typing as npt
 
 from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.wire.errors import DistNetworkError
+
+if sys.platform != "win32":
+    import fcntl
 
 CACHE_LINE = 64
 """Bytes of a cache line: words that two processes write must not share one."""
@@ -49,15 +51,17 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_syscall = _libc.syscall
-_syscall.argtypes = (
-    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
-)  # fmt: skip
-_syscall.restype = ctypes.c_long
-_mmap = _libc.mmap
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_mmap.restype = ctypes.c_void_p
+if sys.platform != "win32":
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _syscall = _libc.syscall
+    _syscall.argtypes = (
+        ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_uint32,
+    )  # fmt: skip
+    _syscall.restype = ctypes.c_long
+    _mmap = _libc.mmap
+    _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    _mmap.restype = ctypes.c_void_p
 _MAP_FIXED = 0x10
 _mremap = _libc.mremap
 _mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)

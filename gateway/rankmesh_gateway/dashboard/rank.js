@@ -46,7 +46,7 @@ async function refresh(place) {
     }
   } catch (error) {
     if (place === opened) {
-      say(byId("rank-status"), `the gateway does not answer: ${error.message}`);
+      say(byId("rank-status"), error.status ? error.message : `the gateway does not answer: ${error.message}`);
     }
   } finally {
     clearTimeout(limit);

@@ -29,6 +29,8 @@ class RankReport:
             such process; empty if it is on another host, or the agent answers.
         place: where its call in flight was made, if a dump has no stacks.
         last: its last operation, if a dump has neither stacks nor calls in flight.
+        failed_ranks: see RankInfo.
+        refused: whether its agent does not accept the credential.
     """
 
     job: str
@@ -46,6 +48,8 @@ class RankReport:
     process: str = ""
     place: SourceLocation | None = None
     last: str = ""
+    failed_ranks: Collection[int] = ()
+    refused: bool = False
 
     @property
     def name(self) -> str:
@@ -77,5 +81,6 @@ def newest_ranks(
         if each["epoch"] == newest[each["job"]] and each["state"] != "left" and (not ranks or member["rank"] in ranks):
             place = each["job"], each["epoch"], member["rank"], member["host"], member["pid"], member["http"]
             health = each["state"], each["reason"], each["heartbeat_age"]
-            found.append(RankReport(*place, *health, local=member["host_id"] == here))
+            local, blamed = member["host_id"] == here, each.get("failed_ranks", ())
+            found.append(RankReport(*place, *health, local=local, failed_ranks=blamed))
     return found

@@ -43,6 +43,21 @@ def find_stalls(
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), -each.seconds))
 
 
+def find_failures(reports: Sequence[RankReport]) -> Iterator[Stall]:
+    """Yield a finding on each rank of a job that failed by itself, the earliest first, and those that it took along."""
+    failed = sorted((each for each in reports if each.state == "failed"), key=lambda each: -each.heartbeat_age)
+    causes = [each for each in failed if not each.failed_ranks] or failed[:1]
+    victims: dict[int, list[int]] = {cause.rank: [] for cause in causes}
+    for each in failed:
+        if each.rank not in victims:
+            victims[next((rank for rank in each.failed_ranks if rank in victims), causes[0].rank)].append(each.rank)
+    for cause in causes:
+        text = f"{cause.name} has failed: {cause.reason or 'it was silent'}"
+        if after := sorted(victims[cause.rank]):
+            text += f"; {subject(after)} failed because of it"
+        yield Stall("failed", cause.job, [cause.rank], text, "look at its output, and start the job again")
+
+
 class _WaitForGraph(JobSentences):
     """Wait-for graph of one job, and its findings."""
 
@@ -55,11 +70,7 @@ class _WaitForGraph(JobSentences):
         """Yield the findings on the job."""
         if self._joining:
             yield self._joining_stall()
-        for rank, report in self._reports.items():
-            if report.state == "failed":
-                reason = report.reason or "it was silent"
-                text = f"{report.name} has failed: {reason}"
-                yield Stall("failed", self._job, [rank], text, "look at its output, and start the job again")
+        yield from find_failures(list(self._reports.values()))
         edges = {rank: frozenset(each for wait in self._waits[rank] for each in wait.ranks) for rank in self._snapshots}
         blocked = {rank: edges[rank] if rank in self._blocked else frozenset[int]() for rank in self._snapshots}
         blocked |= dict.fromkeys(self._silent, frozenset())

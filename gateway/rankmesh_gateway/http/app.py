@@ -23,7 +23,7 @@ from rankmesh_gateway.state.validation import InvalidRequestError
 _role_of = role_table(
     {
         Role.READ: r"GET /(metrics|openapi\.json"
-        r"|v1/(jobs|ranks|agents|groups(/[^/]+(/inflight)?)?|waiting|snapshot|events|overview))"
+        r"|v1/(jobs|ranks|agents|groups(/[^/]+(/inflight)?)?|waiting|snapshot|events|overview|rates|diagnosis))"
         r"|POST /v1/dashboard/(codes|sessions)"
     }
 )

@@ -8,19 +8,20 @@
     page                 GET /v1/…                     the session's, with which a request has the role read
 
 A bearer token of a session stands for the credential of the role ``read``, of the job of the credential for which the
-code was made if that is a job's. The checks of SecurityMiddleware apply to it as to that credential: it is not accepted
-from a network in clear.
+code was made if that is a job's. If that one has the role ``run``, the session gets the stacks of ranks, too. The
+checks of SecurityMiddleware apply to it as to that credential: it is not accepted from a network in clear.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable
 
 from rankmesh_agent.http.middleware import Message
-from rankmesh_agent.wire.credentials import Credentials, Role, derive, for_job
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role, derive, for_job
 from rankmesh_agent.wire.errors import AuthenticationError
 
 CODE_SECONDS = 300
@@ -33,6 +34,8 @@ CODES_PATH = "/v1/dashboard/codes"
 """Path that accepts no session, as a session must not renew itself."""
 EXCHANGE_PATH = "/v1/dashboard/sessions"
 """Path that accepts a code, and no session."""
+_STACKS = re.compile(r"/v1/ranks/[^/]+/snapshot")
+"""Paths that need the role ``run`` though they change nothing."""
 _BEARER = b"Bearer "
 _PREFIX = b"rankmesh-dashboard-"
 
@@ -44,21 +47,21 @@ class _Tokens:
         self._prefix = prefix
         self._lifetime = lifetime
         self._clock = clock
-        self._ends: dict[bytes, tuple[float, str | None]] = {}
-        """By digest, the clock at the end, and the only job, None for all."""
+        self._ends: dict[bytes, tuple[float, Grant]] = {}
+        """By digest, the clock at the end, and the rights of the credential for which it was made."""
 
-    def create(self, job: str | None) -> str:
+    def create(self, grant: Grant) -> str:
         token = self._prefix.decode() + secrets.token_urlsafe(32)
         if len(self._ends) >= MAX_TOKENS:
             del self._ends[next(iter(self._ends))]
-        self._ends[_digest(token.encode())] = self._clock() + self._lifetime, job
+        self._ends[_digest(token.encode())] = self._clock() + self._lifetime, grant
         return token
 
     def __contains__(self, token: bytes) -> bool:
         return _digest(token) in self._ends and self._ends[_digest(token)][0] > self._clock()
 
-    def job_of(self, token: bytes) -> str | None:
-        """Return the job of a token; None for all."""
+    def grant_of(self, token: bytes) -> Grant:
+        """Return the rights of the credential for which a token was made."""
         return self._ends[_digest(token)][1]
 
     def remove(self, token: bytes) -> None:
@@ -79,9 +82,9 @@ class DashboardSessions:
         self._codes = _Tokens(_PREFIX + b"code-", CODE_SECONDS, clock)
         self._sessions = _Tokens(_PREFIX + b"session-", SESSION_SECONDS, clock)
 
-    def create_code(self, job: str | None = None) -> str:
-        """Return a new code for one job, or for all."""
-        return self._codes.create(job)
+    def create_code(self, grant: Grant) -> str:
+        """Return a new code for a client whose credential has these rights."""
+        return self._codes.create(grant)
 
     def exchange(self, authorization: str) -> str:
         """Return the token of a new session.
@@ -95,9 +98,9 @@ class DashboardSessions:
         code = authorization.encode().removeprefix(_BEARER)
         if code not in self._codes:
             raise AuthenticationError("the link has been used or has expired: 'rankmesh dashboard' prints another")
-        job = self._codes.job_of(code)
+        grant = self._codes.grant_of(code)
         self._codes.remove(code)
-        return self._sessions.create(job)
+        return self._sessions.create(grant)
 
     def translate(self, authorization: bytes, scope: Message) -> bytes:
         """Return the Authorization header for which one stands: the credential for that of a session or a code.
@@ -115,10 +118,12 @@ class DashboardSessions:
         token = authorization.removeprefix(_BEARER)
         if token not in tokens or scope["path"] == CODES_PATH:
             return b""
-        job = tokens.job_of(token)
-        if job is None:
-            return _BEARER + self._credentials.of_role(Role.READ).encode()
-        return _BEARER + derive(for_job(self._credentials.run, job), Role.READ).encode()
+        grant = tokens.grant_of(token)
+        sees_stacks = grant.role is Role.RUN and scope["method"] == "GET" and _STACKS.fullmatch(scope["path"])
+        role = Role.RUN if sees_stacks else Role.READ
+        if grant.job is None:
+            return _BEARER + self._credentials.of_role(role).encode()
+        return _BEARER + derive(for_job(self._credentials.run, grant.job), role).encode()
 
 
 def _digest(token: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from rankmesh._cli import json_output
-from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command
+from rankmesh._cli.exit_codes import FAILED, OK, TIMED_OUT, USAGE, CommandError, command, require_linux
 from rankmesh._cli.options import JsonOption
 from rankmesh._cli.tables import Table, show
 from rankmesh_gateway.humanize import rate, seconds
@@ -50,6 +50,7 @@ def bench(
     The size is that of the larger array of a rank, its input or its output. Bandwidth is that size by the time of a
     call; bus bandwidth is what each rank has to send by the time, which does not depend on the number of ranks.
     """
+    require_linux()
     wanted = [name.strip() for name in ops.split(",") if name.strip()]
     if unknown := [name for name in wanted if name not in OPERATIONS]:
         raise CommandError(f"there is no operation {unknown[0]!r} to measure: {', '.join(OPERATIONS)}", USAGE)

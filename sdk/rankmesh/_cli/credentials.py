@@ -7,14 +7,13 @@ import re
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from rankmesh._cli import options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import OK, USAGE, CommandError, command, write
-from rankmesh._cli.options import GatewayOption, TokenFileOption
+from rankmesh._cli.options import GatewayOption, JobOption, TokenFileOption
 from rankmesh_agent.wire.credentials import Credentials, Role, derive, for_job, for_lease, job_of
 from rankmesh_agent.wire.errors import ForbiddenJobError
 
@@ -25,6 +24,16 @@ class RoleName(StrEnum):
     READ = "read"
     USE = "use"
     RUN = "run"
+
+
+def of_role(token: str, role: RoleName) -> str:
+    """Return the credential of a role: that of the environment, else the one derived from the token."""
+    given = options.settings()
+    return (
+        derive(token, Role[role.name])
+        if job_of(token)
+        else Credentials(token, given.token_use, given.token_read).of_role(Role[role.name])
+    )
 
 
 @command
@@ -43,12 +52,11 @@ def token(
     """Print the token of your job on this host, or of the environment; or a credential derived from it.
 
     A client sets it as its RANKMESH_TOKEN; with --job, so can all ranks of that job, which need no RANKMESH_JOB then.
-    The gateway is asked for nothing: --gateway selects one of several jobs.
+    No request is sent: --gateway or --job selects one of several jobs.
     """
-    settings = options.settings()
     secret = options.token(token_file)
     if not secret:
-        with contextlib.closing(options.gateway(gateway, token_file)) as service:
+        with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
             secret = service.token
     if not secret:
         raise CommandError(
@@ -64,10 +72,8 @@ def token(
     try:
         if lease:
             found = for_lease(for_job(secret, job), job, lease)
-        elif job:
-            found = derive(for_job(secret, job), Role[role.name])
         else:
-            found = Credentials(secret, settings.token_use, settings.token_read).of_role(Role[role.name])
+            found = of_role(for_job(secret, job) if job else secret, role)
     except ForbiddenJobError as error:
         raise CommandError(error.message, USAGE) from error
     write(found + "\n")
@@ -76,14 +82,23 @@ def token(
 
 @command
 def get(
-    url: Annotated[str, typer.Argument(metavar="URL", help="An endpoint of a gateway or an agent.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="An endpoint of a gateway or an agent, or a path at the gateway: /v1/jobs."),
+    ],
+    gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
+    job: JobOption = "",
 ) -> int:
     """Print the response to GET, as curl does, but from any host: the token is proved, not sent."""
-    split = urlsplit(url if "://" in url else f"http://{url}")
-    target = f"{split.path or '/'}?{split.query}" if split.query else split.path or "/"
-    base = options.base_url(f"{split.scheme}://{split.netloc}")
-    with contextlib.closing(ServiceClient("service", base, options.token_at(base, token_file))) as service:
+    base, target = re.findall(r"^((?:[A-Za-z]+://)?[^/?#]*)([^#]*)", url)[0]
+    target = target if target.startswith("/") else f"/{target}"
+    if base:
+        base = options.base_url(base)
+        client = ServiceClient("service", base, options.token_at(base, token_file))
+    else:
+        client = options.gateway(gateway, token_file, job)
+    with contextlib.closing(client) as service:
         response = service.request("GET", target)
         if response.status >= HTTPStatus.BAD_REQUEST:
             service.document_of("GET", target, response)

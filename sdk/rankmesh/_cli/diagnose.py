@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,10 @@ from rankmesh._cli.options import (
     TokenFileOption,
     settings,
 )
+from rankmesh._cli.overview import Finding, Verdict, fetch_findings, fetch_overview, judge
 from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.schemas import Stall
 
 
 @command
@@ -50,36 +50,45 @@ def diagnose(
     flight recorder.
 
     Exit code 0: no rank has waited for another for a second or longer; 1: one has, or a rank does not answer or has
-    failed; 3: no gateway answers. With a directory, 0: no rank waited for another; 1: one did, or left no dump.
+    failed, or 'rankmesh status' reports another problem; 3: no gateway answers. With a directory, 0: no rank waited for
+    another; 1: one did, or left no dump.
     """
     if directory is not None:
         if gateway or token_file is not None:
             raise CommandError("a directory of dumps needs no gateway: leave out --gateway and --token-file", USAGE)
         from rankmesh._cli.dumps import read_dumps
 
-        url, groups = directory.absolute().as_uri(), list[dict[str, Any]]()
-        reports = read_dumps(directory, job)
+        url, reports = directory.absolute().as_uri(), read_dumps(directory, job)
+        verdict = Verdict([vars(each) for each in find_stalls(reports, over=True)], [], [])
         nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
     else:
         from rankmesh._cli.snapshots import fetch_reports
 
-        with contextlib.closing(options.gateway(gateway, token_file)) as service:
-            reports, groups = fetch_reports(service, job, patience, settings().shm_dir)
+        with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
+            overview = fetch_overview(service, job)
+            reports = fetch_reports(service, overview, patience, settings().shm_dir)
+            if any(report.refused for report in reports):  # a credential to read: the gateway asks the agents
+                found = fetch_findings(service, job)
+            else:
+                found = [vars(each) for each in find_stalls(reports, overview["groups"])]
+            verdict = judge(overview, found)
             url, nothing = service.url, _nothing_stuck(reports, service.url)
-    found = find_stalls(reports, groups, over=directory is not None)
     if json:
-        json_output.write(_document(reports, found, url))
+        json_output.write(_document(reports, verdict, url))
     else:
-        write("\n".join(_findings(reports, found) if found else [printable(nothing)]) + "\n")
-    return NEGATIVE if found else OK
+        lines = [*_findings(reports, verdict.findings), *map(printable, verdict.others)] or [printable(nothing)]
+        write("\n".join([*lines, *map(printable, verdict.remarks)]) + "\n")
+    return OK if verdict.ok else NEGATIVE
 
 
-def _document(reports: Sequence[RankReport], found: Sequence[Stall], url: str) -> dict[str, object]:
+def _document(reports: Sequence[RankReport], verdict: Verdict, url: str) -> dict[str, object]:
     return {
-        "ok": not found,
+        "ok": verdict.ok,
         "time": time.time(),
         "url": url,
-        "findings": [vars(each) for each in found],
+        "findings": verdict.findings,
+        "problems": verdict.others,
+        "remarks": verdict.remarks,
         "ranks": [
             {
                 "job": report.job,
@@ -109,12 +118,12 @@ def _nothing_stuck(reports: Sequence[RankReport], url: str) -> str:
     return f"nothing is stuck in {', '.join(jobs)}: {count}, and none waits for another"
 
 
-def _findings(reports: Sequence[RankReport], found: Sequence[Stall]) -> Iterator[str]:
+def _findings(reports: Sequence[RankReport], found: Sequence[Finding]) -> Iterator[str]:
     jobs = {report.job for report in reports}
     for each in found:
-        of_job = f"job {each.job}: " if len(jobs) > 1 else ""
-        yield printable(f"{of_job}{each.text}")
-        if each.last:
-            yield printable(f"  last common operation: {each.last}")
-        remark = "; the wait is young, and may be a slow step: ask again" if each.young else ""
-        yield printable(f"  what to do: {each.remedy}{remark}")
+        of_job = f"job {each['job']}: " if len(jobs) > 1 else ""
+        yield printable(f"{of_job}{each['text']}")
+        if each["last"]:
+            yield printable(f"  last common operation: {each['last']}")
+        remark = "; the wait is young, and may be a slow step: ask again" if each["young"] else ""
+        yield printable(f"  what to do: {each['remedy']}{remark}")

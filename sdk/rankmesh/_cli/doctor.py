@@ -42,7 +42,7 @@ def doctor(
     from rankmesh_agent.net.deadline import Deadline
 
     deadline = Deadline(timeout)
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         here = probe.probe_host(settings(), service.token)
         try:
             found = probe.ProbeResults(here, probe.probe_gateway(service), *probe.list_agents(service, job))
@@ -155,6 +155,7 @@ def _document(found: ProbeResults, findings: list[Finding], *, ok: bool) -> dict
         "here": found.here,
         "gateway": found.gateway,
         "joining": found.joining,
+        "failures": {job: [each.text for each in failures] for job, failures in found.failures.items()},
         "agents": found.agents,
         "pairs": [
             {

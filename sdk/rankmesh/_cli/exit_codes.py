@@ -10,6 +10,7 @@ from typing import ParamSpec
 
 import typer
 
+from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.printable import printable
 
 OK = 0
@@ -47,7 +48,7 @@ class CommandError(Exception):
 
 
 def command(function: Callable[P, int | None]) -> Callable[P, None]:
-    """Decorate a command: its result becomes the exit code, a CommandError a line on standard error."""
+    """Decorate a command: its result becomes the exit code, a CommandError or DistError a line on standard error."""
 
     @functools.wraps(function)
     def wrapper(*arguments: P.args, **options: P.kwargs) -> None:
@@ -56,11 +57,26 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
         except CommandError as error:
             print_error(str(error))
             code = error.code
+        except DistError as error:
+            print_error(error.message)
+            code = UNAUTHORIZED if isinstance(error, AuthenticationError) else FAILED
         except KeyboardInterrupt:
             code = INTERRUPTED
         raise typer.Exit(code or OK)
 
     return wrapper
+
+
+def require_linux() -> None:
+    """Check the platform, for a command that starts ranks or serves.
+
+    Raises:
+        CommandError: it is another one.
+    """
+    try:
+        import rankmesh_agent.config.linux  # noqa: F401
+    except ImportError as error:
+        raise CommandError(str(error), USAGE) from error
 
 
 def print_error(message: str) -> None:

@@ -28,7 +28,7 @@ def groups(
 
     Exit code 1: there is no such group, or it has failed.
     """
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
         overview = fetch_overview(service, job)
     if not name:
         if json:

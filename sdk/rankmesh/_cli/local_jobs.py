@@ -40,13 +40,12 @@ def local_jobs(proc: Path = _PROC) -> list[LocalJob]:
 
 
 def _scan(proc: Path) -> Iterator[LocalJob]:
-    me = os.geteuid()
-    for folder in proc.iterdir() if proc.is_dir() else ():
+    for folder in proc.iterdir() if proc.is_dir() else ():  # Linux alone has it
         if not folder.name.isdecimal():
             continue
         try:
             file = folder / "environ"
-            if file.stat().st_uid != me:
+            if file.stat().st_uid != os.geteuid():
                 continue
             entries = (entry.partition("=") for entry in file.read_bytes().decode(errors="replace").split("\0"))
             found = Settings.from_env({name: value for name, equals, value in entries if equals})

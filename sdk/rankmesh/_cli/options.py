@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import typer
 
 from rankmesh._cli.client import ServiceClient
-from rankmesh._cli.exit_codes import USAGE, CommandError
+from rankmesh._cli.exit_codes import NEGATIVE, USAGE, CommandError
 from rankmesh._cli.local_jobs import local_jobs
 from rankmesh_agent.config.settings import Settings, read_token
-from rankmesh_agent.net.tls import client_scheme
+from rankmesh_agent.net.tls import check_environment, check_scheme, client_scheme
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Default address of 'rankmesh gateway'."""
@@ -37,33 +37,37 @@ TokenFileOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, and nothing else.")]
-JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
+JobOption = Annotated[
+    str, typer.Option("--job", metavar="NAME", help="Only this job; it also selects one of yours on this host.")
+]
 PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
 PATIENCE = 1.0
 """Default of PatienceOption."""
 
 
 def settings() -> Settings:
-    """Return the settings of the environment.
+    """Return the settings of the environment, those of TLS checked as well.
 
     Raises:
         CommandError: a variable is invalid.
     """
     try:
+        check_environment(server=False)
         return Settings.from_env(os.environ)
     except ValueError as error:
         raise CommandError(str(error), USAGE) from error
 
 
-def gateway(given: str, token_file: Path | None) -> ServiceClient:
+def gateway(given: str, token_file: Path | None, job: str = "") -> ServiceClient:
     """Return a client of the gateway that a command line selects.
 
     Args:
         given: URL; empty to use the environment, then the jobs on this host.
         token_file: file with the token; None to use the same sources.
+        job: selects one of several jobs on this host; empty for the only one.
 
     Raises:
-        CommandError: the URL is invalid, or several gateways are candidates.
+        CommandError: the URL is invalid, several gateways are candidates, or none of them has that job.
     """
     environment = settings()
     url = given or environment.gateway or _master(environment)
@@ -75,8 +79,12 @@ def gateway(given: str, token_file: Path | None) -> ServiceClient:
         url = base_url(url)
         here = [found for found in here if found.gateway == url]
     elif len({found.gateway for found in here}) > 1:
-        jobs = ", ".join(f"{found.gateway} ({found.job})" for found in here)
-        raise CommandError(f"several jobs of yours run here: give --gateway, one of {jobs}", USAGE)
+        jobs = ", ".join(f"{found.job} ({found.gateway})" for found in here)
+        here = [found for found in here if found.job == job]
+        if job and not here:
+            raise CommandError(f"no job {job!r} of yours runs here; there are: {jobs}", NEGATIVE)
+        if len({found.gateway for found in here}) != 1:
+            raise CommandError(f"several jobs of yours run here: give --job or --gateway, one of {jobs}", USAGE)
     if here:
         url, secret = here[0].gateway, secret or here[0].token
     return ServiceClient("gateway", base_url(url or DEFAULT_GATEWAY.partition("://")[2]), secret)
@@ -93,8 +101,9 @@ def base_url(text: str) -> str:
     """Return the base URL of ``http://host:port`` or ``host:port``.
 
     Raises:
-        CommandError: the text is neither.
+        CommandError: the text is neither, or a variable of the environment is invalid.
     """
+    settings()
     url = text if "://" in text else f"{client_scheme()}://{text}"
     try:
         parts = urlsplit(url)
@@ -103,6 +112,10 @@ def base_url(text: str) -> str:
         fine = False
     if not fine:
         raise CommandError(f"{text!r} is not an address: give http://host:port, or host:port", USAGE)
+    try:
+        check_scheme(parts.scheme, url)
+    except ValueError as error:
+        raise CommandError(str(error), USAGE) from error
     return url.rstrip("/")
 
 
@@ -132,4 +145,5 @@ def token(file: Path | None) -> str:
     try:
         return read_token(file)
     except (OSError, ValueError) as error:
-        raise CommandError(f"no token in {file}: {error}", USAGE) from error
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"no token in {file}: {reason}", USAGE) from error

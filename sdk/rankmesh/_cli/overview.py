@@ -1,19 +1,24 @@
-"""The gateway's ``GET /v1/overview``: problems in it, and tables of it."""
+"""The gateway's ``GET /v1/overview``: the verdict on it, and tables of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rankmesh._cli.client import ServiceClient
-from rankmesh._cli.exit_codes import FAILED, CommandError
+from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
 from rankmesh._cli.tables import Table
+from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
+from rankmesh_gateway.diagnosis.stalls import find_failures
 from rankmesh_gateway.humanize import ranks, rate, seconds, size
 from rankmesh_gateway.schemas import is_held_up
 
 Overview = dict[str, Any]
+Finding = Mapping[str, Any]
+"""The JSON of a Stall."""
 
-_UNHEALTHY = ("suspect", "failed")
+_WAITING_SHARE = 0.2
+"""Share of their time that ranks spend in the operations of a group if they wait for another one."""
 _PARTS = ("ranks", "agents", "groups", "inflight")
 _AS_OF = 5
 """Place of the column in the table of groups."""
@@ -27,11 +32,14 @@ def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
         job: restrict the overview to this job, if not empty.
 
     Raises:
-        CommandError: the gateway does not answer, or in another form.
+        CommandError: the gateway does not answer, or in another form; or it has no such job.
     """
     found = gateway.get("/v1/overview")
     try:
         if job:
+            check_job(
+                gateway, job, {each["job"] for part in ("jobs", "ranks", "groups") for each in found.get(part, [])}
+            )
             for part in ("ranks", "groups", "inflight", "store"):
                 found[part] = [each for each in found[part] if each["job"] == job]
         return {**found, **{part: list(found[part]) for part in _PARTS}}
@@ -43,30 +51,111 @@ def fetch_overview(gateway: ServiceClient, job: str = "") -> Overview:
         ) from None
 
 
-def problems(overview: Overview) -> list[str]:
-    """Return a line for each unhealthy rank, agent and group, and for each operation that is held up."""
-    found = []
-    for each in overview["ranks"]:
-        if each["state"] in _UNHEALTHY:
-            member = each["member"]
-            why = each["reason"] or f"last heard {seconds(each['heartbeat_age'])} ago"
-            found.append(
-                f"rank {member['rank']} of job {each['job']} ({member['host']}, pid {member['pid']}) is "
-                f"{each['state']}: {why}"
-            )
-    for each in overview["agents"]:
-        if each["state"] in _UNHEALTHY:
-            agent = each["agent"]
-            found.append(f"agent {agent['name']} on {agent['host']} is {each['state']}")
-    found += [
-        f"group {each['name']} of job {each['job']}: {each['failure']}"
-        for each in overview["groups"]
-        if each["failure"]
+def check_job(gateway: ServiceClient, job: str, there: Collection[str]) -> None:
+    """Check that a gateway has a job.
+
+    Raises:
+        CommandError: it has not; the error lists those that it has.
+    """
+    if job not in there:
+        names = f"there are: {', '.join(sorted(there))}" if there else "it has none"
+        raise CommandError(f"the gateway at {gateway.url} has no job {job!r}; {names}", NEGATIVE)
+
+
+def fetch_findings(gateway: ServiceClient, job: str = "") -> list[Finding]:
+    """Return the findings of the gateway's diagnosis; it asks the agents, so a client needs only the role ``read``.
+
+    Raises:
+        CommandError: the gateway does not answer.
+    """
+    found = gateway.get("/v1/diagnosis")["findings"]
+    return [each for each in found if job in ("", each["job"])]
+
+
+class Verdict(NamedTuple):
+    """What is wrong with jobs: ``status`` and ``diagnose`` have the same.
+
+    Attributes:
+        findings: the causes: failures, then why ranks wait.
+        others: a sentence for each other problem.
+        remarks: a sentence for what is no problem, but slow.
+    """
+
+    findings: list[Finding]
+    others: list[str]
+    remarks: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no problem."""
+        return not self.findings and not self.others
+
+    @property
+    def sentences(self) -> list[str]:
+        """The problems, the causes first."""
+        several = len({each["job"] for each in self.findings}) > 1
+        young = "; the wait is young, and may be a slow step"
+        return [
+            *(
+                (f"job {each['job']}: " if several else "") + each["text"] + (young if each["young"] else "")
+                for each in self.findings
+            ),
+            *self.others,
+        ]
+
+
+def judge(overview: Overview, findings: Iterable[Finding]) -> Verdict:
+    """Return the verdict on an overview and the findings on its ranks; of each job, its newest epoch counts.
+
+    Args:
+        overview: the overview.
+        findings: those of a diagnosis. Their failures are left out, as the overview's may be newer.
+    """
+    by_job: dict[str, list[RankReport]] = {}
+    for report in newest_ranks(overview["ranks"], ""):
+        by_job.setdefault(report.job, []).append(report)
+    failures = [vars(each) for reports in by_job.values() for each in find_failures(reports)]
+    found = [*failures, *(each for each in findings if each["kind"] != "failed")]
+    named = {(each["job"], rank) for each in found for rank in each["ranks"]}
+    failed, stuck = {each["job"] for each in failures}, {each["job"] for each in found}
+    newest = {(job, reports[0].epoch) for job, reports in by_job.items()}
+    others = [
+        f"{report.name} of job {report.job} is suspect: no heartbeat for {seconds(report.heartbeat_age)}"
+        for reports in by_job.values()
+        for report in reports
+        if report.state == "suspect" and (report.job, report.rank) not in named
     ]
-    for each in overview["inflight"]:
-        if each.get("held_up", is_held_up(each["age"], each["missing"])):  # gateways of earlier versions leave it out
-            found.append(_held_up(each, overview))
-    return found
+    for each in overview["agents"]:
+        if each["state"] in ("suspect", "failed"):
+            agent = each["agent"]
+            what = "has failed" if each["state"] == "failed" else "is suspect"
+            others.append(
+                f"agent {agent['name']} on {agent['host']} {what}: no heartbeat for {seconds(each['heartbeat_age'])}"
+            )
+    remarks: list[str] = []
+    for each in overview["groups"]:
+        if (each["job"], each["epoch"]) in newest and each["job"] not in failed:
+            if each["failure"]:
+                others.append(f"group {each['name']} of job {each['job']} has failed: {each['failure']}")
+            elif each["job"] not in stuck:
+                remarks += _slowest(each)
+    others += [
+        _held_up(each, overview)
+        for each in overview["inflight"]
+        if each["job"] not in stuck and each.get("held_up", is_held_up(each["age"], each["missing"]))
+    ]
+    return Verdict(found, others, remarks)
+
+
+def _slowest(group: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence on the member that the others wait for: it spends far less of its time in the operations."""
+    shares = sorted((share, int(rank)) for rank, share in group.get("busy", {}).items())
+    if len(shares) > 2 and shares[1][0] >= _WAITING_SHARE and shares[0][0] <= shares[1][0] / 2:
+        (least, rank), (second, _), *_ = shares
+        yield (
+            f"the others wait for rank {rank}: it spends {least:.0%} of its time in the operations of group "
+            f"{group['name']} of job {group['job']}, they at least {second:.0%}"
+        )
 
 
 def _held_up(call: Mapping[str, Any], overview: Overview) -> str:

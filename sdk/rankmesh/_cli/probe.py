@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +16,18 @@ from typing import Any
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
+from rankmesh._cli.overview import check_job
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.diagnostics.probe import host_load, measure, shm_room
+from rankmesh_agent.diagnostics.probe import host_load, measure, processors, shm_room
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import address_of_interface
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import process_state
+from rankmesh_gateway.diagnosis.stalls import find_failures
+from rankmesh_gateway.schemas import Stall
 
 CONCURRENCY = 16
 """Concurrent probes."""
@@ -124,6 +128,7 @@ class ProbeResults:
         gateway: the gateway's health, round trip and clock.
         agents: all agents.
         joining: the ranks that wait for others to join, by job.
+        failures: the ranks that have failed, by job.
         pairs: all pairs of agents.
     """
 
@@ -131,6 +136,7 @@ class ProbeResults:
     gateway: dict[str, Any]
     agents: list[AgentProbe] = field(default_factory=list)
     joining: dict[str, list[int]] = field(default_factory=dict)
+    failures: dict[str, list[Stall]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
 
 
@@ -141,7 +147,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "version": __version__,
         "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": processors(),
         "addresses": dict(_addresses()),
         "shm_dir": settings.shm_dir,
         "shm_total": total,
@@ -153,7 +159,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    for _, name in socket.if_nameindex():
+    for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
         with contextlib.suppress(RuntimeError):  # an interface without an address
             yield name, address_of_interface(name)
 
@@ -176,15 +182,26 @@ def probe_gateway(service: ServiceClient) -> dict[str, Any]:
     return {"url": service.url, "version": str(health.get("version", "")), "round_trip": took, "clock": clock}
 
 
-def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dict[str, list[int]]]:
-    """Return the agents of the ranks in the newest epoch of each job, then the free agents; and the joining ranks.
+def list_agents(
+    service: ServiceClient, job: str
+) -> tuple[list[AgentProbe], dict[str, list[int]], dict[str, list[Stall]]]:
+    """Return the agents of the ranks in the newest epoch of each job, then the free agents; and what has none.
 
-    The joining ranks, by job, wait for others; their agents do not answer yet.
+    That is, by job, the joining ranks, which wait for others and whose agents do not answer yet, and the failures. The
+    agents of a job that is over, as none of its ranks lives, are not listed.
 
     Raises:
-        CommandError: the gateway does not answer.
+        CommandError: the gateway does not answer, or has no such job.
     """
-    listed = [each for each in service.get("/v1/ranks") if each["state"] != "left" and job in ("", each["job"])]
+    every = service.get("/v1/ranks")
+    if job:
+        check_job(service, job, {each["job"] for each in every})
+    listed = [each for each in every if each["state"] != "left" and job in ("", each["job"])]
+    by_job: dict[str, list[RankReport]] = {}
+    for report in newest_ranks(listed, ""):
+        by_job.setdefault(report.job, []).append(report)
+    failures = {name: stalls for name, reports in by_job.items() if (stalls := list(find_failures(reports)))}
+    live = {name for name, reports in by_job.items() if any(report.state != "failed" for report in reports)}
     ranks = [each for each in listed if each["state"] != "joining"]
     joining: dict[str, list[int]] = {}
     for each in listed:
@@ -205,7 +222,7 @@ def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dic
             found.append(AgentProbe(_agent(agent["name"]), "", None, *place, each["state"], ""))
     worlds = []
     for each in ranks:
-        if each["epoch"] != newest[each["job"]]:
+        if each["epoch"] != newest[each["job"]] or each["job"] not in live:
             continue
         member = each["member"]
         carrier = leased.get(member["http"])
@@ -214,7 +231,7 @@ def list_agents(service: ServiceClient, job: str) -> tuple[list[AgentProbe], dic
         urls = list(dict.fromkeys([member["http"], *(carrier["urls"] if carrier else [])]))
         place = member["host"], member["pid"], urls
         worlds.append(AgentProbe(name, each["job"], member["rank"], *place, each["state"], each["reason"]))
-    return worlds + found, joining
+    return worlds + found, joining, failures
 
 
 def _agent(name: str) -> str:

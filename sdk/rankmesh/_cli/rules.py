@@ -56,12 +56,17 @@ def _agents(found: ProbeResults) -> Iterator[Finding]:
         here = humanize.ranks(rank for rank in waiting if rank >= 0) or f"{len(waiting)} processes without a rank"
         text = f"job {job} waits for more ranks to join; {here} are there: look at what the others say"
         yield Finding("warning", "agent", (), text)
+    live = {agent.job for agent in found.agents}
+    for job, failures in found.failures.items():
+        for each in failures:
+            if job in live:
+                yield Finding("problem", "agent", tuple(f"rank {rank}" for rank in each.ranks), each.text)
+            else:
+                yield Finding("warning", "agent", (), f"job {job} is over: {each.text}")
     for number, agent in enumerate(found.agents):
         which = f"{agent.name} ({agent.host}, pid {agent.pid})"
-        if agent.state in ("failed", "suspect"):
-            why = f": {agent.reason}" if agent.reason else ", as it is silent"
-            level: Literal["problem", "warning"] = "problem" if agent.state == "failed" else "warning"
-            yield Finding(level, "agent", (agent.name,), f"{which} is {agent.state} for the gateway{why}")
+        if agent.state == "suspect":
+            yield Finding("warning", "agent", (agent.name,), f"{which} is suspect: the gateway has no heartbeat of it")
         if agent.answers:
             continue
         why = agent.refusal or (agent.way.error if agent.way is not None else "it was not tried: time was over")
@@ -196,7 +201,7 @@ class Host(NamedTuple):
 
 def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     """Return the hosts of the agents that answer, by name."""
-    from rankmesh_agent.transports.segment import Segment
+    from rankmesh_agent.transports.slots import Slots
 
     by: dict[str, list[AgentProbe]] = defaultdict(list)
     for agent in agents:
@@ -206,8 +211,8 @@ def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     for there in by.values():
         report = there[0].report or {}
         count = len(there)
-        slot = max(Segment.slot_bytes_on_host(int(report["slot_bytes"]), count), Segment.min_slot_bytes(count))
-        need = Segment.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
+        slot = max(Slots.slot_bytes_on_host(int(report["slot_bytes"]), count), Slots.min_slot_bytes(count))
+        need = Slots.bytes_for(count, slot) if count > 1 and report["transport"] != "tcp" else 0
         found.append(
             Host(
                 there[0].host,

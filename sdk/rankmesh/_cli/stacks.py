@@ -39,10 +39,11 @@ def stacks(
 
     Exit code 0: all of them answer; 1: there is no such rank; 3: no gateway, or one of the ranks, answers.
     """
+    from rankmesh._cli.overview import fetch_overview
     from rankmesh._cli.snapshots import fetch_reports
 
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
-        reports, _ = fetch_reports(service, job, patience, settings().shm_dir, set(rank or ()))
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
+        reports = fetch_reports(service, fetch_overview(service, job), patience, settings().shm_dir, set(rank or ()))
     missing = sorted(set(rank or ()) - {report.rank for report in reports})
     silent = [report for report in reports if report.snapshot is None]
     if json:
@@ -51,7 +52,8 @@ def stacks(
         several = len({report.job for report in reports}) > 1
         write("\n".join("\n".join(_text(report, several=several, every=every)) + "\n" for report in reports))
     for report in silent:
-        print_error(f"{report.name} does not answer: {report.error}; 'rankmesh diagnose' explains it")
+        hint = "stacks need the role 'run'" if report.refused else "'rankmesh diagnose' explains it"
+        print_error(f"{report.name} does not answer: {report.error}; {hint}")
     if missing:
         print_error(f"there is no rank {ranks(missing)}; 'rankmesh status' lists the ranks")
     if not reports and not missing:

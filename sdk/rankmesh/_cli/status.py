@@ -13,7 +13,7 @@ from rankmesh._cli import json_output, options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, fetch_overview, problems, summary, tables
+from rankmesh._cli.overview import Overview, Verdict, fetch_findings, fetch_overview, judge, summary, tables
 from rankmesh._cli.tables import Table, show
 from rankmesh_agent.wire.printable import printable
 
@@ -31,32 +31,33 @@ def status(
 ) -> int:
     """Show ranks, hosts, groups, rates and what is in flight, live on a terminal until Ctrl-C.
 
-    Exit code 0: all is well; 1: a rank or an agent is suspect or has failed, a group has failed, or an operation has
-    been held up for 10 s or longer; 3: no gateway answers.
+    Exit code 0: all is well; 1: 'rankmesh diagnose' has a finding, a rank or an agent is suspect or has failed, or a
+    group has failed; 3: no gateway answers.
     """
-    with contextlib.closing(options.gateway(gateway, token_file)) as service:
-        overview = fetch_overview(service, job)
+    with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
+        overview, verdict = _look(service, job)
         if json:
-            found = problems(overview)
-            json_output.write({"ok": not found, "complaints": found, "url": service.url, **overview})
+            found = {"ok": verdict.ok, "complaints": verdict.sentences, "remarks": verdict.remarks, "url": service.url}
+            json_output.write({**found, **overview, "findings": verdict.findings})
         elif once or not sys.stdout.isatty():
-            show(_all(overview, service.url))
+            show(_all(overview, verdict, service.url))
         else:
-            overview = _live(service, job, overview, interval)
-    return NEGATIVE if problems(overview) else OK
+            verdict = _live(service, job, overview, verdict, interval)
+    return OK if verdict.ok else NEGATIVE
 
 
-def _all(overview: Overview, url: str, remark: str = "") -> list[Table]:
-    return [
-        Table(
-            summary(overview, url) + remark, [], [], "\n  ".join(map(printable, problems(overview))) or "all is well"
-        ),
-        *tables(overview),
-    ]
+def _look(service: ServiceClient, job: str) -> tuple[Overview, Verdict]:
+    overview = fetch_overview(service, job)
+    return overview, judge(overview, fetch_findings(service, job))
 
 
-def _live(service: ServiceClient, job: str, overview: Overview, interval: float) -> Overview:
-    """Refresh the tables until Ctrl-C; return the last overview."""
+def _all(overview: Overview, verdict: Verdict, url: str, remark: str = "") -> list[Table]:
+    text = "\n  ".join(map(printable, verdict.sentences + verdict.remarks)) or "all is well"
+    return [Table(summary(overview, url) + remark, [], [], text), *tables(overview)]
+
+
+def _live(service: ServiceClient, job: str, overview: Overview, verdict: Verdict, interval: float) -> Verdict:
+    """Refresh the tables until Ctrl-C; return the last verdict."""
     from rich.console import Console
     from rich.live import Live
 
@@ -66,13 +67,13 @@ def _live(service: ServiceClient, job: str, overview: Overview, interval: float)
     with Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
         try:
             while True:
-                live.update(renderable(_all(overview, service.url, remark)), refresh=True)
+                live.update(renderable(_all(overview, verdict, service.url, remark)), refresh=True)
                 time.sleep(interval)
                 try:
-                    overview, remark = fetch_overview(service, job), ""
+                    (overview, verdict), remark = _look(service, job), ""
                 except CommandError as error:
                     if error.code != UNREACHABLE:
                         raise
                     remark = remark or f"; NO ANSWER since {time.strftime('%H:%M:%S')}"
         except KeyboardInterrupt:
-            return overview
+            return verdict

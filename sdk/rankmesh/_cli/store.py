@@ -108,7 +108,7 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
     if agent:
         url, secret = base_url(agent), token(token_file)
     else:
-        service = options.gateway(gateway, token_file)
+        service = options.gateway(gateway, token_file, job)
         with contextlib.closing(service):
             found, url = store_owner(service, job)
             secret = service.credential_for(found)

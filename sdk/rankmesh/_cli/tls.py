@@ -198,7 +198,7 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
     """Write a file at once, which has its mode from the beginning."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "wb") as file:
         file.write(content)
     fresh.replace(path)

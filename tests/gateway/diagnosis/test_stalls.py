@@ -351,6 +351,30 @@ def test_collectives_that_differ_under_one_number(world: World):
     )
 
 
+@pytest.mark.parametrize(
+    ("failed_ranks", "texts"),
+    [
+        ({2: [], 0: [2], 3: [2]}, ["rank 2 (h, pid 702) has failed: broken; ranks 0, 3 failed because of it"]),
+        ({2: [1], 0: [2], 3: [0]}, ["rank 2 (h, pid 702) has failed: broken; ranks 0, 3 failed because of it"]),
+        (
+            {2: [], 0: [], 3: [1, 0]},
+            [
+                "rank 2 (h, pid 702) has failed: broken",
+                "rank 0 (h, pid 700) has failed: broken; rank 3 failed because of it",
+            ],
+        ),
+    ],
+    ids=["a cause", "the earliest, where each blames another", "two causes"],
+)
+def test_ranks_that_failed_because_of_another(world: World, failed_ranks: dict[int, list[int]], texts: list[str]):
+    """In the order in which they failed."""
+    for age, (rank, blamed) in enumerate(failed_ranks.items()):
+        report = world.reports[rank]
+        report.state, report.reason, report.failed_ranks, report.heartbeat_age = "failed", "broken", blamed, 9.0 - age
+        report.snapshot = None
+    assert [each.text for each in find_stalls(world.reports)] == texts
+
+
 def test_a_job_that_is_over(world: World):
     """Every wait counts, and ranks without a dump are one finding."""
     world.wait(0, age=0.001)

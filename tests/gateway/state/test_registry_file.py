@@ -35,7 +35,11 @@ class Gateway:
         self.clock = Clock()
         self.registry = Registry(self.clock)
         self.file = RegistryFile(path)
-        self.file.load(self.registry)
+        try:
+            self.file.load(self.registry)
+        except RegistryFileError:
+            self.file.close()
+            raise
         self.file.follow(self.registry)
 
     def end(self) -> None:

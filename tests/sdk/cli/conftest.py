@@ -25,6 +25,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 @pytest.fixture
 def double() -> Iterator[Double]:
     made = Double()
+    made.answers["/v1/diagnosis"] = {"findings": []}
     yield made
     made.close()
 

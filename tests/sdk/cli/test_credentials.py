@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.command import Job, here
@@ -13,6 +17,8 @@ from support.me import GATEWAY, Me
 from support.processes import Ranks, free_port
 
 import rankmesh as dist
+from rankmesh._cli.client import ServiceClient
+from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.wire.credentials import Role, derive, for_job, for_lease
 
 TOKEN = "the token of a gateway"
@@ -94,3 +100,55 @@ def test_the_dashboards_link_has_a_code_and_no_token(job: Job):
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(exchange, b"", timeout=20)
     assert here("dashboard", "--gateway", job.url, RANKMESH_TOKEN="another").code == 4
+
+
+@pytest.mark.parametrize(("role", "status"), [("run", 200), ("read", 403)])
+def test_the_dashboards_link_shows_what_the_role_may_see(job: Job, role: str, status: int):
+    """The page asks for these; a click on a rank for its stacks."""
+    code, stdout, stderr = here("dashboard", "--gateway", job.url, "--role", role)
+    assert (code, "without the stacks" in stderr) == (0, role == "read")
+    link, _, once = stdout.rstrip("\n").partition("#code=")
+
+    def ask(path: str, token: str, body: bytes | None = None) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"{link}{path}", body, {"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, b""
+
+    session = json.loads(ask("v1/dashboard/sessions", once, b"")[1])["token"]
+    asked = ["v1/overview", "v1/rates", "v1/diagnosis", "v1/ranks/0/snapshot"]
+    assert [ask(path, session)[0] for path in asked] == [200, 200, 200, status]
+    assert ask("v1/groups/world/abort", session, b"{}")[0] == 403
+
+
+OWN = "192.0.2.7"
+
+
+@pytest.mark.parametrize(
+    ("own", "variables", "published", "link", "tunnel"),
+    [
+        ("10.0.0.5", {}, True, "http://localhost:8700", ""),
+        (OWN, {}, False, "http://gateway:8700", ""),
+        ("10.0.0.5", {"RANKMESH_PRIVATE_NETWORK": "1"}, False, "http://gateway:8700", ""),
+        ("10.0.0.5", {}, False, "http://localhost:8700", f"ssh -N -L 8700:{OWN}:8700 gateway"),
+    ],
+    ids=["in its container, or with its port at loopback", "on its host", "in a private network", "on another host"],
+)
+def test_the_link_is_one_that_a_browser_can_open(monkeypatch, own, variables, published, link, tunnel):
+    def get(service: ServiceClient, path: str) -> dict[str, str]:
+        if service.url == "http://localhost:8700" and not published:
+            raise CommandError("no gateway answers")
+        return {"id": "one"}
+
+    class Connection(contextlib.nullcontext[None]):
+        def __enter__(self) -> Any:
+            return SimpleNamespace(getsockname=lambda: (own, 1), getpeername=lambda: (OWN, 8700))
+
+    monkeypatch.setattr(ServiceClient, "get", get)
+    monkeypatch.setattr(ServiceClient, "post", lambda *_: {"code": "secret-code", "expires_in": 300})
+    monkeypatch.setattr(socket, "create_connection", lambda *_: Connection())
+    code, stdout, stderr = here("dashboard", "--gateway", "gateway:8700", RANKMESH_TOKEN="a token", **variables)
+    assert (code, stdout) == (0, f"{link}/#code=secret-code\n")
+    assert [line.partition("leave it: ")[2] for line in stderr.splitlines()[1:]] == ([tunnel] if tunnel else [])

@@ -166,7 +166,7 @@ class StuckJob:
             assert self.launcher.code is None, self.launcher
             done = self.run("diagnose", "--json")
             found = done.document["findings"] if done.stdout else []
-            assert done.code == (1 if found else 0 if done.stdout else 3), done
+            assert done.code == (3 if not done.stdout else 0 if done.document["ok"] else 1), done
             settled = len(found) == 1 and found[0]["kind"] == kind and found[0]["waiting"] == waiting
             return found[0] if settled and found[0]["seconds"] >= 1 else None
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.command import here as run
 
 from rankmesh._cli import options
+from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.local_jobs import LocalJob, local_jobs
 
@@ -81,7 +83,27 @@ def test_the_choice_of_a_gateway(here, monkeypatch, given, variables, count, cho
 
 def test_one_of_several_has_to_be_chosen(here):
     here(2)
-    with pytest.raises(CommandError, match="several jobs of yours run here: give --gateway") as caught:
+    with pytest.raises(CommandError, match="several jobs of yours run here: give --job or --gateway") as caught:
         options.gateway("", None)
     assert caught.value.code == 2
-    assert "http://127.0.0.1:2 (two)" in str(caught.value)
+    assert "two (http://127.0.0.1:2)" in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["status", "stacks", "diagnose", "doctor", "groups", "store", "get"])
+def test_a_job_selects_its_gateway(here, monkeypatch, command: str):
+    """Each command that has --job passes it on; an unknown one is an error that lists the jobs."""
+    here(2)
+    asked: list[str] = []
+    monkeypatch.setattr(ServiceClient, "request", lambda self, *_: asked.append(self.url) or refuse())
+    words = {"store": ["store", "keys"], "get": ["get", "/v1/jobs"]}.get(command, [command])
+    assert run(*words, "--job", "two").code == 5
+    assert asked == ["http://127.0.0.1:2"]
+    code, stdout, stderr = run(*words, "--job", "three")
+    assert (code, stdout) == (1, "")
+    assert stderr == (
+        "rankmesh: no job 'three' of yours runs here; there are: one (http://127.0.0.1:1), two (http://127.0.0.1:2)\n"
+    )
+
+
+def refuse() -> None:
+    raise CommandError("not asked")

@@ -11,6 +11,7 @@ import pytest
 from rankmesh._cli.probe import AgentProbe, Clock, Pair, ProbeResults, rounds
 from rankmesh._cli.rules import Finding, evaluate
 from rankmesh_agent.wire.schemas import ProbeReply
+from rankmesh_gateway.schemas import Stall
 
 GOOD = ProbeReply("http://x", reached=True, connect=1e-4, round_trip=1e-3)
 DROPPED = ProbeReply("http://x", reached=False, stage="connect", error="no answer to a connection")
@@ -18,6 +19,7 @@ BOTH = "rank 1 (host1) and rank 2 (host2)"
 UNREACHED = "rank 2 (host2, pid 102) cannot be asked from here"
 NO_ANSWER = ": no answer to a connection"
 MORE_TIME = "give more of it by --timeout"
+FAILURES = {"job": [Stall("failed", "job", [1], "rank 1 has failed: killed", "look at its output")]}
 JOINING = "job train waits for more ranks to join; 0-2 are there: look at what the others say"
 VERSIONS = "RankMesh is not of one version everywhere: 1: this command, the gateway, rank 0; 2: rank 1; install one"
 
@@ -79,8 +81,18 @@ CASES: dict[str, tuple[Callable[[], list[Finding]], Finding]] = {
         Finding("warning", "agent", ("rank 2",), f"{UNREACHED}, though rank 0 reaches it{NO_ANSWER}"),
     ),
     "a rank that has failed": (
-        lambda: findings([agent(0), agent(1, state="failed", reason="killed")]),
-        Finding("problem", "agent", ("rank 1",), "rank 1 (host1, pid 101) is failed for the gateway: killed"),
+        lambda: findings([agent(0), agent(1, state="failed")], failures=FAILURES),
+        Finding("problem", "agent", ("rank 1",), "rank 1 has failed: killed"),
+    ),
+    "a job that is over": (
+        lambda: findings([], failures=FAILURES),
+        Finding("warning", "agent", (), "job job is over: rank 1 has failed: killed"),
+    ),
+    "a rank that is silent": (
+        lambda: findings([agent(0), agent(1, state="suspect")]),
+        Finding(
+            "warning", "agent", ("rank 1",), "rank 1 (host1, pid 101) is suspect: the gateway has no heartbeat of it"
+        ),
     ),
     "a pair that could not be measured": (
         lambda: findings([agent(0), agent(1)], pairs=[Pair(0, 1, None, "it is busy")]),

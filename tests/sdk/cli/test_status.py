@@ -8,11 +8,12 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from support import overview as made_up
 from support.command import COMMAND, Done, Double, Job, environment, here, until_it_fits
 from support.processes import free_port, wait_until
 
@@ -54,8 +55,8 @@ def words(text: str) -> list[list[str]]:
 def gateway(double: Double, overview: Overview) -> Callable[..., Done]:
     """Serves an overview with some changes, and runs a command about it in this process."""
 
-    def run(*arguments: str, **changes: Any) -> Done:
-        double.answers[PATH] = overview(**changes)
+    def run(*arguments: str, findings: Sequence[dict[str, Any]] = (), **changes: Any) -> Done:
+        double.answers |= {PATH: overview(**changes), "/v1/diagnosis": {"findings": findings}}
         return here(*arguments, "--gateway", double.url)
 
     return run
@@ -72,7 +73,8 @@ def test_plain_text_without_a_terminal(double: Double, gateway: Gateway):
 def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview: Overview):
     done = gateway("status", "--json")
     assert (done.code, done.stderr) == (0, "")
-    assert done.document == {"ok": True, "complaints": [], "url": double.url, **overview()}
+    ours = {"ok": True, "complaints": [], "remarks": [], "findings": [], "url": double.url}
+    assert done.document == {**ours, **overview()}
 
 
 @pytest.mark.parametrize(
@@ -81,15 +83,15 @@ def test_the_document_is_the_gateways(double: Double, gateway: Gateway, overview
         (
             "ranks",
             {"state": "failed", "reason": "killed"},
-            "rank 1 of job train-1 (host-1, pid 4001) is failed: killed",
+            "rank 1 (host-1, pid 4001) has failed: killed",
         ),
         (
             "ranks",
             {"state": "suspect", "heartbeat_age": 4.2},
-            "rank 1 of job train-1 (host-1, pid 4001) is suspect: last heard 4.2 s ago",
+            "rank 1 (host-1, pid 4001) of job train-1 is suspect: no heartbeat for 4.2 s",
         ),
-        ("agents", {"state": "failed"}, "agent agent-7 on agent-7.local is failed"),
-        ("groups", {"failure": "rank 1 failed"}, "group world of job train-1: rank 1 failed"),
+        ("agents", {"state": "failed"}, "agent agent-7 on agent-7.local has failed: no heartbeat for 200 ms"),
+        ("groups", {"failure": "rank 1 failed"}, "group world of job train-1 has failed: rank 1 failed"),
         ("inflight", {"age": 16.0, "held_up": True}, f"{HELD_UP} by rank 1 (host-1, pid 4001, alive)"),
         ("inflight", {"age": 16.0, "missing": [1, 2, 3]}, f"{HELD_UP} by 3 ranks, 1-3"),
     ],
@@ -103,7 +105,67 @@ def test_problems(gateway: Gateway, overview: Overview, part: str, change: dict[
     assert complaint in stdout
     done = gateway("status", "--json", **{part: changed})
     assert (done.code, done.document["ok"], done.document["complaints"]) == (1, False, [complaint])
-    assert gateway("status", "--job", "another", **{part: changed}).code == (1 if part == "agents" else 0)
+
+
+def test_the_cause_of_a_failure_comes_first(gateway: Gateway, overview: Overview):
+    ranks = [made_up.rank(each, job="train-1") for each in range(4)]
+    ranks[0].update(state="failed", reason="rank 2 failed", failed_ranks=[2], heartbeat_age=4.0)
+    ranks[1].update(state="failed", reason="rank 2 failed", failed_ranks=[2, 3], heartbeat_age=3.0)
+    ranks[2].update(state="failed", reason="ValueError: no more data", heartbeat_age=3.5)
+    failed = overview()["groups"]
+    failed[0]["failure"] = "rank 2 failed"
+    done = gateway("status", "--json", ranks=ranks, groups=failed)
+    assert done.document["complaints"] == [
+        "rank 2 (host-0, pid 4002) has failed: ValueError: no more data; ranks 0-1 failed because of it"
+    ]
+    (finding,) = done.document["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("failed", [2])
+
+
+FINDING = made_up.finding("rank 2 has not come to all_reduce #3 for 12.0 s", job="train-1")
+YOUNG = made_up.finding("rank 2 has not come to all_reduce #3 for 5.8 s", job="train-1", young=True)
+
+
+@pytest.mark.parametrize("finding", [FINDING, YOUNG], ids=["old", "young"])
+def test_a_finding_of_diagnose_is_a_problem(gateway: Gateway, overview: Overview, finding: dict[str, Any]):
+    """And the only one: the operation that is held up, and the ranks that it names, are the same."""
+    ranks = [made_up.rank(each, job="train-1") for each in range(3)]
+    ranks[2].update(state="suspect", heartbeat_age=4.0)
+    calls = overview()["inflight"]
+    calls[0].update(age=16.0, held_up=True)
+    code, stdout, _ = gateway("status", ranks=ranks, inflight=calls, findings=[finding])
+    assert (code, "all is well" in stdout) == (1, False)
+    done = gateway("status", "--json", ranks=ranks, inflight=calls, findings=[finding])
+    text = finding["text"] + ("; the wait is young, and may be a slow step" if finding["young"] else "")
+    assert (done.document["complaints"], done.document["findings"]) == ([text], [finding])
+
+
+def test_only_the_newest_epoch_counts(gateway: Gateway, overview: Overview):
+    ranks = [*overview()["ranks"], made_up.rank(0, job="train-1", epoch=2), made_up.rank(1, job="train-1", epoch=2)]
+    ranks[0].update(state="failed", reason="killed")
+    failed = overview()["groups"]
+    failed[0]["failure"] = "rank 0 failed"
+    assert gateway("status", ranks=ranks, groups=failed, inflight=[]).code == 0
+
+
+def test_a_rank_that_the_others_wait_for_is_named(gateway: Gateway, overview: Overview):
+    groups = [made_up.group(ranks=4, job="train-1", busy={"0": 0.95, "1": 0.93, "2": 0.06, "3": 0.94})]
+    code, stdout, _ = gateway("status", groups=groups)
+    slowest = "the others wait for rank 2: it spends 6% of its time in the operations of group world of job train-1"
+    assert (code, "all is well" in stdout, slowest in stdout) == (0, False, True)
+    assert gateway("status", "--json", groups=groups).document["remarks"] == [f"{slowest}, they at least 93%"]
+    groups[0]["busy"]["2"] = 0.5
+    assert "all is well" in gateway("status", groups=groups).stdout
+
+
+@pytest.mark.parametrize("command", ["status", "groups", "stacks", "diagnose", "doctor"])
+def test_an_unknown_job(double: Double, overview: Overview, command: str):
+    ranks = [*overview()["ranks"], made_up.rank(0, job="other")]
+    health = {"status": "ok", "version": "0.1.0"}
+    double.answers = {PATH: overview(ranks=ranks), "/v1/ranks": ranks, "/v1/agents": [], "/health": health}
+    code, stdout, stderr = here(command, "--job", "another", "--gateway", double.url, "--json")
+    assert (code, stdout) == (1, "")
+    assert stderr == f"rankmesh: the gateway at {double.url} has no job 'another'; there are: other, train-1\n"
 
 
 def test_what_is_in_flight_and_not_held_up_is_no_problem(gateway: Gateway, overview: Overview):

@@ -134,7 +134,7 @@ async def _agent(request: Request) -> Any:
 def grant_of(request: Request) -> Grant | None:
     """Return the credential of a request if it is that of one job, or of a lease; None for others."""
     grant: Grant | None = getattr(request.state, "grant", None)
-    return grant
+    return None if grant is None or grant.job is None else grant
 
 
 AgentDep = Annotated[AgentInterface, Depends(_agent)]

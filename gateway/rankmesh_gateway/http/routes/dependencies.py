@@ -39,10 +39,10 @@ async def _job_of_body(request: Request) -> str | None:
     return check_body(request.scope, document.get("job") if isinstance(document, dict) else None)
 
 
-def job_of_credential(request: Request) -> str | None:
-    """Return the job of a request's credential; None if it is not that of one job."""
-    grant: Grant | None = getattr(request.state, "grant", None)
-    return None if grant is None else grant.job
+def grant_of(request: Request) -> Grant:
+    """Return the rights of a request's credential."""
+    grant: Grant = request.state.grant
+    return grant
 
 
 JOB_OF_BODY = Depends(_job_of_body)
