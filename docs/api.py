@@ -108,7 +108,6 @@ NOT_HERE = {
     "init_device_mesh": "see DeviceMesh",
     "GroupName": "a type annotation of torch's",
     "RankType": "a type annotation of torch's",
-    "breakpoint": "attaches pdb to one rank; run one rank of the job under pdb instead",
     "record_comm": "part of torch's profiler",
 }
 """Reasons for missing names."""

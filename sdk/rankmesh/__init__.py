@@ -35,7 +35,7 @@ Functions, with the names, arguments and meaning of torch.distributed:
   send_object_list, recv_object_list
 * Key-value stores: TCPStore, FileStore, HashStore, PrefixStore, get_default_store
 * Arrays in shared memory: empty
-* Debugging: set_debug_level, get_debug_level
+* Debugging: breakpoint, set_debug_level, get_debug_level
 
 All errors derive from DistError. A RankFailedError, CollectiveTimeoutError or CollectiveMismatchError names the ranks
 that failed, are missing, or made another call.

@@ -7,6 +7,7 @@ from rankmesh._collectives.all_to_all import all_to_all as all_to_all
 from rankmesh._collectives.all_to_all import all_to_all_single as all_to_all_single
 from rankmesh._collectives.barrier import barrier as barrier
 from rankmesh._collectives.barrier import monitored_barrier as monitored_barrier
+from rankmesh._collectives.breakpoint import breakpoint as breakpoint
 from rankmesh._collectives.broadcast import broadcast as broadcast
 from rankmesh._collectives.broadcast import scatter as scatter
 from rankmesh._collectives.coalescing import Batch as Batch

@@ -309,7 +309,7 @@ class _Starter:
             number,
             job.command(number),
             {**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables},
-            stdin=None if number == job.ranks.start else subprocess.DEVNULL,
+            stdin=None if number == job.ranks.start or os.isatty(0) else subprocess.DEVNULL,
             writers=self._writers,
             before_exec=self._before_exec,
         )

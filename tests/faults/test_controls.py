@@ -14,7 +14,7 @@ from support import rank_server
 pytestmark = pytest.mark.processes
 
 SEED = 4
-SHORT = 2.0
+SHORT = 6.0
 
 
 @pytest.fixture(autouse=True)

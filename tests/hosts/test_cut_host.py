@@ -60,7 +60,7 @@ def cut_off(hosts: Hosts, *, count: int, seconds: int, transport: str = "auto") 
 @pytest.mark.parametrize("count", [1, 2_000_000])
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_the_ranks_that_are_cut_off_are_named(hosts: Hosts, transport: str, count: int) -> None:
-    started = cut_off(hosts, count=count, seconds=3, transport=transport)
+    started = cut_off(hosts, count=count, seconds=6, transport=transport)
     assert [each.wait() for each in started] == [0] * 4, hosts.transcript()
     for rank, each in enumerate(started):
         reported = json.loads(each.output.splitlines()[-1])

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-
 DOUBLE = """
 import sys, types
 sys.modules["gevent.monkey"] = types.SimpleNamespace(is_module_patched=lambda name: name in ("threading", "select"))

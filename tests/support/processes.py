@@ -45,17 +45,21 @@ _SLOW = re.compile(
     r"|rank \d+ is no replica of the job's store until it responds again: .*)\n",
     re.MULTILINE,
 )
+_given_ports: set[int] = set()
 Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on, for use in a while.
+    """Return a port nobody listens on, for use in a while; no port twice.
 
     It is none of those that the kernel gives to who asks for any: another test, at the same time, would be given it.
+    Each worker of pytest-xdist has ports of its own.
     """
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    wanted = [secrets.randbelow(end - 10_000) + 10_000 for _ in range(100)] if end > 12_000 else []
-    for port in [*wanted, 0]:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = range(10_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")), end, workers)
+    wanted = [secrets.choice(ports) for _ in range(100)] if end > 12_000 else []
+    for port in [*(port for port in wanted if port not in _given_ports), 0]:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:
                 probe.bind((host, port))
@@ -63,7 +67,8 @@ def free_port(host: str = "127.0.0.1") -> int:
                 if error.errno != errno.EADDRINUSE:
                     raise
             else:
-                return int(probe.getsockname()[1])
+                _given_ports.add(given := int(probe.getsockname()[1]))
+                return given
     raise AssertionError("no port is free")
 
 

@@ -226,11 +226,7 @@ def fake() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "error", "reported"),
     [
-        (
-            lambda: torch.ones(3, device="meta"),
-            TypeError,
-            r"on device meta: only .* host memory.*loss\.cpu\(\)",
-        ),
+        (lambda: torch.ones(3, device="meta"), TypeError, "on device meta, which has no data"),
         (lambda: torch.eye(3).to_sparse(), TypeError, r"layout torch\.sparse_coo.*loss\.to_dense\(\)"),
         (lambda: torch.eye(3).to_sparse_csc(), TypeError, r"layout torch\.sparse_csc.*loss\.to_dense\(\)"),
         (lambda: torch.ones(3).to_mkldnn(), TypeError, r"layout torch\._mkldnn.*loss\.to_dense\(\)"),

@@ -43,8 +43,15 @@ def test_every_init_method_of_torchs(me: Me, ports: list[int]) -> None:
         {"store": kept, **at},
         {"store": c10d.FileStore(f"{me.folder}/store", me.size), **at},
     ]
-    sockets = []
-    for way in ways:
+
+    def sockets() -> int:
+        return sum(count for kind, count in me.resources()[1].items() if "socket" in kind)
+
+    def settled() -> bool:
+        return sockets() <= most
+
+    most = 1000
+    for number, way in enumerate(ways):
         c10d.init_process_group("rankmesh", **way)
         assert c10d.group.WORLD.gateway.startswith("http://127.0.0.1:")
         assert rankmesh.get_rank() == me.rank  # the SDK is in the same world
@@ -54,8 +61,9 @@ def test_every_init_method_of_torchs(me: Me, ports: list[int]) -> None:
         c10d.destroy_process_group()
         assert not rankmesh.is_initialized()
         wait_until(lambda: not any(name.startswith("rankmesh") for name in me.resources()[0]), "threads to end", 30)
-        sockets.append(sum(count for kind, count in me.resources()[1].items() if "socket" in kind))
-    assert max(sockets[3:]) <= sockets[3], sockets  # those of torch's stores, no more with every round
+        wait_until(settled, f"at most {most} sockets after way {number}", 30)
+        if number == 3:
+            most = sockets()  # those of torch's stores: no more with every round
 
 
 @pytest.fixture
@@ -114,7 +122,7 @@ def test_ranks_attach_to_standalone_agents(me: Me, gateway: str) -> None:
 
 
 def make_mistakes(me: Me) -> None:
-    soon = datetime.timedelta(seconds=1)
+    soon = datetime.timedelta(seconds=4)
     store = c10d.HashStore()
     alone = {"store": store, "rank": 0, "world_size": 1}
     me.report(
@@ -168,7 +176,10 @@ def test_importing_torch_loads_next_to_nothing_of_ours(ranks: Ranks) -> None:
     rank = ranks.command("-c", f"{code}; print(torch.distributed.Backend('RankMesh'))", name="import")
     ranks.succeed([rank])
     assert rank.stdout.splitlines() == [
-        "rankmesh rankmesh.torch rankmesh_agent rankmesh_agent.config rankmesh_agent.config.env",
+        (
+            "rankmesh rankmesh.torch rankmesh.torch._versions "
+            "rankmesh_agent rankmesh_agent.config rankmesh_agent.config.env"
+        ),
         "rankmesh",
     ]
 

@@ -39,6 +39,7 @@ DIFFERENCES: list[tuple[str, str, Any, Any, str]] = [
     ),
     ("", "add to text", {"ValueError"}, NOT_A_NUMBER, "a ValueError there, that and a store's error here"),
     ("tcp", "add to text", GONE, NOT_A_NUMBER, "torch's server hangs up, and the store is lost"),
+    ("tcp", "add to nothing", GONE, (None, 5, b"5"), "torch's other stores begin with 0"),
     ("", "add to digits and text", (None, 42), NOT_A_NUMBER, "torch takes the digits and drops the rest"),
     ("", "add more than 64 bits", TYPE, NOT_A_NUMBER, "the key is named"),
     ("", "add over the end", ((1 << 63) - 1, -(1 << 63)), NOT_A_NUMBER, "torch goes on at the other end"),

@@ -116,7 +116,7 @@ class Delete(_OneKey, Write[bool]):
 
 @dataclass(frozen=True)
 class Add(_OneKey, Write[int]):
-    """Add to the number stored as decimal digits under a key, 0 if there is none; return the sum.
+    """Add to the number stored as decimal digits under a key, 0 if it is missing or empty; return the sum.
 
     Raises:
         NotANumberError: the value is not decimal digits, or the sum would not fit into 64 bits.
@@ -125,7 +125,7 @@ class Add(_OneKey, Write[int]):
     amount: int = 1
 
     def plan(self, values: Values) -> tuple[int, Changes]:
-        value = values.get(self.key, b"0")
+        value = values.get(self.key) or b"0"
         if not (value.isdigit() and len(value) <= _DIGITS) and not _NUMBER.fullmatch(value):
             raise NotANumberError(f"key {self.key!r} holds {value[:32]!r}, which is not a number in decimal digits")
         total = int(value) + self.amount

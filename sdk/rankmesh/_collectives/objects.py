@@ -87,7 +87,7 @@ def broadcast_object_list(
             other ranks, items that are replaced.
         src: global rank whose objects they are; 0 by default.
         group: the group, the world by default.
-        device: None or a CPU device.
+        device: accepted for compatibility with torch; objects travel through host memory.
         group_src: the source's rank in the group, instead of ``src``.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
@@ -95,7 +95,7 @@ def broadcast_object_list(
         None. Ranks outside the group get a warning, and their list is unchanged.
 
     Raises:
-        ValueError: the source is given twice, or is not in the group; or ``device`` is not a CPU.
+        ValueError: the source is given twice, or is not in the group.
         CollectiveMismatchError: the lists differ in length; on every rank, naming the lengths.
         Exception: as for all_gather_object.
 
@@ -106,7 +106,6 @@ def broadcast_object_list(
         return
     root = group_rank_of(comm, src, group_src, "src", default=0)
     check_list(object_list, "object_list", None, "objects", (list,))
-    _check_device(device)
     count = len(object_list)
     next_options = _rounds(
         comm, timeout, f"broadcast_object_list of {count} objects from rank {comm.global_ranks[root]}"
@@ -285,7 +284,7 @@ def send_object_list(
         object_list: list of objects as for all_gather_object.
         dst: global rank of the receiver, not this one.
         group: a group both are in, the world by default.
-        device: None or a CPU device.
+        device: accepted for compatibility with torch; objects travel through host memory.
         group_dst: the receiver's rank in the group, instead of ``dst``.
         use_batch: accepted for compatibility with torch; has no effect.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
@@ -295,7 +294,7 @@ def send_object_list(
 
     Raises:
         TypeError: ``object_list`` is not a list; or as all_gather_object.
-        ValueError: the receiver is missing, given twice, not in the group, or this rank; or ``device`` is not a CPU.
+        ValueError: the receiver is missing, given twice, not in the group, or this rank.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
 
@@ -306,7 +305,6 @@ def send_object_list(
         return
     receiver = other_rank_of(comm, dst, group_dst, "dst", "objects")
     check_list(object_list, "object_list", None, "objects", (list,))
-    _check_device(device)
     next_options = _rounds(comm, timeout, "send_object_list")
     mine = Outgoing(dumps(list(object_list), "object_list"), len(object_list))
     comm.send(mine.record, comm.ranks[receiver], RECORD_TAG, next_options(False))
@@ -329,7 +327,7 @@ def recv_object_list(
         object_list: list as long as the sender's, whose items are replaced.
         src: global rank of the sender; any rank of the group by default.
         group: a group both are in, the world by default.
-        device: None or a CPU device.
+        device: accepted for compatibility with torch; objects travel through host memory.
         group_src: the sender's rank in the group, instead of ``src``.
         use_batch: accepted for compatibility with torch; has no effect.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
@@ -339,8 +337,7 @@ def recv_object_list(
 
     Raises:
         TypeError: ``object_list`` is not a list.
-        ValueError: the sender is given twice, not in the group, or this rank, or there is no other rank; or ``device``
-            is not a CPU.
+        ValueError: the sender is given twice, not in the group, or this rank, or there is no other rank.
         DistBackendError: the sender's list has another length; the message is lost.
         ProtocolError: an object contains a pickle, and this rank does not read pickles.
         RankFailedError: the sender died or left; names it.
@@ -357,7 +354,6 @@ def recv_object_list(
     elif comm.size == 1:
         raise ValueError("the group has no other rank to receive from")
     check_list(object_list, "object_list", None, "objects", (list,))
-    _check_device(device)
     next_options = _rounds(comm, timeout, "recv_object_list")
     (arrived,) = records(1)
     sender = comm.receive(arrived, source, RECORD_TAG, next_options(False))
@@ -376,11 +372,6 @@ def _one_a_rank(objects: Any, name: str, size: int) -> Any:
     if objects is None:
         raise ValueError(f"{name} is missing: give a list of {size} items, one a rank")
     return check_list(objects, name, size, "items", (list,))
-
-
-def _check_device(device: Any) -> None:
-    if device is not None and str(getattr(device, "type", device)).partition(":")[0] != "cpu":
-        raise ValueError(f"device={str(device)!r}: objects travel through host memory; leave device out or give 'cpu'")
 
 
 # Steps

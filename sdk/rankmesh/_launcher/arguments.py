@@ -33,7 +33,7 @@ no arguments. On several nodes, start the launcher once on each, with RANKMESH_T
 
 The launcher exits with 0 when all ranks did, else with the exit code of the rank whose failure caused the others'
 (128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start. Local rank 0 reads
-the launcher's stdin.
+the launcher's stdin, and so do all ranks if that is a terminal: for pdb, see 'rankmesh.breakpoint(rank)'.
 """
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rankmesh_agent.group.communicator import Communicator
     from rankmesh_agent.remote.agent import RemoteAgent
 
-_NOT_INITIALIZED = "the default process group has not been initialized; call init_process_group() first"
+_not_initialized = "the default process group has not been initialized; call init_process_group() first"
+"""Why there is no default session."""
 
 
 _DESTROYED = Goodbye("it called destroy_process_group")
@@ -301,7 +302,7 @@ def require_session() -> Session:
         ValueError: init_process_group has not been called.
     """
     if _default is None:
-        raise ValueError(_NOT_INITIALIZED)
+        raise ValueError(_not_initialized)
     return _default
 
 
@@ -314,7 +315,7 @@ def communicator_of(group: Group) -> Communicator:
     """
     if group is None:
         if _default is None:
-            raise ValueError(_NOT_INITIALIZED)
+            raise ValueError(_not_initialized)
         return _default.group._communicator
     if not isinstance(group, ProcessGroup):
         raise TypeError(f"group must be a ProcessGroup from new_group(), got {type(group).__qualname__}")
@@ -337,9 +338,15 @@ def leave_at_exit() -> None:
 
 def _forget_after_fork() -> None:
     """Forget the parent's sessions: a forked child is not a rank, and must not send anything for its parent."""
+    global _not_initialized
     atexit.unregister(leave_at_exit)
     reset_lock(lock)
     process_exit.unwatch_exit()
+    if _default is not None:
+        _not_initialized = (
+            f"this process was forked from rank {_default.agent.member.rank}, process {os.getppid()}, which has the "
+            "process groups: make the call there, or call init_process_group() here to join another job"
+        )
     for session in _take_all():
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.

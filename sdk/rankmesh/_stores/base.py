@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Store:
     """Keys with values that several ranks or threads share: the base class of all stores.
 
-    Keys are text of 1 to 1024 bytes of UTF-8, values are bytes; text given as a value is stored in UTF-8. To write a
+    Keys are text of 1 to 8192 bytes of UTF-8, values are bytes; text given as a value is stored in UTF-8. To write a
     store of your own, override ``set``, ``get``, ``add``, ``wait`` and whichever other methods it supports; the rest
     raises UnsupportedStoreError, which is also a NotImplementedError.
 

@@ -36,8 +36,7 @@ def supported(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     """
     if dtype in SUPPORTED:
         return dtype
-    native = dtype.newbyteorder("=")
-    if native in SUPPORTED:
+    if not dtype.isnative and (native := dtype.newbyteorder("=")) in SUPPORTED:
         return native
     raise TypeError(
         f"{name} has dtype {dtype}, which cannot be communicated: integers, floats, complex numbers and bool can, "

@@ -60,6 +60,8 @@ class TorchBuffer(Buffer):
             TypeError: the tensor is sparse, quantized, nested, or on another device.
         """
         tensor, name = self.tensor, self.name
+        if tensor.is_meta:
+            raise TypeError(f"{name} is a torch tensor on device meta, which has no data to communicate")
         if not (tensor.is_cpu or tensor.is_cuda):
             raise TypeError(
                 f"{name} is a torch tensor on device {tensor.device}: only tensors in host memory, or on NVIDIA GPUs, "

@@ -38,12 +38,19 @@ def register() -> None:
     Does nothing the second time, or without c10d.
 
     Raises:
+        ImportError: this version of torch is too old. Not while torch itself is imported, which calls this: then
+            ``init_process_group("rankmesh")`` raises the error.
         ValueError: RANKMESH_AS has another value.
     """
+    import torch
     import torch.distributed as c10d
+
+    from rankmesh.torch._versions import refuse_older
 
     if not c10d.is_available() or hasattr(c10d.Backend, "RANKMESH"):
         return
+    if not getattr(torch.__spec__, "_initializing", False):
+        refuse_older()
     c10d.Backend.register_backend("rankmesh", _create, extended_api=True, devices=["cpu"])
     _take_over_env()
     if replaces_gloo(os.environ):
@@ -53,6 +60,9 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
+    from rankmesh.torch._versions import refuse_older
+
+    refuse_older()
     from rankmesh.torch._factory import create
 
     return create(options, backend_options)
@@ -84,6 +94,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    from rankmesh.torch._versions import refuse_older
+
+    refuse_older()
     public = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     public.__module__ = __name__
     return public

@@ -16,13 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as c10d
+from torch.autograd.graph import increment_version
 
 import rankmesh
 from rankmesh._collectives.arguments import Timeout
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
+from rankmesh.torch._device_backend import backend_names
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._patches import untraced
 from rankmesh.torch._sparse import all_reduce_sparse
+from rankmesh.torch._versions import complete_options
 from rankmesh.torch._work import CompletedWork, MessageWork, PendingWork
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
@@ -43,6 +46,7 @@ _OPS = {
 _UNSET_TIMEOUT = timedelta(milliseconds=-1)
 """Value of the timeout in torch's options if the caller gave none."""
 _profiling = torch.autograd._profiler_enabled
+complete_options(c10d)
 
 
 @dataclass
@@ -71,8 +75,9 @@ class _CallOptions:
 def _call(name: str) -> Callable[[Method], Method]:
     """Return a decorator that makes a method a call of the group.
 
-    Tensors of another device go to the backend named for it. Errors are also of torch's classes. A profiler sees the
-    call as ``rankmesh:NAME``, like ``gloo:NAME``.
+    Tensors of another device go to the backend named for it. With a meta tensor, which has no data, the call does
+    nothing, as in torch. Errors are also of torch's classes. A profiler sees the call as ``rankmesh:NAME``, like
+    ``gloo:NAME``.
     """
 
     def decorate(method: Method) -> Method:
@@ -81,6 +86,8 @@ def _call(name: str) -> Callable[[Method], Method]:
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
             device = _device_of(arguments)
             if device is not None and not self.carries(device):
+                if device.type == "meta" and "meta" not in backend_names(self):
+                    return CompletedWork([])
                 return getattr(self._device_backend(device), method.__name__)(*arguments, **named)
             try:
                 if not _profiling():
@@ -95,11 +102,18 @@ def _call(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
-def _collective(name: str) -> Callable[[Callable[..., _Written]], Callable[..., CompletedWork]]:
+def _collective(
+    name: str, counts_version: bool = False
+) -> Callable[[Callable[..., _Written]], Callable[..., CompletedWork]]:
     """Return a decorator that makes a method a collective of the group, with a Work of torch's as its result.
 
     The last argument is torch's options; root, operation and timeout are accepted in their place. The method returns
     the tensors that the call writes to, and its Works, None in the place of one that has completed.
+
+    Args:
+        name: in torch's public functions.
+        counts_version: increment the tensors' version, by which autograd notices that they were overwritten: where
+            gloo does.
     """
 
     def decorate(method: Callable[..., _Written]) -> Callable[..., CompletedWork]:
@@ -111,6 +125,8 @@ def _collective(name: str) -> Callable[[Callable[..., _Written]], Callable[..., 
             if len(arguments) != count or not hasattr(arguments[-1], "asyncOp"):
                 arguments = _with_options(arguments, named, count)
             tensors, *works = method(self, *arguments)
+            if counts_version:
+                increment_version(tensors)
             return PendingWork(tensors, works) if works and works[0] is not None else CompletedWork(tensors)
 
         return collective
@@ -164,7 +180,7 @@ class Collectives:
             return self._reduce_together(tensors, op, opts)
         return tensors, rankmesh.all_reduce(tensors[0], op, **self._options(opts))
 
-    @_collective("all_reduce_coalesced")
+    @_collective("all_reduce_coalesced", counts_version=True)
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Written:
         """Reduce several tensors over all ranks, together."""
         return self._reduce_together(list(tensors), _op(opts.reduceOp), opts)
@@ -187,18 +203,18 @@ class Collectives:
         tensors = _as_list(tensors)
         return tensors, rankmesh.broadcast(tensors[0], group_src=opts.rootRank, **self._options(opts))
 
-    @_collective("all_gather")
+    @_collective("all_gather", counts_version=True)
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into a list on all ranks."""
         outs = _inner_list(outputs)
         return outs, rankmesh.all_gather(outs, _as_list(inputs)[0], **self._options(opts))
 
-    @_collective("all_gather_into_tensor")
+    @_collective("all_gather_into_tensor", counts_version=True)
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into one concatenated tensor on all ranks."""
         return [output], rankmesh.all_gather_single(output, input, **self._options(opts))
 
-    @_collective("all_gather_coalesced")
+    @_collective("all_gather_coalesced", counts_version=True)
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Gather several tensors; ``outputs`` has one list per rank."""
         with self._coalesced(opts) as made:
@@ -206,7 +222,7 @@ class Collectives:
                 rankmesh.all_gather(outs, input, self.mesh)
         return [out for outs in outputs for out in outs], *made.works
 
-    @_collective("all_gather_into_tensor_coalesced")
+    @_collective("all_gather_into_tensor_coalesced", counts_version=True)
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Gather several tensors, each into one concatenated tensor."""
         with self._coalesced(opts) as made:
@@ -214,7 +230,7 @@ class Collectives:
                 rankmesh.all_gather_single(output, input, self.mesh)
         return list(outputs), *made.works
 
-    @_collective("gather")
+    @_collective("gather", counts_version=True)
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Copy every rank's tensor into a list on the root."""
         outs = _inner_list(outputs)
@@ -227,18 +243,18 @@ class Collectives:
         outputs, ins = _as_list(outputs), _inner_list(inputs) or None
         return outputs, rankmesh.scatter(outputs[0], ins, group_src=opts.rootRank, **self._options(opts))
 
-    @_collective("reduce_scatter")
+    @_collective("reduce_scatter", counts_version=True)
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Reduce the input tensors for each rank into that rank's output."""
         outputs, op = _as_list(outputs), _op(opts.reduceOp)
         return outputs, rankmesh.reduce_scatter(outputs[0], _inner_list(inputs), op, **self._options(opts))
 
-    @_collective("reduce_scatter_tensor")
+    @_collective("reduce_scatter_tensor", counts_version=True)
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> _Written:
         """Reduce a tensor over all ranks, and scatter the result."""
         return [output], rankmesh.reduce_scatter_single(output, input, _op(opts.reduceOp), **self._options(opts))
 
-    @_collective("reduce_scatter_tensor_coalesced")
+    @_collective("reduce_scatter_tensor_coalesced", counts_version=True)
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Reduce several tensors, and scatter each result."""
         op = _op(opts.reduceOp)
@@ -255,7 +271,7 @@ class Collectives:
         call = self._options(opts)
         return [output], rankmesh.all_to_all_single(output, input, output_splits, input_splits, **call)
 
-    @_collective("all_to_all")
+    @_collective("all_to_all", counts_version=True)
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> _Written:
         """Send every rank its tensor of a list."""
         return list(outputs), rankmesh.all_to_all(outputs, inputs, **self._options(opts))

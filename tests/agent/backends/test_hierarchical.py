@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.backends import registered
@@ -219,7 +220,8 @@ def test_an_error_half_way_is_told_to_the_ranks_of_all_hosts(quartet: World) -> 
     quartet.run(attempt)
 
 
-def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_group(quartet: World) -> None:
+@despite_pauses
+def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_group() -> None:
     given_up = threading.Event()
 
     def attempt(members: LocalCommunicator) -> None:
@@ -237,7 +239,8 @@ def test_a_rank_that_others_of_its_host_wait_for_is_named_by_its_rank_in_the_gro
             with pytest.raises(GroupAbortedError, match=r"rank 0 .* gave up: .* for rank 2"):
                 long(members)
 
-    quartet.run(attempt)
+    with world(4, "tcp", hosts="abab") as quartet:
+        quartet.run(attempt)
 
 
 def test_a_rank_that_leaves_in_a_call_is_named_on_all_hosts(quartet: World) -> None:

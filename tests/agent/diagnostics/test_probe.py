@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.command import Double
+from support.pauses import despite_pauses
 from support.processes import free_port, plain_http_server
 
 from rankmesh_agent.config.settings import Settings
@@ -143,6 +144,7 @@ def trickle(connection: socket.socket, ending: threading.Event) -> None:
         "another server",
     ],
 )
+@despite_pauses
 def test_a_broken_path(server, nbytes: int, stage: str, error: str):
     with server() as url:
         reply = measure(url, "", nbytes, SECONDS)

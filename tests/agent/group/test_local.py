@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pauses import despite_pauses
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
@@ -36,7 +37,9 @@ def reduce(members: LocalCommunicator, array: Any, timeout: float = TIMEOUT) -> 
     members.all_reduce(array, ReduceOp.SUM, Options(timeout))
 
 
-def test_a_missing_rank_is_named(trio: World) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@despite_pauses
+def test_a_missing_rank_is_named(transport: str) -> None:
     given_up = threading.Barrier(3)
 
     def attempt(members: LocalCommunicator) -> type[BaseException]:
@@ -54,7 +57,8 @@ def test_a_missing_rank_is_named(trio: World) -> None:
         assert members.info().failure
         return failure
 
-    kinds = trio.run(attempt)
+    with world(3, transport) as trio:
+        kinds = trio.run(attempt)
     assert {kinds[0], kinds[2]} <= {CollectiveTimeoutError, GroupAbortedError}
     assert CollectiveTimeoutError in kinds
 

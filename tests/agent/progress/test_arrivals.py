@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.in_memory import MemoryWorld
+from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.link import FEW_RANKS
@@ -110,6 +111,7 @@ def test_no_rank_is_more_than_a_call_ahead(many: World) -> None:
     ],
     ids=lambda value: value if isinstance(value, int) else value.__name__,
 )
+@despite_pauses
 def test_a_timeout_names_the_missing_ranks(size: int, call: Callable[..., None]) -> None:
     def run(members: LocalCommunicator) -> DistBackendError | None:
         check_it_goes_on(members)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 from support import threads
 from support.connecting import connect_all, meet, recv_exactly, send_all
+from support.pauses import despite_pauses
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
@@ -122,6 +123,7 @@ def unused_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@despite_pauses
 def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
     silent_address: str, unused_address: str
 ) -> None:
@@ -162,8 +164,11 @@ def test_the_address_that_answers_is_taken(unused_address: str, silent_address: 
 
 def test_who_listens_late_is_reached() -> None:
     transport = TcpTransport("secret")
-    with listening(2, transport) as ranks:
+    with listening(2, transport) as ranks, socket.socket() as holder:
         ranks.listeners[0].close()
+        host, port = ranks.members[0].addresses[0].split(":")
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, int(port)))  # no other program is given it meanwhile
 
         def connect(rank: int) -> dict[int, Connection]:
             if rank == 0:
@@ -200,6 +205,7 @@ STRANGE: dict[str, Callable[[Member], Member]] = {
 
 
 @pytest.mark.parametrize("strange", [*STRANGE, "epoch", "callee"])
+@despite_pauses
 def test_who_is_not_in_the_table_is_told_so_and_not_let_in(strange: str) -> None:
     """Another process at a known address, or one of another epoch, knows the token but does not belong here."""
     with listening(2, TcpTransport("secret")) as ranks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_reduce
@@ -40,11 +42,17 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     _rows.cache_clear()
 
 
-@pytest.fixture
-def ranks(way: str) -> Iterator[World]:
+@contextlib.contextmanager
+def ranks_of(way: str) -> Iterator[World]:
     with world(SIZE, "tcp") as made:
         for members in made.communicators:
             members.link.shares_cores = way == "tree"
+        yield made
+
+
+@pytest.fixture
+def ranks(way: str) -> Iterator[World]:
+    with ranks_of(way) as made:
         yield made
 
 
@@ -79,7 +87,8 @@ def test_the_calls_here_go_that_way(way: str) -> None:
 @pytest.mark.slow
 @every_rank
 @pytest.mark.parametrize("call", [small, LocalCommunicator.barrier], ids=["all_reduce", "barrier"])
-def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int, call: Callable[..., None]) -> None:
+@despite_pauses
+def test_the_one_who_stays_away_is_named_and_nobody_else(way: str, odd: int, call: Callable[..., None]) -> None:
     def run(members: LocalCommunicator) -> DistBackendError | None:
         check_it_goes_on(members)
         if members.rank == odd:
@@ -88,11 +97,12 @@ def test_the_one_who_stays_away_is_named_and_nobody_else(ranks: World, odd: int,
             call(members, Options(2.0))
         return caught.value
 
-    for error in ranks.run(run):
-        if error is not None:
-            assert error.ranks == (odd,)
-            assert f"waited 2.0 s for rank {odd} (here" in error.message
-    assert sum(error is None for error in ranks.run(lambda members: members.failure)) == 1
+    with ranks_of(way) as ranks:
+        for error in ranks.run(run):
+            if error is not None:
+                assert error.ranks == (odd,)
+                assert f"waited 2.0 s for rank {odd} (here" in error.message
+        assert sum(error is None for error in ranks.run(lambda members: members.failure)) == 1
 
 
 @every_rank

@@ -545,7 +545,7 @@ class TestBrokenConnections:
             return b"v"
 
         monkeypatch.setattr(ClientConnection, "call", ask)
-        assert store.execute(Get("k", 30.0)) == b"v"
+        assert store.execute(Get("k", 30.0), timeout=60.0) == b"v"
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
 

@@ -280,6 +280,63 @@ def test_a_progress_bar_on_a_terminal_is_redrawn_in_place(job: Job) -> None:
     os.close(screen)
 
 
+def test_pdb_on_any_rank_reads_the_terminal(job: Job) -> None:
+    job.script("""
+        import rankmesh as dist
+        dist.init_process_group()
+        for step in range(2):
+            dist.breakpoint(rank=1, skip=1)
+        print("all went on")
+        dist.barrier()
+        if dist.get_rank() == 1:
+            breakpoint()
+        dist.barrier()
+    """)
+    screen, terminal = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", "2", "script.py"],
+        cwd=job.folder,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    job.launchers.append(launcher)
+    shown = b""
+
+    def see(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([screen], [], [], DEADLINE)[0], shown
+            shown += os.read(screen, 4096)
+        shown = shown.partition(text)[2]
+
+    see(b"[rank 1] rank 1: breakpoint at ")
+    see(b"(Pdb) ")
+    assert b"went on" not in shown
+    os.write(screen, b"up\np f'step {step}'\n")
+    see(b"'step 1'")
+    os.write(screen, b"c\n")
+    see(b"all went on")
+    see(b"all went on")
+    see(b"[rank 1] (Pdb) ")  # Python's own breakpoint()
+    os.write(screen, b"p 6 * 7\n")
+    see(b"42")
+    os.write(screen, b"c\n")
+    assert launcher.wait(DEADLINE) == 0
+    os.close(screen)
+
+
+def test_pdb_without_a_terminal_says_what_to_do(job: Job) -> None:
+    job.script("""
+        import rankmesh as dist
+        dist.init_process_group()
+        dist.breakpoint(rank=1)
+    """)
+    stderr = job.start("--nproc-per-node", "2", "script.py").communicate(timeout=DEADLINE)[1]
+    assert b"rank 1 cannot start pdb: its standard input is /dev/null; start the job from a terminal" in stderr
+
+
 def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
     job.script("""
         import threading

@@ -137,6 +137,7 @@ UNUSABLE = {
     "object": np.array([{}, None]),
     "text": np.array(["a", "b"]),
     "bytes": np.array([b"a"]),
+    "text of any length": np.array(["a"], np.dtypes.StringDType()),
     "date": np.array(["2026-01-01"], "datetime64[D]"),
     "duration": np.array([1], "timedelta64[s]"),
     "record": np.zeros(2, [("a", "f4")]),

@@ -14,7 +14,7 @@ from support.sides import Cells
 cell = Cells()
 
 SOON = timedelta(seconds=0.3)
-SHORT = timedelta(seconds=2)
+SHORT = timedelta(seconds=4)
 """Time for making a group, too."""
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from rankmesh_agent.wire.fields import Base64, Integer, Number, SchemaKeywords
 from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
 
-MAX_KEY_BYTES = 1024
-"""Maximum bytes of a key of the store, in UTF-8."""
+MAX_KEY_BYTES = 8192
+"""Maximum bytes of a key of the store, in UTF-8: as of torch's TCPStore."""
 FORWARDED_HEADER = "Rankmesh-Forwarded"
 """Header of a request to the store that another agent has forwarded: the agent answers it itself, or refuses it."""
 StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
@@ -18,7 +18,7 @@ StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
 
 @dataclass
 class StoreAdd:
-    """Add ``amount`` to the integer stored, as decimal digits, under ``key``; a missing key counts as 0."""
+    """Add ``amount`` to the integer stored, as decimal digits, under ``key``; a missing key or an empty value is 0."""
 
     key: StoreKey
     amount: Integer = 1

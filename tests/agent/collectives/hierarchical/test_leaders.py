@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_reduce as flat_all_reduce
@@ -96,6 +97,7 @@ def test_a_mismatch_is_reported_at_all_ranks(ranks: World, odd: int, stray: Call
 @pytest.mark.slow
 @every_odd
 @pytest.mark.parametrize("call", [LocalCommunicator.barrier, all_reduce], ids=lambda call: call.__name__)
+@despite_pauses
 def test_a_missing_rank_is_named(odd: int, call: Callable[..., None]) -> None:
     def run(members: LocalCommunicator) -> DistBackendError | None:
         check_it_goes_on(members)

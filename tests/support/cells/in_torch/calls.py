@@ -303,3 +303,38 @@ def layouts_of_outputs(group: Any, rank: int, size: int) -> Any:
     around = torch.zeros(size, 4, 3)
     c10d.all_gather([around[each, :, 1] for each in range(size)], row(rank), group)
     return around
+
+
+# Tensors
+
+
+@cell(sizes=SEVERAL)
+def versions_of_tensors_that_calls_overwrite(group: Any, rank: int, size: int) -> Any:
+    """Autograd compares them: it refuses a backward pass for which an overwritten tensor was saved."""
+    ones, lists = torch.ones(2), [torch.ones(2) for _ in range(size)]
+    written: dict[str, list[torch.Tensor]] = {
+        name: [torch.ones(2) for _ in range(size)] for name in ("all_gather", "gather", "all_to_all", "coalesced")
+    }
+    whole, part, sum_of_whole = torch.ones(2 * size), torch.ones(2), torch.ones(2)
+    c10d.all_gather(written["all_gather"], ones, group)
+    c10d.gather(ones, written["gather"] if rank == 0 else None, group=group, group_dst=0)
+    c10d.all_to_all(written["all_to_all"], lists, group)
+    group.allreduce_coalesced(written["coalesced"], options.AllreduceCoalescedOptions()).wait()
+    c10d.all_gather_single(whole, ones, group)
+    c10d.reduce_scatter(part, lists, group=group)
+    c10d.reduce_scatter_single(sum_of_whole, torch.ones(2 * size), group=group)
+    c10d.all_reduce(ones, group=group)
+    tensors = [*lists, *(each for many in written.values() for each in many), whole, part, sum_of_whole, ones]
+    return [tensor._version > 0 for tensor in tensors]
+
+
+@cell()
+def meta_tensors(group: Any, rank: int, size: int) -> Any:
+    """They have no data, and a call does nothing."""
+    one, all_of_them = torch.ones(2, device="meta"), torch.ones(2 * size, device="meta")
+    c10d.all_reduce(one, group=group)
+    c10d.broadcast(one, group=group, group_src=0)
+    c10d.all_gather_single(all_of_them, one, group)
+    c10d.reduce_scatter_single(one, all_of_them, group=group)
+    c10d.all_to_all_single(all_of_them, all_of_them, group=group)
+    return c10d.all_reduce(one, group=group, async_op=True).wait()
