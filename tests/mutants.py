@@ -310,7 +310,7 @@ FAULTS = [
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
     Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
-    Fault(LAUNCHER + "failure.py", "cause if cause is not None and cause.ended_by_itself else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
+    Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "if inode and found", "if found", PEERS, "a closed connection counts as root's (netlink)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),

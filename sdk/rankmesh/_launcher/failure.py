@@ -38,9 +38,9 @@ class JobFailure:
     Attributes:
         first: see above.
         named: the ranks that a rank's first failure names, by rank, on all nodes as far as known.
-        cause: the rank whose failure is the cause.
+        cause: the rank at which the chain of names ends. It need not have failed: it may have left too early, or hang.
         info: the gateway's description of a cause on another node, None without one.
-        origin: the cause, if it has ended by itself on this node, else the rank that ended first.
+        origin: the cause, if it has failed by itself on this node, else the rank that ended first.
     """
 
     def __init__(
@@ -48,26 +48,33 @@ class JobFailure:
     ) -> None:
         self.first = first
         self._here = {rank.number: rank for rank in ranks}
-        others = {number: info for number, info in elsewhere.items() if number not in self._here}
+        self._elsewhere = others = {number: info for number, info in elsewhere.items() if number not in self._here}
         self.named = {**{number: info.failed_ranks for number, info in others.items() if info.failed_ranks}, **named}
-        failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed]
+        failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed and rank.ended_by_itself]
         self.cause = root_cause(first.number, self.named, failed)
         if self.cause not in self._here and self.cause not in others:
             # Another node knows which ranks that one names. A rank that failed here and names none is a cause.
             self.cause = next((number for number in failed if number not in self.named), self.cause)
         self.info = others.get(self.cause)
         cause = self._here.get(self.cause)
-        self.origin = cause if cause is not None and cause.ended_by_itself else first
+        self.origin = cause if cause is not None and self.has_failed(self.cause) else first
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code: that of the origin, or if it left with 0, of the rank that ended first."""
-        codes = [rank.exit_status.shell_status for rank in (self.origin, self.first) if rank.exit_status is not None]
-        return next(filter(None, codes), 1)
+        """The launcher's exit code: that of the origin."""
+        status = self.origin.exit_status
+        return 1 if status is None else status.shell_status
 
     def is_here(self, rank: int) -> bool:
         """Return whether a rank is one of this node."""
         return rank in self._here
+
+    def has_failed(self, rank: int) -> bool:
+        """Return whether a rank is known to have failed by itself: to have ended, and not with exit code 0."""
+        here, info = self._here.get(rank), self._elsewhere.get(rank)
+        if here is not None:
+            return here.failed and here.ended_by_itself
+        return info is not None and (info.state == "failed" or bool(info.reason))
 
     def explain(self, rank: int) -> str:
         """Return why a rank ended: ``ended because rank 2 failed``; empty if its failure names no other rank."""
@@ -75,7 +82,10 @@ class JobFailure:
         if not named:
             return ""
         name = self.cause if self.cause in named else named[0]
-        return f"ended because rank {name} failed{'' if self.is_here(name) else ' on another node'}"
+        where = "" if self.is_here(name) else " on another node"
+        if self.has_failed(name):
+            return f"ended because rank {name} failed{where}"
+        return f"failed, and its error names rank {name}{where}"
 
 
 def _ended_at(rank: Rank) -> float:
