@@ -14,6 +14,7 @@ from pathlib import Path
 from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import Settings, protection, read_token
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     Returns:
         The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
     """
+    reset_inherited()
     options = _parser(prog).parse_args(arguments)
     raise_limit()
     try:
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url
         )
     except (ValueError, OSError, DistNetworkError) as error:
-        print(f"{prog}: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+        print_line(f"{prog}: {reason(error) if is_exhausted(error) else error}", sys.stderr)
         return USAGE_ERROR
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     try:
         agent.start(ending.set)
         place = f"{agent.urls[0]}, for the gateway at {gateway}"
-        print(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", flush=True)
+        print_line(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", sys.stdout)
         ending.wait()
     finally:
         agent.close(f"its agent failed: {agent.failure}" if agent.failure else "its agent was stopped by a signal")

@@ -97,6 +97,7 @@ def run(
         kill_when_closed(parent.sentinel)
     for name, value in environment.items():
         os.environ[name] = value
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # which the parent sends
     try:
         deliver_interrupts()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -30,7 +30,9 @@ def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes
         yield _line("  SIGKILL comes from the kernel when memory runs out (see 'dmesg'), or from kill -9")
     for rank in ranks:
         if rank.number == failure.cause and rank is not origin:
-            how = f"had not ended: {_describe(rank)}" if rank.failed else f"ended with {rank.exit_status}: {_SAME_CALLS}"
+            how = (
+                f"had not ended: {_describe(rank)}" if rank.failed else f"ended with {rank.exit_status}: {_SAME_CALLS}"
+            )
             yield _line(f"  rank {rank.number} {how}")
     written = next((stream for stream in reversed(origin.streams) if stream.tail), None)
     if written is None:
