@@ -57,8 +57,8 @@ def diagnose(
             raise CommandError("a directory of dumps needs no gateway: leave out --gateway and --token-file", USAGE)
         from rankmesh._cli.dumps import read_dumps
 
-        url, groups = directory.absolute().as_uri(), list[dict[str, Any]]()
-        reports = read_dumps(directory, job)
+        reports, groups = read_dumps(directory, job), list[dict[str, Any]]()
+        url = directory.absolute().as_uri()
         nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
     else:
         from rankmesh._cli.snapshots import fetch_reports

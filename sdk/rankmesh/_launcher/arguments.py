@@ -284,7 +284,11 @@ def _program(parser: argparse.ArgumentParser, script: str, *, module: bool, no_p
             parser.error(f"no such program: {script}")
         return (script,)
     if not os.path.exists(script):
-        parser.error(f"no such script: {script} (in {os.getcwd()}); use -m for a module, --no-python for a program")
+        try:
+            where = f"in {os.getcwd()}"
+        except FileNotFoundError:
+            where = "the working directory does not exist any more"
+        parser.error(f"no such script: {script} ({where}); use -m for a module, --no-python for a program")
     return (sys.executable, script)
 
 
