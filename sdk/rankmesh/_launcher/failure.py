@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rankmesh._launcher.failure_file import FailureReport
 from rankmesh._launcher.rank import Rank
 from rankmesh_agent.wire.schemas import RankInfo
 
@@ -32,7 +33,7 @@ class JobFailure:
     Args:
         first: the rank of this node that ended first with a failure.
         ranks: the ranks of this node.
-        named: the ranks that the first failure of a rank of this node names, by rank.
+        reports: what they have reported.
         elsewhere: the ranks that the gateway knows, by rank, if this node has it.
 
     Attributes:
@@ -44,12 +45,15 @@ class JobFailure:
     """
 
     def __init__(
-        self, first: Rank, ranks: Sequence[Rank], named: Mapping[int, Sequence[int]], elsewhere: Mapping[int, RankInfo]
+        self, first: Rank, ranks: Sequence[Rank], reports: Sequence[FailureReport], elsewhere: Mapping[int, RankInfo]
     ) -> None:
         self.first = first
         self._here = {rank.number: rank for rank in ranks}
         self._elsewhere = others = {number: info for number, info in elsewhere.items() if number not in self._here}
-        self.named = {**{number: info.failed_ranks for number, info in others.items() if info.failed_ranks}, **named}
+        named = {number: info.failed_ranks for number, info in others.items()}
+        named |= {report.rank: report.failed_ranks for report in reports}
+        self.named = {number: names for number, names in named.items() if names}
+        self._places = {report.rank: report.place for report in reports}
         failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed and rank.ended_by_itself]
         self.cause = root_cause(first.number, self.named, failed)
         if self.cause not in self._here and self.cause not in others:
@@ -75,6 +79,11 @@ class JobFailure:
         if here is not None:
             return here.failed and here.ended_by_itself
         return info is not None and (info.state == "failed" or bool(info.reason))
+
+    def place(self, rank: int) -> str:
+        """Return the line of the user's code with a rank's exception, ``, at train.py:8 in step``, or nothing."""
+        place = self._places.get(rank)
+        return f", at {place}" if place else ""
 
     def explain(self, rank: int) -> str:
         """Return why a rank ended: ``ended because rank 2 failed``; empty if its failure names no other rank."""

@@ -25,7 +25,8 @@ def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes
         yield _line(_elsewhere(failure, failure.info))
     what = f"rank {origin.number} {failure.explain(origin.number) or 'failed first'}"
     where = f"host {socket.gethostname()}, pid {origin.pid}"
-    yield _line(f"{what}: {status} after {status.at - origin.started:.1f} s ({where})")
+    place = failure.place(origin.number)
+    yield _line(f"{what}: {status} after {status.at - origin.started:.1f} s{place} ({where})")
     if status.signal == signal.SIGKILL:
         yield _line("  SIGKILL comes from the kernel when memory runs out (see 'dmesg'), or from kill -9")
     for rank in ranks:
@@ -41,10 +42,15 @@ def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes
         yield _line(f"  the end of its {written.name}:")
         for line in written.tail:
             yield _line("  | ") + line
+    alike: dict[tuple[str, str, str], list[Rank]] = {}
     for rank in ranks:
         if rank is not origin:
-            why, how = failure.explain(rank.number), _describe(rank, status.at)
-            yield _line(f"rank {rank.number}: {f'{why} ({how})' if why else how}")
+            key = failure.explain(rank.number), _describe(rank), failure.place(rank.number)
+            alike.setdefault(key, []).append(rank)
+    for (why, how, place), group in alike.items():
+        seconds = [_exit_status(rank).at - status.at for rank in group]
+        how = f"{how}, {_when(min(seconds), max(seconds))}{place}"
+        yield _line(f"{_names(group)}: {f'{why} ({how})' if why else how}")
 
 
 def _elsewhere(failure: JobFailure, info: RankInfo) -> str:
@@ -61,20 +67,28 @@ def stop_report(ranks: Sequence[Rank]) -> Iterator[bytes]:
             yield _line(f"rank {rank.number}: {_describe(rank)}")
 
 
-def _describe(rank: Rank, failed_at: float | None = None) -> str:
+def _describe(rank: Rank) -> str:
     status = _exit_status(rank)
     text = str(status)
     if rank.sent is not None and status.signal == rank.sent:
         text += " from the launcher"
-    if failed_at is not None:
-        text += f", {_when(status.at - failed_at)}"
     return text
 
 
-def _when(seconds: float) -> str:
-    if abs(seconds) < 0.05:  # the order of closer events is unknown
+def _when(first: float, last: float) -> str:
+    """Return when ranks ended, the first and the last of them, in seconds since the cause."""
+    if -0.05 < first <= last < 0.05:  # the order of closer events is unknown
         return "at the same time"
-    return f"{seconds:.1f} s later" if seconds > 0 else f"{-seconds:.1f} s before"
+    if first < -0.05 and last > 0.05:
+        return f"{-first:.1f} s before to {last:.1f} s later"
+    times = dict.fromkeys(f"{abs(seconds):.1f}" for seconds in (first, last))
+    return f"{' to '.join(times)} s {'later' if last > 0.05 else 'before'}"
+
+
+def _names(ranks: Sequence[Rank]) -> str:
+    from rankmesh_gateway.humanize import ranks as as_ranges
+
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(rank.number for rank in ranks)}"
 
 
 def _exit_status(rank: Rank) -> ExitStatus:

@@ -113,9 +113,8 @@ class Supervisor:
         if self.first_failure is None:
             return None
         if self.replace is not None:  # the numbers in the reports are of a world whose ranks were numbered anew
-            return JobFailure(self.first_failure, self._ranks, {}, {})
-        named = {report.rank: report.failed_ranks for report in self._failures.reports()}
-        return JobFailure(self.first_failure, self._ranks, named, self.elsewhere())
+            return JobFailure(self.first_failure, self._ranks, (), {})
+        return JobFailure(self.first_failure, self._ranks, self._failures.reports(), self.elsewhere())
 
     def run(self) -> None:
         """Run until all ranks have ended and are released.
