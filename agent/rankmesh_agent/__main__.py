@@ -15,6 +15,7 @@ import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
 from rankmesh_agent.config.settings import Settings, protection, read_token
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     Returns:
         The exit status: 0 after a signal, 2 when the agent could not start (standard error says why).
     """
+    reset_inherited()
     options = _parser(prog).parse_args(arguments)
     raise_limit()
     try:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             settings, lambda: gateway, host=options.host, port=options.port, name=options.name, urls=options.url
         )
     except (ValueError, OSError, DistNetworkError) as error:
-        print(f"{prog}: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+        print_line(f"{prog}: {reason(error) if is_exhausted(error) else error}", sys.stderr)
         return USAGE_ERROR
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     try:
         agent.start(ending.set)
         place = f"{agent.urls[0]}, for the gateway at {gateway}"
-        print(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", flush=True)
+        print_line(f"RankMesh agent {agent.name} is ready at {place}; {protection(settings.token)}", sys.stdout)
         ending.wait()
     finally:
         agent.close(f"its agent failed: {agent.failure}" if agent.failure else "its agent was stopped by a signal")

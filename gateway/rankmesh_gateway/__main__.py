@@ -25,6 +25,7 @@ from rankmesh_agent.config.settings import (
 )
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     Returns:
         The exit status: 0 after a signal, 2 when the gateway could not start (standard error says why).
     """
+    reset_inherited()
     parser = _parser(prog)
     options = parser.parse_args(arguments)
     if options.make_token and options.token_file is None:
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
                 file.load(registry)
             listener = bind(options.host, options.port, purpose="the gateway listens")
         except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:
-            print(f"{prog}: {reason(error) if is_exhausted(error) else error}", file=sys.stderr)
+            print_line(f"{prog}: {reason(error) if is_exhausted(error) else error}", sys.stderr)
             return USAGE_ERROR
         if file is not None:
             file.follow(registry)
@@ -89,9 +91,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             server.start(
                 lambda: create_app(registry, token=credentials, names=names), on_failure=lambda: going_on.put(False)
             )
-            print(f"RankMesh gateway is ready at {server.url()}", flush=True)
+            print_line(f"RankMesh gateway is ready at {server.url()}", sys.stdout)
             if not token:
-                print(f"It is {protection(token)}: no token is set", flush=True)
+                print_line(f"It is {protection(token)}: no token is set", sys.stdout)
             while going_on.get():
                 position = log_events(registry.events, position)
         registry.close()  # answers the waiting requests

@@ -13,10 +13,21 @@ from rankmesh._cli.credentials import get, token
 from rankmesh._cli.dashboard import dashboard
 from rankmesh._cli.diagnose import diagnose
 from rankmesh._cli.doctor import doctor
-from rankmesh._cli.exit_codes import INTERRUPTED, USAGE, command, print_error, require_linux, write
+from rankmesh._cli.exit_codes import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    CommandError,
+    command,
+    discard,
+    print_error,
+    require_linux,
+    write,
+)
 from rankmesh._cli.groups import groups
 from rankmesh._cli.stacks import stacks
 from rankmesh._cli.status import status
+from rankmesh_agent.net.inherited import reset_inherited
 from rankmesh_agent.wire.version import __version__
 
 _PASS_ON = {
@@ -99,10 +110,18 @@ def main() -> None:
     Raises:
         SystemExit: with the command's exit code.
     """
+    reset_inherited()
     try:
         code = app(prog_name="rankmesh", standalone_mode=False)
     except typer.Abort:
         code = INTERRUPTED
+    except CommandError as error:
+        print_error(str(error))
+        code = error.code
+    except OSError as error:  # typer's own output, such as --help, cannot be written
+        discard(1)
+        print_error(str(error))
+        code = FAILED
     except Exception as error:  # usage errors of typer's copy of click, which have no public name
         if not hasattr(error, "format_message"):
             raise

@@ -37,6 +37,7 @@ from rankmesh._launcher.supervisor import Supervisor
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.transports.shared_memory import remove_orphans
@@ -79,6 +80,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
 
     Source: https://pytorch.org/docs/2.1/distributed.html#launch-utility
     """
+    reset_inherited()
     options = parse(argv, prog=prog, use_env=use_env)
     restore_limit = raise_limit()
     try:
@@ -229,6 +231,7 @@ def _run_attempt(
             inbox,
             failure_grace=job.options.failure_grace,
             stop_grace=job.options.stop_grace,
+            output_grace=job.options.output_grace,
             failures=failures,
             rendezvous=rendezvous,
         )
@@ -350,11 +353,11 @@ def _greeting(job: Plan) -> list[bytes]:
 
 
 def _say(text: str) -> None:
-    print(f"[rankmesh] {printable(text, lines=True)}", file=sys.stderr, flush=True)
+    print_line(f"[rankmesh] {printable(text, lines=True)}", sys.stderr)
 
 
 def _refuse(reason: object) -> int:
-    print(f"rankmesh run: {printable(reason, lines=True)}", file=sys.stderr)
+    print_line(f"rankmesh run: {printable(reason, lines=True)}", sys.stderr)
     return 2
 
 

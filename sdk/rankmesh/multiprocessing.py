@@ -30,6 +30,7 @@ from rankmesh._launcher.child import ErrorFile, run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.net.inherited import receive_exit_statuses
 from rankmesh_agent.net.interrupts import interrupts_deferred
 
 __all__ = [
@@ -125,6 +126,7 @@ def spawn(
         ProcessExitedException: a process exited with a code other than 0, or a signal terminated it.
         TypeError: ``fn`` is not callable or cannot be sent by value, or ``args`` is not a tuple or list.
         ValueError: ``nprocs`` is less than 1.
+        RuntimeError: SIGCHLD is ignored, and this is not the main thread, where ``spawn`` changes that.
 
     Source: https://pytorch.org/docs/2.1/multiprocessing.html#torch.multiprocessing.spawn.spawn
     """
@@ -161,6 +163,7 @@ def start_processes(
     if make.get_start_method() != "fork":
         fn = importable(fn)
     token = Settings.from_env(os.environ).token or _fresh_token()
+    receive_exit_statuses()
     context = ProcessContext()
     environment = {"RANKMESH_TOKEN": token, VARIABLE: context._failures.path}
     try:
@@ -338,6 +341,7 @@ class ProcessContext:
             if process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(_pid(process), number)
+                    os.kill(_pid(process), signal.SIGCONT)  # a stopped process receives it only then
 
     def _close(self) -> None:
         for report in self._reports:

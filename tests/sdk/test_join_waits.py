@@ -69,7 +69,7 @@ def test_a_node_that_waits_for_the_other_and_is_interrupted(ranks: Ranks, node: 
     assert reporters == {f"[rank {2 * node}]"}, "one rank a node"
     assert [line for line in lines if "waiting for" not in line and "still waits" not in line] == [
         lines[0],
-        "[rankmesh] SIGINT passed on to the ranks; they get 30 s to end",
+        "[rankmesh] SIGINT passed on to the ranks; they get 30 s to end, a second Ctrl-C kills them at once",
     ]
 
 

@@ -44,7 +44,7 @@ def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
     mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
     link.begin(context.seq, 0, context.wait)
     calls = [_described_call(bytes(payload)) for payload in link.exchange_descriptions(mine)]
-    raise mismatch_error(context, calls)
+    raise mismatch_error(context, calls) from None
 
 
 def _described_call(payload: bytes) -> Sequence[str]:

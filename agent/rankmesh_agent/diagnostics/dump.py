@@ -42,7 +42,9 @@ class DumpWriter:
         take: Callable[[float, Collection[float]], RankDump],
         awaited: Callable[[], set[float]],
     ) -> None:
-        self._directory = Path(directory).absolute()
+        self._directory = Path(directory)
+        with contextlib.suppress(FileNotFoundError):  # the working directory is gone: a relative path leads nowhere
+            self._directory = self._directory.absolute()
         self._take = take
         self._awaited = awaited
         self._last: float | None = None

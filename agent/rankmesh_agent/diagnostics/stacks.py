@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rankmesh_agent.wire.schemas import FrameOrigin, StackFrame, ThreadStack
 
-_OWN_PACKAGES = ("rankmesh", "rankmesh_agent", "rankmesh_gateway")
+OWN_PACKAGES = ("rankmesh", "rankmesh_agent", "rankmesh_gateway")
 _MAX_FRAMES = 200
 """Maximum frames of one thread; of a deeper stack, the innermost ones."""
 
@@ -34,7 +34,7 @@ def stacks(*, code: bool = True) -> list[ThreadStack]:
                 line,
                 frame.f_code.co_qualname,
                 linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip() if code else "",
-                _origin(frame.f_code.co_filename, frame.f_globals.get("__name__")),
+                origin(frame.f_code.co_filename, frame.f_globals.get("__name__")),
             )
             for frame, line in reversed(calls)
         ]
@@ -58,8 +58,9 @@ def _library_prefixes() -> tuple[str, ...]:
     return ("<frozen ", *(f"{paths[name]}/" for name in ("stdlib", "platstdlib")))
 
 
-def _origin(file: str, module: object) -> FrameOrigin:
-    if isinstance(module, str) and module.partition(".")[0] in _OWN_PACKAGES:
+def origin(file: str, module: object) -> FrameOrigin:
+    """Return whose code a frame runs, by its file and the name of its module."""
+    if isinstance(module, str) and module.partition(".")[0] in OWN_PACKAGES:
         return "rankmesh"
     if file.startswith(_library_prefixes()) or "/site-packages/" in file or "/dist-packages/" in file:
         return "library"

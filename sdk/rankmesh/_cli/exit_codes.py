@@ -84,7 +84,7 @@ def print_error(message: str) -> None:
     try:
         print(f"rankmesh: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
     except OSError:
-        _discard(2)
+        discard(2)
 
 
 def write(text: str | bytes) -> None:
@@ -96,14 +96,14 @@ def write(text: str | bytes) -> None:
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        _discard(1)
+        discard(1)
         raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
-        _discard(1)
+        discard(1)
         raise CommandError(f"cannot write to standard output: {error.strerror}") from error
 
 
-def _discard(descriptor: int) -> None:
+def discard(descriptor: int) -> None:
     """Redirect a descriptor to /dev/null, so that later writes, such as at exit, do not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)

@@ -32,8 +32,9 @@ LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT in its environment, so
 no arguments. On several nodes, start the launcher once on each, with RANKMESH_TOKEN set to the same secret.
 
 The launcher exits with 0 when all ranks did, else with the exit code of the rank whose failure caused the others'
-(128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start. Local rank 0 reads
-the launcher's stdin, and so do all ranks if that is a terminal: for pdb, see 'rankmesh.breakpoint(rank)'.
+(128 + N if signal N ended it), 128 + N when signal N ended the launcher, 2 when it could not start, 120 when all
+ranks ended with 0 but their output could not be written (a full disk). Local rank 0 reads the launcher's stdin, and so
+do all ranks if that is a terminal: for pdb, see 'rankmesh.breakpoint(rank)'.
 """
 
 
@@ -63,6 +64,7 @@ class Options:
         as_gloo: whether torch's backend gloo is RankMesh.
         failure_grace: seconds for the other ranks to end by themselves after a failure.
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
+        output_grace: seconds for the processes that hold the output of the ranks, once these have all ended with 0.
         remarks: notes about the given arguments, for the user.
     """
 
@@ -86,6 +88,7 @@ class Options:
     as_gloo: bool
     failure_grace: float
     stop_grace: float
+    output_grace: float
     remarks: tuple[str, ...]
 
 
@@ -164,6 +167,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         as_gloo=given.as_gloo,
         failure_grace=given.failure_grace,
         stop_grace=given.stop_grace,
+        output_grace=given.output_grace,
         remarks=remarks,
     )
 
@@ -259,6 +263,14 @@ def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="how long a rank may take to end after a signal, before SIGKILL (default: 30)",
     )
+    add(
+        "output-grace",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long processes that the ranks have started may still write to their output once all ranks have "
+        "ended with 0, before SIGKILL (default: 30). Those with an output of their own are left alone",
+    )
     take_theirs(parser)
     # PARSER is 'one or more, options included'; REMAINDER after a positional drops a '--' meant for the script.
     parser.add_argument("program", nargs=argparse.PARSER, metavar="script.py", help="the script and its arguments")
@@ -273,7 +285,11 @@ def _program(parser: argparse.ArgumentParser, script: str, *, module: bool, no_p
             parser.error(f"no such program: {script}")
         return (script,)
     if not os.path.exists(script):
-        parser.error(f"no such script: {script} (in {os.getcwd()}); use -m for a module, --no-python for a program")
+        try:
+            where = f"in {os.getcwd()}"
+        except FileNotFoundError:
+            where = "the working directory does not exist any more"
+        parser.error(f"no such script: {script} ({where}); use -m for a module, --no-python for a program")
     return (sys.executable, script)
 
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from types import FrameType
@@ -97,6 +96,7 @@ def run(
         kill_when_closed(parent.sentinel)
     for name, value in environment.items():
         os.environ[name] = value
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # which the parent sends
     try:
         deliver_interrupts()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -112,10 +112,16 @@ def run(
     except BaseException as error:
         # As Python does with an uncaught exception; the exit hook reports it to the other ranks.
         sys.last_value = error
-        report.write(1, traceback.format_exc())
+        report.write(1, _traceback(error))
         sys.exit(1)
     else:
         sys.exit(0)
+
+
+def _traceback(error: BaseException) -> str:
+    from rankmesh._launcher.tracebacks import folded
+
+    return folded(error)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

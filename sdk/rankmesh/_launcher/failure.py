@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rankmesh._launcher.failure_file import FailureReport
 from rankmesh._launcher.rank import Rank
 from rankmesh_agent.wire.schemas import RankInfo
 
@@ -32,42 +33,57 @@ class JobFailure:
     Args:
         first: the rank of this node that ended first with a failure.
         ranks: the ranks of this node.
-        named: the ranks that the first failure of a rank of this node names, by rank.
+        reports: what they have reported.
         elsewhere: the ranks that the gateway knows, by rank, if this node has it.
 
     Attributes:
         first: see above.
         named: the ranks that a rank's first failure names, by rank, on all nodes as far as known.
-        cause: the rank whose failure is the cause.
+        cause: the rank at which the chain of names ends. It need not have failed: it may have left too early, or hang.
         info: the gateway's description of a cause on another node, None without one.
-        origin: the cause, if it has ended by itself on this node, else the rank that ended first.
+        origin: the cause, if it has failed by itself on this node, else the rank that ended first.
     """
 
     def __init__(
-        self, first: Rank, ranks: Sequence[Rank], named: Mapping[int, Sequence[int]], elsewhere: Mapping[int, RankInfo]
+        self, first: Rank, ranks: Sequence[Rank], reports: Sequence[FailureReport], elsewhere: Mapping[int, RankInfo]
     ) -> None:
         self.first = first
         self._here = {rank.number: rank for rank in ranks}
-        others = {number: info for number, info in elsewhere.items() if number not in self._here}
-        self.named = {**{number: info.failed_ranks for number, info in others.items() if info.failed_ranks}, **named}
-        failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed]
+        self._elsewhere = others = {number: info for number, info in elsewhere.items() if number not in self._here}
+        named = {number: info.failed_ranks for number, info in others.items()}
+        named |= {report.rank: report.failed_ranks for report in reports}
+        self.named = {number: names for number, names in named.items() if names}
+        self._places = {report.rank: report.place for report in reports}
+        failed = [rank.number for rank in sorted(ranks, key=_ended_at) if rank.failed and rank.ended_by_itself]
         self.cause = root_cause(first.number, self.named, failed)
         if self.cause not in self._here and self.cause not in others:
             # Another node knows which ranks that one names. A rank that failed here and names none is a cause.
             self.cause = next((number for number in failed if number not in self.named), self.cause)
         self.info = others.get(self.cause)
         cause = self._here.get(self.cause)
-        self.origin = cause if cause is not None and cause.ended_by_itself else first
+        self.origin = cause if cause is not None and self.has_failed(self.cause) else first
 
     @property
     def exit_code(self) -> int:
-        """The launcher's exit code: that of the origin, or if it left with 0, of the rank that ended first."""
-        codes = [rank.exit_status.shell_status for rank in (self.origin, self.first) if rank.exit_status is not None]
-        return next(filter(None, codes), 1)
+        """The launcher's exit code: that of the origin."""
+        status = self.origin.exit_status
+        return 1 if status is None else status.shell_status
 
     def is_here(self, rank: int) -> bool:
         """Return whether a rank is one of this node."""
         return rank in self._here
+
+    def has_failed(self, rank: int) -> bool:
+        """Return whether a rank is known to have failed by itself: to have ended, and not with exit code 0."""
+        here, info = self._here.get(rank), self._elsewhere.get(rank)
+        if here is not None:
+            return here.failed and here.ended_by_itself
+        return info is not None and (info.state == "failed" or bool(info.reason))
+
+    def place(self, rank: int) -> str:
+        """Return the line of the user's code with a rank's exception, ``, at train.py:8 in step``, or nothing."""
+        place = self._places.get(rank)
+        return f", at {place}" if place else ""
 
     def explain(self, rank: int) -> str:
         """Return why a rank ended: ``ended because rank 2 failed``; empty if its failure names no other rank."""
@@ -75,7 +91,10 @@ class JobFailure:
         if not named:
             return ""
         name = self.cause if self.cause in named else named[0]
-        return f"ended because rank {name} failed{'' if self.is_here(name) else ' on another node'}"
+        where = "" if self.is_here(name) else " on another node"
+        if self.has_failed(name):
+            return f"ended because rank {name} failed{where}"
+        return f"failed, and its error names rank {name}{where}"
 
 
 def _ended_at(rank: Rank) -> float:

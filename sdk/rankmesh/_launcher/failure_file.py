@@ -23,11 +23,13 @@ class FailureReport(NamedTuple):
         rank: the rank.
         pid: its process id.
         failed_ranks: the other ranks that its first failure names.
+        place: the line of the user's code with its exception; empty without one.
     """
 
     rank: int
     pid: int
     failed_ranks: list[int]
+    place: str = ""
 
     def write(self, path: str) -> None:
         """Append the report to a launcher's file. Does nothing if that is gone, or another file."""

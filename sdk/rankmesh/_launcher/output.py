@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterable
@@ -14,11 +15,16 @@ class TerminalWriter:
     """A queue of complete lines in front of a file descriptor.
 
     On a terminal, the newest unfinished line (a progress bar, a prompt) stays below the finished ones. If the reader
-    closes its end, output is dropped and the job continues: a training run must not die with its log viewer.
+    closes its end, output is dropped and the job continues: a training run must not die with its log viewer. Nor with
+    a full disk: then later output is tried again.
+
+    Attributes:
+        lost: the first error because of which output is missing from a file; None without one.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.lost: OSError | None = None
         self._queue = bytearray()
         self._gone = False
         self._is_terminal = os.isatty(fd)
@@ -58,8 +64,11 @@ class TerminalWriter:
             written = os.write(self.fd, bytes(self._queue[: select.PIPE_BUF]))
         except BlockingIOError:
             return
-        except OSError:
-            self._gone = True
+        except OSError as error:
+            if error.errno == errno.EPIPE or self._is_terminal:
+                self._gone = True
+            else:
+                self.lost = self.lost or error
             self._queue.clear()
             return
         del self._queue[:written]

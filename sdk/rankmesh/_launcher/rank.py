@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from rankmesh._launcher.holders import holders
 from rankmesh._launcher.line_buffer import LineBuffer
 from rankmesh._launcher.output import TerminalWriter
 
@@ -59,6 +60,7 @@ class Stream:
         self.name = name
         self.writer = writer
         self.fd = pipe.fileno()
+        self.inode = os.fstat(self.fd).st_ino
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._pipe = pipe
         self._prefix = prefix
@@ -123,7 +125,7 @@ class Rank:
         streams: its output streams, stdout and stderr.
         exit_status: None while the process runs.
         sent: the last signal that the launcher sent to it.
-        released: whether its process group is gone.
+        released: whether the launcher has let go of the process: what is left of its group is not the launcher's.
     """
 
     def __init__(
@@ -173,11 +175,12 @@ class Rank:
         return self.exit_status is not None and self.sent is None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process group."""
+        """Send a signal to the process group, and continue what is stopped, which receives it only then."""
         if self.exit_status is None:
             self.sent = number
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)
 
     def dies_of_signal(self) -> bool:
         """Return whether a signal is terminating the process: peers may notice before its pidfd becomes readable.
@@ -204,11 +207,25 @@ class Rank:
         )
         return self.exit_status
 
-    def release(self) -> None:
-        """Kill the process group, drain its output and reap it. Idempotent."""
+    def holders(self) -> list[int]:
+        """Return the ids of the processes that hold the output open."""
+        return holders({stream.inode for stream in self.streams if not stream.closed})
+
+    def release(self, *, only_holders: bool = False) -> None:
+        """Kill the process group, drain its output and reap it. Idempotent.
+
+        Args:
+            only_holders: kill no process of the group that does not hold the output.
+        """
         if self.released:
             return
-        self.send(signal.SIGKILL)
+        if only_holders:
+            for pid in self.holders():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if os.getpgid(pid) == self.pid:
+                        os.kill(pid, signal.SIGKILL)
+        else:
+            self.send(signal.SIGKILL)
         for stream in self.streams:
             stream.drain_and_close()
         self._process.wait()

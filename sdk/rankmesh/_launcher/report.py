@@ -9,26 +9,32 @@ from collections.abc import Iterator, Sequence
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.rank import ExitStatus, Rank
 from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.schemas import RankInfo
+
+_SAME_CALLS = "do all ranks make the same calls?"
 
 
 def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes]:
     """Yield the lines of a failure report: the cause, the last output of its rank, the exit status of the others.
 
-    If the cause is on another node, or had to be ended, the last output is of the rank that ended first.
+    If the cause is on another node, or has not failed by itself, the last output is of the rank that ended first.
     """
     origin = failure.origin
     status = _exit_status(origin)
-    if failure.cause == origin.number:
-        what = f"rank {origin.number} failed first"
-    else:
-        yield _line(_elsewhere(failure, ranks))
-        what = f"rank {origin.number} {failure.explain(origin.number)}"
+    if failure.info is not None:
+        yield _line(_elsewhere(failure, failure.info))
+    what = f"rank {origin.number} {failure.explain(origin.number) or 'failed first'}"
     where = f"host {socket.gethostname()}, pid {origin.pid}"
-    yield _line(f"{what}: {status} after {status.at - origin.started:.1f} s ({where})")
+    place = failure.place(origin.number)
+    yield _line(f"{what}: {status} after {status.at - origin.started:.1f} s{place} ({where})")
     if status.signal == signal.SIGKILL:
         yield _line("  SIGKILL comes from the kernel when memory runs out (see 'dmesg'), or from kill -9")
-    if not status.shell_status:
-        yield _line("  it left the job while others waited for it: do all ranks make the same calls?")
+    for rank in ranks:
+        if rank.number == failure.cause and rank is not origin:
+            how = (
+                f"had not ended: {_describe(rank)}" if rank.failed else f"ended with {rank.exit_status}: {_SAME_CALLS}"
+            )
+            yield _line(f"  rank {rank.number} {how}")
     written = next((stream for stream in reversed(origin.streams) if stream.tail), None)
     if written is None:
         yield _line("  it wrote nothing")
@@ -36,43 +42,53 @@ def failure_report(failure: JobFailure, ranks: Sequence[Rank]) -> Iterator[bytes
         yield _line(f"  the end of its {written.name}:")
         for line in written.tail:
             yield _line("  | ") + line
+    alike: dict[tuple[str, str, str], list[Rank]] = {}
     for rank in ranks:
         if rank is not origin:
-            why, how = failure.explain(rank.number), _describe(rank, status.at)
-            yield _line(f"rank {rank.number}: {f'{why} ({how})' if why else how}")
+            key = failure.explain(rank.number), _describe(rank), failure.place(rank.number)
+            alike.setdefault(key, []).append(rank)
+    for (why, how, place), group in alike.items():
+        seconds = [_exit_status(rank).at - status.at for rank in group]
+        how = f"{how}, {_when(min(seconds), max(seconds))}{place}"
+        yield _line(f"{_names(group)}: {f'{why} ({how})' if why else how}")
 
 
-def _elsewhere(failure: JobFailure, ranks: Sequence[Rank]) -> str:
-    """Return the line on a cause that is on another node, or that had not ended by itself."""
-    for rank in ranks:
-        if rank.number == failure.cause:
-            return f"rank {failure.cause} failed first, and had not ended: {_describe(rank, None)}"
-    text = f"rank {failure.cause} failed first, on another node"
-    info = failure.info
-    return text if info is None else f"{text} ({info.member.host}, pid {info.member.pid}): {info.reason or info.state}"
+def _elsewhere(failure: JobFailure, info: RankInfo) -> str:
+    """Return the line on a cause that is on another node."""
+    what = " failed first" if failure.has_failed(failure.cause) else ""
+    where = f"on another node ({info.member.host}, pid {info.member.pid})"
+    return f"rank {failure.cause}{what}, {where}: {info.reason or info.state}"
 
 
 def stop_report(ranks: Sequence[Rank]) -> Iterator[bytes]:
     """Yield a line for each rank that a signal did not end and that had to be killed."""
     for rank in ranks:
         if rank.sent == signal.SIGKILL:
-            yield _line(f"rank {rank.number}: {_describe(rank, None)}")
+            yield _line(f"rank {rank.number}: {_describe(rank)}")
 
 
-def _describe(rank: Rank, failed_at: float | None) -> str:
+def _describe(rank: Rank) -> str:
     status = _exit_status(rank)
     text = str(status)
     if rank.sent is not None and status.signal == rank.sent:
         text += " from the launcher"
-    if failed_at is not None:
-        text += f", {_when(status.at - failed_at)}"
     return text
 
 
-def _when(seconds: float) -> str:
-    if abs(seconds) < 0.05:  # the order of closer events is unknown
+def _when(first: float, last: float) -> str:
+    """Return when ranks ended, the first and the last of them, in seconds since the cause."""
+    if -0.05 < first <= last < 0.05:  # the order of closer events is unknown
         return "at the same time"
-    return f"{seconds:.1f} s later" if seconds > 0 else f"{-seconds:.1f} s before"
+    if first < -0.05 and last > 0.05:
+        return f"{-first:.1f} s before to {last:.1f} s later"
+    times = dict.fromkeys(f"{abs(seconds):.1f}" for seconds in (first, last))
+    return f"{' to '.join(times)} s {'later' if last > 0.05 else 'before'}"
+
+
+def _names(ranks: Sequence[Rank]) -> str:
+    from rankmesh_gateway.humanize import ranks as as_ranges
+
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(rank.number for rank in ranks)}"
 
 
 def _exit_status(rank: Rank) -> ExitStatus:

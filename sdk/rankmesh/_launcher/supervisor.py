@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rankmesh._launcher.failure import JobFailure
 from rankmesh._launcher.failure_file import FailureFile
+from rankmesh._launcher.holders import command_of
 from rankmesh._launcher.output import TerminalWriter
 from rankmesh._launcher.rank import Rank, Stream
 from rankmesh._launcher.signals import SignalPipe
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from rankmesh._launcher.node_rendezvous import NodeRendezvous
 
 DRAIN_SECONDS = 1.0
-"""Time limit for child processes that outlive a rank and keep its output open."""
+"""Time limit for child processes that outlive a failed rank and keep its output open."""
+OUTPUT_LOST = 120
+"""Exit code if all ranks have succeeded, but their output could not be written: as Python's when a flush fails."""
 GOODBYE_SECONDS = 0.5
 """Time limit of the ranks after a second Ctrl-C."""
 
@@ -33,11 +36,14 @@ class Supervisor:
     ``stop_grace`` seconds, then they receive SIGKILL; after a second SIGINT from the user GOODBYE_SECONDS, in which
     they report to the ranks of other nodes that they were interrupted.
 
+    The children of a rank that has succeeded go on. For those that hold its output the launcher waits: until all ranks
+    have ended, and then for ``output_grace`` seconds.
+
     Args:
         ranks: the ranks of this node; the list changes as they are replaced.
         writers: of stdout and stderr.
         inbox: signals to this process.
-        failure_grace, stop_grace: see above.
+        failure_grace, stop_grace, output_grace: see above.
         failures: where the ranks report which other ranks' failures have ended their groups.
         rendezvous: with the launchers of other nodes; None without any.
 
@@ -59,6 +65,7 @@ class Supervisor:
         *,
         failure_grace: float,
         stop_grace: float,
+        output_grace: float,
         failures: FailureFile,
         rendezvous: NodeRendezvous | None = None,
     ) -> None:
@@ -75,9 +82,13 @@ class Supervisor:
         self._messages = writers[1]
         self._failure_grace = failure_grace
         self._stop_grace = stop_grace
+        self._output_grace = output_grace
         self._terminate_at: float | None = None
         self._kill_at: float | None = None
-        self._release_at: dict[Rank, float] = {}
+        self._must_end = False
+        self._unreleased: list[Rank] = []
+        self._holders_reported = False
+        self._losses_reported: set[TerminalWriter] = set()
         self._selector = selectors.PollSelector()  # epoll refuses the regular files that output is sent to
         self._selector.register(inbox.fd, selectors.EVENT_READ, inbox)
         if rendezvous is not None:
@@ -93,23 +104,24 @@ class Supervisor:
             return failure.exit_code
         if self.signal is None and (self.broken() or (self._rendezvous is not None and self._rendezvous.must_end)):
             return 1
-        return 128 + self.signal if self.signal else 0
+        if self.signal is not None:
+            return 128 + self.signal
+        return OUTPUT_LOST if any(writer.lost for writer in self._writers) else 0
 
     def failure(self) -> JobFailure | None:
         """Return the failure of the job as far as it is known, None without one."""
         if self.first_failure is None:
             return None
         if self.replace is not None:  # the numbers in the reports are of a world whose ranks were numbered anew
-            return JobFailure(self.first_failure, self._ranks, {}, {})
-        named = {report.rank: report.failed_ranks for report in self._failures.reports()}
-        return JobFailure(self.first_failure, self._ranks, named, self.elsewhere())
+            return JobFailure(self.first_failure, self._ranks, (), {})
+        return JobFailure(self.first_failure, self._ranks, self._failures.reports(), self.elsewhere())
 
     def run(self) -> None:
         """Run until all ranks have ended and are released.
 
         If they have ended with success, wait then until those of the other nodes have, too, or the job is restarted.
         """
-        while self._release_at or not all(rank.released for rank in self._ranks):
+        while self._unreleased or not all(rank.released for rank in self._ranks):
             self._step()
         if self._rendezvous is None or self.first_failure is not None or self.signal or self._rendezvous.is_decided:
             return
@@ -137,6 +149,7 @@ class Supervisor:
                     source.read_some()
                 case TerminalWriter():
                     source.write_some()
+                    self._report_loss(source)
                 case SignalPipe():
                     for number in source.read():
                         self._on_signal(number)
@@ -150,7 +163,7 @@ class Supervisor:
         """Register writers with queued output, and streams whose writers have room."""
         for writer in self._writers:
             self._watch(writer, selectors.EVENT_WRITE, writer.pending)
-        for rank in {*self._ranks, *self._release_at}:
+        for rank in {*self._ranks, *self._unreleased}:
             for stream in rank.streams:
                 self._watch(stream, selectors.EVENT_READ, not stream.closed and not stream.writer.full)
 
@@ -163,7 +176,7 @@ class Supervisor:
 
     def _timeout(self, until: float | None) -> float | None:
         """Return the seconds to the next deadline, None without one."""
-        deadlines = [self._terminate_at, self._kill_at, until, *self._release_at.values()]
+        deadlines = [self._terminate_at, self._kill_at, until, *map(self._release_at, self._unreleased)]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
@@ -173,7 +186,7 @@ class Supervisor:
         # ranks noticed that failure and exited.
         for rank, status in sorted(endings, key=lambda item: item[1].signal is None):
             self._selector.unregister(rank.pidfd)
-            self._release_at[rank] = status.at + DRAIN_SECONDS
+            self._unreleased.append(rank)
             if self.on_exit is not None:
                 self.on_exit(rank)
             if status.shell_status:
@@ -229,6 +242,7 @@ class Supervisor:
             why: another node's failure, or a change of the nodes, ends the attempt or the job; or it is broken.
         """
         begun = self.first_failure is not None or self.signal or self._terminate_at or self._kill_at
+        self._must_end = self._must_end or bool(why)
         if why and self._running() and not begun:
             self._terminate_at = time.monotonic() + self._failure_grace
             self._message(f"{why}; those of this node get {self._failure_grace:g} s to end")
@@ -239,7 +253,9 @@ class Supervisor:
             if self._rendezvous is not None:
                 self._rendezvous.report("stopped")
             if self._running():
-                self._message(f"{number.name} passed on to the ranks; they get {self._stop_grace:g} s to end")
+                again = "a second Ctrl-C" if number == signal.SIGINT else "Ctrl-C (SIGINT)"
+                limit = f"they get {self._stop_grace:g} s to end, {again} kills them at once"
+                self._message(f"{number.name} passed on to the ranks; {limit}")
             self._stop(number)
         elif number == signal.SIGINT:
             self._kill_at = min(self._kill_at or math.inf, time.monotonic() + GOODBYE_SECONDS)
@@ -250,10 +266,46 @@ class Supervisor:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._send(signal.SIGKILL)
-        for rank, deadline in list(self._release_at.items()):
-            if now >= deadline or all(stream.closed for stream in rank.streams):
-                rank.release()
-                del self._release_at[rank]
+        for rank in list(self._unreleased):
+            at = self._release_at(rank)
+            if at is not None and now >= at:
+                if self._succeeded(rank) and not self._holders_reported and (pids := self._holders()):
+                    self._holders_reported = True
+                    self._message(
+                        f"the ranks have ended, and their output is held open by {', '.join(map(command_of, pids))}; "
+                        f"it gets {self._output_grace:g} s to end (--output-grace)"
+                    )
+                    return
+                rank.release(only_holders=self._succeeded(rank))
+                self._unreleased.remove(rank)
+
+    def _release_at(self, rank: Rank) -> float | None:
+        """Return when to let go of a rank that has ended; None if that depends on other events."""
+        status = rank.exit_status
+        assert status is not None, "the rank has ended"
+        if all(stream.closed for stream in rank.streams):
+            return status.at
+        if not self._succeeded(rank):
+            return status.at + DRAIN_SECONDS
+        if self._running():
+            return None
+        ends = [each.exit_status.at for each in self._ranks if each.exit_status is not None]
+        return max(ends) + DRAIN_SECONDS + (self._output_grace if self._holders_reported else 0)
+
+    def _succeeded(self, rank: Rank) -> bool:
+        """Return whether a rank has ended by itself with exit code 0, in a job that has not been ended."""
+        ended = self.first_failure is not None or self.signal is not None or self._must_end
+        return not ended and not rank.failed and rank.ended_by_itself
+
+    def _holders(self) -> list[int]:
+        return sorted({pid for rank in self._unreleased for pid in rank.holders()})
+
+    def _report_loss(self, writer: TerminalWriter) -> None:
+        """Report once that output could not be written: on stderr, if that is possible."""
+        if writer.lost is not None and writer not in self._losses_reported:
+            self._losses_reported.add(writer)
+            name = "stdout" if writer.fd == 1 else "stderr"
+            self._message(f"cannot write to {name}, and output is lost: {writer.lost.strerror}")
 
     def _stop(self, number: signal.Signals) -> None:
         """Signal the ranks, and set the deadline for SIGKILL."""

@@ -29,12 +29,14 @@ class ProcessExit(NamedTuple):
         raised: whether an exception ends it.
         error: that exception, or its explicit cause, if it is one of RankMesh's.
         exit_text: how it ends without a failure.
+        place: the innermost line of the user's code that an exception passed through.
     """
 
     reason: str = ""
     raised: bool = False
     error: DistError | None = None
     exit_text: str = ""
+    place: str = ""
 
 
 class _ExitHook:
@@ -98,6 +100,14 @@ def print_instead(error: KeyboardInterrupt, line: str) -> None:
         sys.excepthook = _ExceptHook(sys.excepthook)
 
 
+def fold_tracebacks() -> None:
+    """Have Python print uncaught exceptions without RankMesh's frames, unless another library prints them."""
+    if sys.excepthook is sys.__excepthook__:
+        from rankmesh._launcher.tracebacks import print_exception
+
+        sys.excepthook = print_exception
+
+
 class _ExceptHook:
     """Takes the place of ``sys.excepthook``.
 
@@ -136,11 +146,18 @@ def at_destroy(error: BaseException | None) -> ProcessExit:
     """
     if error is None:
         return ProcessExit()
-    return ProcessExit(error=_dist_error(error), exit_text=f"it called destroy_process_group after {_text(error)}")
+    text = f"it called destroy_process_group after {_text(error)}"
+    return ProcessExit(error=_dist_error(error), exit_text=text, place=_place(error))
 
 
 def _ended_with(error: BaseException) -> ProcessExit:
-    return ProcessExit(f"it ended with {_text(error)}", True, _dist_error(error))
+    return ProcessExit(f"it ended with {_text(error)}", True, _dist_error(error), place=_place(error))
+
+
+def _place(error: BaseException) -> str:
+    from rankmesh._launcher.tracebacks import place
+
+    return place(error)
 
 
 def _text(error: BaseException) -> str:

@@ -201,7 +201,7 @@ class Session:
             steps.callback(self.rendezvous.close)
             steps.callback(self.callbacks.close)
             steps.callback(self.agent.close, end.reason, raised=end.raised, exit_text=end.exit_text)
-            steps.callback(self._report_failure)
+            steps.callback(self._report_failure, end.place)
             if end.error is not None:
                 steps.callback(self.agent.record_failure, self.group._communicator, end.error)
             if "store" in vars(self):
@@ -210,10 +210,10 @@ class Session:
                 if group._gpu is not None:
                     steps.callback(group._gpu.end, in_order=not end.reason)
 
-    def _report_failure(self) -> None:
-        """Report to the launcher which other ranks' failures have ended this one."""
-        if self.failure_file and (failed_ranks := self.agent.failed_ranks):
-            FailureReport(self.agent.member.rank, os.getpid(), failed_ranks).write(self.failure_file)
+    def _report_failure(self, place: str) -> None:
+        """Report to the launcher which other ranks' failures have ended this one, and at which line."""
+        if self.failure_file and ((failed_ranks := self.agent.failed_ranks) or place):
+            FailureReport(self.agent.member.rank, os.getpid(), failed_ranks, place).write(self.failure_file)
 
     def close_in_child(self) -> None:
         """Let go of the session in a forked child, without a word to other ranks."""
@@ -244,6 +244,8 @@ def join(
     from rankmesh._session.agents import agent_for
 
     settings = replace(settings, job=rendezvous.job)
+    if settings.failure_file:
+        process_exit.fold_tracebacks()
     engines = engines or Engines()
     began = time.monotonic()
     try:

@@ -232,6 +232,16 @@ def test_a_missing_program(arguments: list[str], capsys: pytest.CaptureFixture[s
     assert f"no such {'script' if len(arguments) == 1 else 'program'}: {arguments[-1]}" in capsys.readouterr().err
 
 
+def test_a_missing_program_without_a_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit):
+        parse(["train.py"])
+    assert "no such script: train.py (the working directory does not exist any more)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_the_credential_of_a_job_names_it(script: str, nodes: str) -> None:
     token = for_job("secret", "my job")

@@ -148,14 +148,13 @@ def test_victims_that_exit_before_the_cause_does(launchers: Launchers):
     launchers.start(CAUSE.replace("CAUSE", "2"), "--nproc-per-node=3", "--failure-grace=60")
     ((code, lines),) = launchers.finish()
     assert code == 1
-    assert re.fullmatch(r"\[rankmesh\] rank [01] ended because rank 2 failed; the others get 60 s to end", lines[1]), (
-        lines
-    )
+    first = r"\[rankmesh\] rank [01] failed, and its error names rank 2; the others get 60 s to end"
+    assert re.fullmatch(first, lines[1]), lines
     assert re.match(r"\[rankmesh\] rank 2 failed first: exit code 1 after ", lines[2]), lines
     assert "[rankmesh]   | ValueError: no such file: weights.npy" in lines
-    assert [re.sub(r"\(.*\)", "()", line) for line in lines[-2:]] == [
-        f"[rankmesh] rank {rank}: ended because rank 2 failed ()" for rank in range(2)
-    ]
+    place = r"at script\.py:\d+ in <module>"
+    assert re.search(rf" s, {place} \(host ", lines[2]), lines
+    assert re.fullmatch(rf"\[rankmesh\] ranks 0-1: ended because rank 2 failed \(exit code 1, .*, {place}\)", lines[-1])
 
 
 @processes
@@ -183,11 +182,11 @@ def test_a_cause_on_another_node(launchers: Launchers, cause: int):
     code, lines = found[1 - cause // 2]
     assert code == 1
     first = 2 - cause // 2 * 2
-    # Before the report, if another of its ranks still ran, is: "… failed on another node; the others get 60 s".
-    victim = rf"\[rankmesh\] rank [{first}{first + 1}] ended because rank {cause} failed on another node"
-    report = next(number for number, line in enumerate(lines) if f"rank {cause} failed first, on another node" in line)
-    assert [line for line in lines[1:report] if not re.match(f"{victim}; the others get", line)] == [], lines
-    assert re.match(f"{victim}: exit code 1", lines[report + 1]), lines
+    # Neither this launcher nor a gateway knows the exit code of a rank elsewhere that has called
+    # destroy_process_group().
+    victim = rf"\[rankmesh\] rank [{first}{first + 1}] failed, and its error names rank {cause} on another node"
+    assert any(re.match(f"{victim}: exit code 1", line) for line in lines), lines
+    assert not any("failed first" in line for line in lines), lines
     assert any("RankFailedError" in line and f"rank {cause} (" in line for line in lines), lines
 
 
@@ -210,7 +209,7 @@ def test_a_chain_ends_at_the_rank_that_blames_none(launchers: Launchers):
     launchers.start(REPORTS, "--nproc-per-node=4", "--failure-grace=60")
     ((code, lines),) = launchers.finish()
     assert code == 11
-    assert "rank 3 ended because rank 2 failed" in lines[1]
+    assert "rank 3 failed, and its error names rank 2" in lines[1]
     assert "rank 1 failed first: exit code 11" in lines[2]
     assert [line.partition(" (")[0] for line in lines[-3:]] == [
         "[rankmesh] rank 0: ended because rank 1 failed",
@@ -244,9 +243,50 @@ def test_a_cause_that_does_not_end(launchers: Launchers):
     )
     ((code, lines),) = launchers.finish()
     assert code == 1
-    assert lines[2] == "[rankmesh] rank 1 failed first, and had not ended: signal SIGTERM (15) from the launcher"
-    assert lines[3].startswith("[rankmesh] rank 0 ended because rank 1 failed: exit code 1 after ")
+    assert lines[2].startswith("[rankmesh] rank 0 failed, and its error names rank 1: exit code 1 after ")
+    assert lines[3] == "[rankmesh]   rank 1 had not ended: signal SIGTERM (15) from the launcher"
     assert lines[5] == "[rankmesh]   | rank 1 did not come"
+
+
+@processes
+def test_one_traceback_for_all_ranks(launchers: Launchers):
+    launchers.start(
+        """
+        dist.init_process_group()
+        if rank == 1:
+            raise ValueError("no more data")
+        dist.all_reduce(np.ones(4))
+        """,
+        "--nproc-per-node=4",
+        "--failure-grace=60",
+    )
+    _, stderr = launchers.started[0].communicate(timeout=SECONDS)
+    assert stderr.count("Traceback (most recent call last)") == 2, "the failed rank's, there and in the report"
+    assert "rankmesh/_collectives" not in stderr
+    assert (
+        len(re.findall(r"\[rank [023]\] rankmesh.RankFailedError: rank 1 .*\n\[rank .\]   at script.py:", stderr)) >= 1
+    )
+    assert re.search(r"\[rankmesh\] ranks 0, 2-3: ended because rank 1 failed \(exit code 1, ", stderr)
+
+
+@processes
+def test_a_rank_that_ends_with_exit_code_0_has_not_failed(launchers: Launchers):
+    """It may have left too early, or the rank whose error names it is the one that is wrong."""
+    launchers.start(
+        """
+        from rankmesh._launcher.failure_file import FailureReport
+        if rank != 1:
+            FailureReport(rank, os.getpid(), [1]).write(os.environ["RANKMESH_FAILURE_FILE"])
+            sys.exit("rank 1 has left")
+        """,
+        "--nproc-per-node=3",
+    )
+    ((code, lines),) = launchers.finish()
+    assert code == 1
+    assert not any("failed first" in line or "because" in line for line in lines), lines
+    assert lines.count("[rankmesh]   rank 1 ended with exit code 0: do all ranks make the same calls?") == 1
+    assert any(re.match(r"\[rankmesh\] rank [02] failed, and its error names rank 1: exit code 1", x) for x in lines)
+    assert any(line.startswith("[rankmesh] rank 1: exit code 0, ") for line in lines)
 
 
 # spawn

@@ -337,6 +337,56 @@ def test_pdb_without_a_terminal_says_what_to_do(job: Job) -> None:
     assert b"rank 1 cannot start pdb: its standard input is /dev/null; start the job from a terminal" in stderr
 
 
+def test_the_output_of_what_a_rank_leaves_behind(job: Job) -> None:
+    job.script("""
+        wait = "while [ ! -e all ]; do sleep 0.05; done; echo uploaded; touch done"
+        subprocess.Popen(["sh", "-c", wait])
+        subprocess.Popen(["sh", "-c", "while [ ! -e done ]; do sleep 0.05; done"])
+    """)
+    launcher = job.start("--output-grace=1000", "script.py")
+    assert launcher.stderr is not None
+    lines = iter(lambda: launcher.stderr.readline().decode(), "")  # type: ignore[union-attr]
+    line = next(line for line in lines if "held open" in line)
+    assert re.search(r"held open by sh -c while \[ ! -e all .* \(pid \d+\), .*; it gets 1000 s to end", line)
+    (job.folder / "all").touch()
+    assert job.finish(launcher)[:2] == (0, "[rank 0] uploaded\n")
+
+
+UPLOAD = """
+subprocess.Popen(
+    ["sh", "-c", "echo $$ > pid.0; while [ ! -e go ]; do sleep 0.05; done; echo uploaded > upload"],
+    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+while not os.path.exists("pid.0"):
+    time.sleep(0.01)
+"""
+
+
+def test_what_a_rank_leaves_behind_without_its_output_goes_on(job: Job) -> None:
+    job.script(UPLOAD)
+    assert job.run("--output-grace=0", "script.py")[0] == 0
+    (job.folder / "go").touch()
+    wait_until((job.folder / "upload").exists, "the upload to end", DEADLINE)
+
+
+def test_what_a_failed_rank_leaves_behind_is_killed(job: Job) -> None:
+    job.script(f"{UPLOAD}\nsys.exit(3)")
+    assert job.run("script.py")[0] == 3
+    (child,) = job.pids(1)
+    wait_until(lambda: not alive(child), "what the rank started to be killed", DEADLINE)
+
+
+def test_an_interrupt_ends_the_wait_for_output(job: Job) -> None:
+    job.script("subprocess.Popen(['sleep', '1000'])")
+    launcher = job.start("--output-grace=1000", "script.py")
+    assert launcher.stderr is not None
+    line = next(line for line in iter(launcher.stderr.readline, b"") if b"held open by sleep 1000" in line)
+    child = int(line.partition(b"(pid ")[2].partition(b")")[0])
+    launcher.send_signal(signal.SIGINT)
+    assert job.finish(launcher)[0] == 128 + signal.SIGINT
+    wait_until(lambda: not alive(child), "what the rank started to be killed", DEADLINE)
+
+
 def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
     job.script("""
         import threading
@@ -346,7 +396,7 @@ def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
             open(f"pid.{number}", "w").write(f"{process.pid}\\n")
         print("done", end="")
     """)
-    code, stdout, _ = job.run("script.py")
+    code, stdout, _ = job.run("--output-grace=0.1", "script.py")
     assert (code, stdout) == (0, "[rank 0] done\n")
     child, stray = (int((job.folder / f"pid.{number}").read_text()) for number in range(2))
     try:
@@ -354,6 +404,23 @@ def test_a_grandchild_that_holds_the_output_open(job: Job) -> None:
         assert alive(stray), "what left the rank's session is not ours to kill"
     finally:
         os.kill(stray, signal.SIGKILL)
+
+
+def test_a_full_disk(job: Job) -> None:
+    job.script("print('lost'); print('shown', file=sys.stderr)")
+    with open("/dev/full", "w") as full:
+        launcher = subprocess.run(
+            [sys.executable, "-m", "rankmesh.run", "script.py"],
+            cwd=job.folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+    assert launcher.returncode == 120
+    assert "[rankmesh] cannot write to stdout, and output is lost: No space left on device\n" in launcher.stderr
+    assert "[rank 0] shown\n" in launcher.stderr
 
 
 # Failures
@@ -382,10 +449,7 @@ def test_the_first_failure_is_reported_although_others_fail_milliseconds_after(j
     assert report[2:13] == ["[rankmesh]   the end of its stderr:"] + [
         f"[rankmesh]   | rank 1 says {number}" for number in range(10, 20)
     ]
-    assert [line.rpartition(",")[0] for line in report[13:]] == [
-        "[rankmesh] rank 0: exit code 1",
-        "[rankmesh] rank 2: exit code 1",
-    ]
+    assert [line.partition(",")[2].partition(",")[0] for line in report[13:]] == [" 2: exit code 1"], report
 
 
 def state(pid: int) -> str:
@@ -484,7 +548,9 @@ def test_a_signal_is_passed_on(number: signal.Signals, job: Job) -> None:
     code, stdout, stderr = job.finish(launcher)
     assert code == 128 + number
     assert sorted(stdout.splitlines()) == ["[rank 0] leaving", "[rank 1] leaving"]
-    assert f"[rankmesh] {number.name} passed on to the ranks" in stderr
+    again = "a second Ctrl-C" if number == signal.SIGINT else "Ctrl-C (SIGINT)"
+    text = f"{number.name} passed on to the ranks; they get 30 s to end, {again} kills them at once"
+    assert f"[rankmesh] {text}\n" in stderr
     assert "failed" not in stderr
     assert not any(alive(pid) for pid in pids)
 
@@ -501,6 +567,17 @@ def test_who_ignores_a_signal_is_killed(job: Job) -> None:
     assert code == 128 + signal.SIGTERM
     assert "[rankmesh] rank 0: signal SIGKILL (9) from the launcher" in stderr
     assert not alive(pids[0])
+
+
+def test_a_stopped_rank_receives_a_signal(job: Job) -> None:
+    job.script(WRITE_PID + "time.sleep(1000)")
+    launcher = job.start("--stop-grace=1000", "script.py")
+    (pid,) = job.pids(1)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: state(pid) == "T", "the rank to stop")
+    launcher.terminate()
+    assert job.finish(launcher)[0] == 128 + signal.SIGTERM
+    assert not alive(pid)
 
 
 def test_a_second_interrupt_kills_at_once(job: Job) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 
 import numpy as np
@@ -76,6 +77,19 @@ def test_env_under_the_launcher(ranks: Ranks) -> None:
 @pytest.mark.parametrize(("host", "size"), [("localhost", 3), ("[::1]", 2)])
 def test_tcp(ranks: Ranks, host: str, size: int) -> None:
     ranks.run(by, size, options={"init_method": f"tcp://{host}:{port_of(host)}"})
+
+
+def from_nowhere(me: Me, options: dict) -> None:
+    """Join after the working directory has been removed."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+    by(me, options)
+
+
+@pytest.mark.parametrize("dumps", ["", "relative"])
+def test_without_a_working_directory(ranks: Ranks, dumps: str) -> None:
+    options = {"init_method": f"tcp://localhost:{free_port()}"}
+    ranks.run(from_nowhere, 2, env={"RANKMESH_DUMP_DIR": dumps}, options=options)
 
 
 def test_file(ranks: Ranks) -> None:
