@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import logging
 import os
 import secrets
@@ -15,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from rankmesh_agent.config import launched
+from rankmesh_agent.config.addresses import resolves_to_loopback
 from rankmesh_agent.config.env import integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
 from rankmesh_agent.wire.credentials import Credentials, check_form, for_job, job_of
@@ -45,6 +46,7 @@ class Settings:
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
+        parent: the job and the rank of the launcher's process that this one is, or descends from; None without one.
         job: RANKMESH_JOB, distinguishes jobs at one gateway; by default the job that the token is the credential of.
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
@@ -88,6 +90,7 @@ class Settings:
     master_addr: str | None = None
     master_port: int | None = None
     gateway: str | None = None
+    parent: tuple[str, str] | None = None
     job: str = "default"
     attempt: int = 0
     join: bool = False
@@ -118,12 +121,13 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Read the settings from ``environ`` (usually ``os.environ``).
+        """Read the settings from ``environ`` (usually ``os.environ``), of a launcher's those that count here.
 
         Raises:
             ValueError: a variable has an invalid value; the message names the variable.
             OSError: the token's file cannot be read.
         """
+        environ = launched.counting(environ)
         interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
         world_size = integer(environ, "WORLD_SIZE", at_least=1)
@@ -142,6 +146,7 @@ class Settings:
             master_addr=environ.get("MASTER_ADDR") or None,
             master_port=integer(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
+            parent=launched.parent(environ),
             job=environ.get("RANKMESH_JOB") or job_of(token) or "default",
             attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
             join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
@@ -202,9 +207,10 @@ def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
     """Check that an address which other machines can reach is used with a token only, and not with a short one.
 
     Raises:
-        ValueError: ``host`` is not a loopback address and ``token`` is empty, or short enough to be guessed.
+        ValueError: ``host`` is neither a loopback address nor the name of one, and ``token`` is empty, or short enough
+            to be guessed.
     """
-    if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(host):
+    if len(token) < MIN_TOKEN_CHARACTERS and not resolves_to_loopback(host):
         lack = f"with a token of fewer than {MIN_TOKEN_CHARACTERS} characters" if token else "without a token"
         raise ValueError(
             f"{what} would listen on {host}, which other machines can reach, {lack}. "
@@ -248,16 +254,6 @@ def create_token(path: Path) -> None:
         fresh.write(f"{secrets.token_hex(32)}\n")
         fresh.flush()
         os.link(fresh.name, path)  # atomic: the file is complete, and only one of two concurrent tokens wins
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``. Names except localhost count as reachable from elsewhere."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:

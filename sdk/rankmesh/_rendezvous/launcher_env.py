@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankmesh._rendezvous.locator import configured_address
+from rankmesh_agent.config.addresses import is_loopback, resolves_to_loopback
 from rankmesh_agent.config.launchers import Launcher
-from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import address_towards
 
 
@@ -26,7 +27,7 @@ def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
         raise ValueError(
             f"{launcher.name} started ranks on several hosts, and does not say where rank 0 is: {launcher.address}"
         )
-    if not is_loopback(host):
+    if not (resolves_to_loopback(host) if launcher.one_host else is_loopback(host)):
         settings = _beyond_loopback(settings, launcher, host, port)
     return replace(settings, master_addr=host, master_port=port)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from rankmesh._rendezvous.hosted import HostedGateway
-from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.config.addresses import is_loopback, resolves_to_loopback
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import address_of_interface, address_towards
 
 LOOPBACK = "127.0.0.1"
@@ -79,8 +80,8 @@ def listen_address(settings: Settings, host: str, port: int) -> str:
     chosen = configured_address(settings)
     if chosen is not None:
         return chosen
-    if is_loopback(host):
-        return LOOPBACK if host == "localhost" else host
+    if resolves_to_loopback(host):
+        return host if is_loopback(host) and host.lower() != "localhost" else LOOPBACK
     return address_towards(host, port)
 
 
