@@ -70,7 +70,7 @@ class Plan:
         options = self.options
         world_size = str(self.world_size)
         environment = {
-            **unlaunched(base),
+            **{name: value for name, value in unlaunched(base).items() if name not in options.variables},
             "RANK": str(rank),
             "LOCAL_RANK": str(rank - self.ranks.start),
             "WORLD_SIZE": world_size,
