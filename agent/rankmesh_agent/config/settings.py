@@ -59,7 +59,8 @@ class Settings:
             host.
         bind: RANKMESH_BIND, the address to listen on.
         advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
-        interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
+        interface: GLOO_SOCKET_IFNAME, or else NCCL_SOCKET_IFNAME, the network interfaces of which one is to listen on
+            where other hosts are to reach this one; in NCCL's syntax, where gloo's list of names begins with ``=``.
         shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
             on hosts with many ranks.
@@ -128,7 +129,6 @@ class Settings:
             OSError: the token's file cannot be read.
         """
         environ = launched.counting(environ)
-        interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
         world_size = integer(environ, "WORLD_SIZE", at_least=1)
         launcher = detect_launcher(environ) if rank is None else None
@@ -157,7 +157,7 @@ class Settings:
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
-            interface=_first_interface(interface) if interface else None,
+            interface=_interface(environ),
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
             full_mesh=_or_default(integer(environ, "RANKMESH_FULL_MESH"), cls.full_mesh),
@@ -291,9 +291,11 @@ def _debug(environ: Mapping[str, str]) -> str:
     return "OFF"
 
 
-def _first_interface(names: str) -> str | None:
-    """Return the first interface to use; NCCL's ``^a,b`` only excludes interfaces."""
-    return None if names.startswith("^") else names.split(",")[0].removeprefix("=")
+def _interface(environ: Mapping[str, str]) -> str | None:
+    names = environ.get("GLOO_SOCKET_IFNAME")
+    if names:
+        return names if names.startswith(("=", "^")) else f"={names}"
+    return environ.get("NCCL_SOCKET_IFNAME") or None
 
 
 def _or_default(value: int | None, default: int) -> int:

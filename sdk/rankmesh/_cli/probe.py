@@ -19,7 +19,7 @@ from rankmesh._cli.exit_codes import CommandError
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import host_load, measure, shm_room
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import address_of_interface
+from rankmesh_agent.net.sockets import interfaces
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
@@ -153,9 +153,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(RuntimeError):  # an interface without an address
-            yield name, address_of_interface(name)
+    yield from interfaces()
 
 
 def probe_gateway(service: ServiceClient) -> dict[str, Any]:

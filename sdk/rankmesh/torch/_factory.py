@@ -152,7 +152,7 @@ def _agree_on_settings(settings: Settings, store: Any, rank: int, size: int, dea
     no other process can join.
     """
     # A rank that is configured to listen beyond loopback is reachable from other hosts.
-    reachable = settings.interface is not None if settings.bind is None else not resolves_to_loopback(settings.bind)
+    reachable = settings.bind is not None and not resolves_to_loopback(settings.bind)
     store.set(f"host/{rank}", _REMOTE if reachable else host_id(settings.shm_dir))
     if rank == 0:
         keys = [f"host/{each}" for each in range(size)]

@@ -37,8 +37,9 @@ VARIABLES = [
     ("RANKMESH_TRANSPORT", "auto", "transport", "auto"),
     ("RANKMESH_BIND", "10.0.0.5", "bind", "10.0.0.5"),
     ("RANKMESH_ADVERTISE", "10.0.0.5, node5,,fe80::1 ", "advertise", ("10.0.0.5", "node5", "fe80::1")),
-    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "eth0"),
-    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "=eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "=eth0,eth1"),
+    ("GLOO_SOCKET_IFNAME", "^docker", "interface", "^docker"),
     ("NCCL_SOCKET_IFNAME", "ib0", "interface", "ib0"),
     ("RANKMESH_SHM_DIR", "/mnt/shm", "shm_dir", "/mnt/shm"),
     ("RANKMESH_SLOT_BYTES", "4096", "slot_bytes", 4096),
@@ -90,7 +91,7 @@ NUMBERS = [
 
 
 def test_gloos_interface_comes_before_nccls():
-    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "eth0"
+    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "=eth0"
 
 
 @pytest.mark.parametrize(
