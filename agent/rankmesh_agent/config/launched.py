@@ -68,10 +68,10 @@ def is_launchers(environ: Mapping[str, str], host: str, port: int) -> bool:
     return port == gateway.port and _is_same("MASTER_ADDR", host, gateway.hostname)
 
 
-def parent(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return job and rank of the launcher's process that this process is, or descends from; None without a launcher."""
+def parent(environ: Mapping[str, str]) -> str:
+    """Return job and rank of the launcher's process that this one is, or descends from; empty without a launcher."""
     made = _record(environ)
-    return (made["RANKMESH_JOB"], made["RANK"]) if {"RANKMESH_JOB", "RANK"} <= made.keys() else None
+    return f"{made['RANKMESH_JOB']}/{made['RANK']}" if {"RANKMESH_JOB", "RANK"} <= made.keys() else ""
 
 
 def _record(environ: Mapping[str, str]) -> dict[str, str]:

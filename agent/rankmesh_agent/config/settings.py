@@ -46,7 +46,8 @@ class Settings:
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
-        parent: the job and the rank of the launcher's process that this one is, or descends from; None without one.
+        parent: from RANKMESH_LAUNCHED, set by the launcher: job and rank (``job/0``) of the launcher's process that
+            this one is, or descends from; empty without a launcher.
         job: RANKMESH_JOB, distinguishes jobs at one gateway; by default the job that the token is the credential of.
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
@@ -91,7 +92,7 @@ class Settings:
     master_addr: str | None = None
     master_port: int | None = None
     gateway: str | None = None
-    parent: tuple[str, str] | None = None
+    parent: str = ""
     job: str = "default"
     attempt: int = 0
     join: bool = False
