@@ -18,7 +18,7 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.join_reports import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.host import host_id
+from rankmesh_agent.net.host import ancestors, host_id
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.connector_thread import ConnectorThread
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
@@ -127,7 +127,8 @@ class JobMembership:
             )
             self.gateway = GatewayClient(find_gateway, settings.job_token)
             undo.callback(self.gateway.close)
-            launched = LocalRankInfo(settings.local_rank, settings.local_size)
+            above = ancestors() if settings.parent else ()
+            launched = LocalRankInfo(settings.local_rank, settings.local_size, settings.parent, above)
             joined = self.gateway.join(
                 settings.job,
                 world_size,

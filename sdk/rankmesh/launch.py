@@ -34,6 +34,7 @@ from rankmesh._launcher.rank import Rank
 from rankmesh._launcher.report import failure_report, stop_report
 from rankmesh._launcher.signals import SignalPipe
 from rankmesh._launcher.supervisor import Supervisor
+from rankmesh_agent.config.launched import recorded, unlaunched
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None, *, prog: str = "rankmesh run", use_env: 
     options = parse(argv, prog=prog, use_env=use_env)
     restore_limit = raise_limit()
     try:
-        settings = Settings.from_env(os.environ)
+        settings = Settings.from_env(unlaunched(os.environ))
         check_environment(server=True)
         options = resolve_nodes(options, settings)
         job = plan(options, settings)
@@ -311,7 +312,7 @@ class _Starter:
         rank = Rank(
             number,
             job.command(number),
-            {**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables},
+            recorded({**job.environment(number, os.environ), VARIABLE: self._failure_file, **variables}),
             stdin=None if number == job.ranks.start or os.isatty(0) else subprocess.DEVNULL,
             writers=self._writers,
             before_exec=self._before_exec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rankmesh_agent.wire.schemas import (
@@ -48,6 +49,14 @@ class Requests:
         self, rank: int, world_size: int = 2, *, life: int = 1, job: str = "job", wait: float = 20.0, attempt: int = 0
     ) -> JoinRequest:
         return JoinRequest(job, world_size, self.member(rank, life), wait, attempt)
+
+    def child(
+        self, parent: int, rank: int, world_size: int = 2, *, pid: int, ancestors: Sequence[int] = ()
+    ) -> JoinRequest:
+        """A join of a process that descends from a launcher's rank."""
+        request = self.join(rank, world_size, life=pid)
+        member = replace(request.member, pid=pid)
+        return replace(request, member=member, parent=f"job/{parent}", ancestors=[*ancestors, 1000 + parent])
 
     def join_unassigned(self, number: int, world_size: int = 2, *, life: int = 1, job: str = "job") -> JoinRequest:
         """A join of process ``number`` that leaves its rank to the gateway."""

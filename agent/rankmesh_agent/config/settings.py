@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import logging
 import os
 import secrets
@@ -15,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from rankmesh_agent.config import launched
+from rankmesh_agent.config.addresses import resolves_to_loopback
 from rankmesh_agent.config.env import integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
 from rankmesh_agent.config.tls import private_network
@@ -46,6 +47,8 @@ class Settings:
         master_addr: MASTER_ADDR, the host of the gateway.
         master_port: MASTER_PORT, the port of the gateway.
         gateway: RANKMESH_GATEWAY, the URL of a running gateway; the launcher sets it.
+        parent: from RANKMESH_LAUNCHED, set by the launcher: job and rank (``job/0``) of the launcher's process that
+            this one is, or descends from; empty without a launcher.
         job: RANKMESH_JOB, distinguishes jobs at one gateway; by default the job that the token is the credential of.
         attempt: RANKMESH_ATTEMPT, set by the launcher: how often it has restarted the job.
         join: RANKMESH_JOIN, set by the launcher: whether this process joins a job that runs, in place of a lost one.
@@ -59,7 +62,8 @@ class Settings:
             host.
         bind: RANKMESH_BIND, the address to listen on.
         advertise: RANKMESH_ADVERTISE, the addresses for peers, comma-separated.
-        interface: GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, the network interface to listen on.
+        interface: GLOO_SOCKET_IFNAME, or else NCCL_SOCKET_IFNAME, the network interfaces of which one is to listen on
+            where other hosts are to reach this one; in NCCL's syntax, where gloo's list of names begins with ``=``.
         shm_dir: RANKMESH_SHM_DIR, directory of shared memory files.
         slot_bytes: RANKMESH_SLOT_BYTES, bytes of one rank's slot in a group's shared memory; slots are smaller
             on hosts with many ranks.
@@ -90,6 +94,7 @@ class Settings:
     master_addr: str | None = None
     master_port: int | None = None
     gateway: str | None = None
+    parent: str = ""
     job: str = "default"
     attempt: int = 0
     join: bool = False
@@ -120,12 +125,12 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Settings:
-        """Read the settings from ``environ`` (usually ``os.environ``).
+        """Read the settings from ``environ`` (usually ``os.environ``), of a launcher's those that count here.
 
         Raises:
             ValueError: a variable has an invalid value; the message names the variable.
         """
-        interface = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME")
+        environ = launched.counting(environ)
         rank, local_rank = integer(environ, "RANK"), integer(environ, "LOCAL_RANK")
         world_size = integer(environ, "WORLD_SIZE", at_least=1)
         launcher = detect_launcher(environ) if rank is None else None
@@ -143,6 +148,7 @@ class Settings:
             master_addr=environ.get("MASTER_ADDR") or None,
             master_port=integer(environ, "MASTER_PORT", at_most=65535),
             gateway=environ.get("RANKMESH_GATEWAY") or None,
+            parent=launched.parent(environ),
             job=environ.get("RANKMESH_JOB") or job_of(token) or "default",
             attempt=integer(environ, "RANKMESH_ATTEMPT") or 0,
             join=bool(integer(environ, "RANKMESH_JOIN", at_most=1)),
@@ -153,7 +159,7 @@ class Settings:
             transport=cast(Transport, _choice(environ, "RANKMESH_TRANSPORT", get_args(Transport))),
             bind=environ.get("RANKMESH_BIND") or None,
             advertise=tuple(a.strip() for a in environ.get("RANKMESH_ADVERTISE", "").split(",") if a.strip()),
-            interface=_first_interface(interface) if interface else None,
+            interface=_interface(environ),
             shm_dir=environ.get("RANKMESH_SHM_DIR") or "/dev/shm",
             slot_bytes=integer(environ, "RANKMESH_SLOT_BYTES", at_least=4096) or cls.slot_bytes,
             full_mesh=_or_default(integer(environ, "RANKMESH_FULL_MESH"), cls.full_mesh),
@@ -203,9 +209,10 @@ def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
     """Check that an address which other machines can reach is used with a token only, and not with a short one.
 
     Raises:
-        ValueError: ``host`` is not a loopback address and ``token`` is empty, or short enough to be guessed.
+        ValueError: ``host`` is neither a loopback address nor the name of one, and ``token`` is empty, or short enough
+            to be guessed.
     """
-    if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(host):
+    if len(token) < MIN_TOKEN_CHARACTERS and not resolves_to_loopback(host):
         lack = f"with a token of fewer than {MIN_TOKEN_CHARACTERS} characters" if token else "without a token"
         raise ValueError(
             f"{what} would listen on {host}, which other machines can reach, {lack}. "
@@ -251,16 +258,6 @@ def create_token(path: Path) -> None:
         os.link(fresh.name, path)  # atomic: the file is complete, and only one of two concurrent tokens wins
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``. Names except localhost count as reachable from elsewhere."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
     """Return the launcher that provided this rank, None if none did: an inner launcher may have set RANK.
 
@@ -298,9 +295,11 @@ def _debug(environ: Mapping[str, str]) -> str:
     return "OFF"
 
 
-def _first_interface(names: str) -> str | None:
-    """Return the first interface to use; NCCL's ``^a,b`` only excludes interfaces."""
-    return None if names.startswith("^") else names.split(",")[0].removeprefix("=")
+def _interface(environ: Mapping[str, str]) -> str | None:
+    names = environ.get("GLOO_SOCKET_IFNAME")
+    if names:
+        return names if names.startswith(("=", "^")) else f"={names}"
+    return environ.get("NCCL_SOCKET_IFNAME") or None
 
 
 def _or_default(value: int | None, default: int) -> int:

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from http import HTTPStatus
 from typing import Any
 
-from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.rate_limit import AddressRateLimit, WarningInterval
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role, job_of, lease_of

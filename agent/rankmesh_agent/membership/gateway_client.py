@@ -144,7 +144,8 @@ class GatewayClient:
             reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
             shares = share_members is not None and world_size > LISTED_MEMBERS
             listed = not shares or member.rank == 0
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed)
+            chain = launched.parent, list(launched.ancestors)
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed, *chain)
             reply = self._join_until(request, deadline, seen, reports, check)
             return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
         except BaseException as error:

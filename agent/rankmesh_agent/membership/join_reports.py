@@ -28,10 +28,13 @@ class LocalRankInfo:
     Attributes:
         local_rank: its rank on the node, None without a launcher.
         local_size: ranks on each node, None if unknown.
+        parent, ancestors: see JoinRequest.
     """
 
     local_rank: int | None = None
     local_size: int | None = None
+    parent: str = ""
+    ancestors: Sequence[int] = ()
 
 
 NOT_LAUNCHED = LocalRankInfo()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.config.addresses import is_loopback
 
 
 def peer_name(sock: socket.socket) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import struct
 import sys
+from typing import NamedTuple
 
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
 from rankmesh_agent.net.tls import client_scheme, server_scheme
@@ -21,6 +23,13 @@ BACKLOG = 4096
 """Maximum number of clients that wait to be accepted: net.core.somaxconn's default, beyond which connects are lost."""
 _TCP_INFO = struct.Struct("=2xBB52xI")
 """Of struct tcp_info (linux/tcp.h): tcpi_retransmits, tcpi_probes, and tcpi_last_ack_recv in milliseconds."""
+
+
+class Interface(NamedTuple):
+    """A network interface and its IPv4 address."""
+
+    name: str
+    address: str
 
 
 def bind(host: str, port: int, *, purpose: str) -> socket.socket:
@@ -142,22 +151,47 @@ def address_towards(host: str, port: int) -> str:
         raise DistNetworkError(f"cannot find a route to {host}: {error.strerror}", address=host) from error
 
 
-def address_of_interface(name: str) -> str:
-    """Return the IPv4 address of a network interface.
+def interface_for(pattern: str, near: str = "") -> Interface:
+    """Return a network interface that a pattern allows: the one with an address if it is among them, else the first.
+
+    Args:
+        pattern: in the syntax of NCCL_SOCKET_IFNAME: prefixes of names, separated by commas; a ``=`` in front stands
+            for whole names, a ``^`` for all other interfaces (loopback and Docker's if there are no others).
+        near: the preferred address.
 
     Raises:
-        DistNetworkError: the interface does not exist, or has no address; the error lists the interfaces.
+        DistNetworkError: none of the interfaces with an IPv4 address does; the error lists them.
     """
+    there = interfaces()
+    rest = pattern.removeprefix("^")
+    names = [name.strip() for name in rest.removeprefix("=").split(",") if name.strip()]
+
+    def matches(interface: Interface, name: str) -> bool:
+        return interface.name == name if rest.startswith("=") else interface.name.startswith(name)
+
+    if pattern.startswith("^"):
+        allowed = [each for each in there if not any(matches(each, name) for name in names)]
+        allowed.sort(key=lambda each: each.name.startswith(("lo", "docker")))
+    else:
+        allowed = [each for name in names for each in there if matches(each, name)]
+    if not allowed:
+        listed = ", ".join(f"{each.name} ({each.address})" for each in there)
+        raise DistNetworkError(
+            f"GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, {pattern!r} in NCCL's syntax, allows none of the network "
+            f"interfaces with an IPv4 address: {listed or 'there is none'}"
+        )
+    return next((each for each in allowed if each.address == near), allowed[0])
+
+
+def interfaces() -> list[Interface]:
+    """Return the network interfaces with an IPv4 address."""
+    found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError as error:
-            interfaces = ", ".join(interface for _, interface in socket.if_nameindex())
-            raise DistNetworkError(
-                f"network interface {name!r} (from GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME) has no IPv4 address: "
-                f"{error.strerror}; the interfaces are {interfaces}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(Interface(name, socket.inet_ntoa(answer[20:24])))
+    return found
 
 
 def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[str], list[str]]:

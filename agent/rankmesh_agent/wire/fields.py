@@ -74,6 +74,7 @@ Name = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_NAME, pattern=r"
 Text = Annotated[str, SchemaKeywords(maxLength=MAX_NAME)]
 """A host name, an address or a URL."""
 Texts = Annotated[list[Text], SchemaKeywords(maxItems=MAX_ADDRESSES)]
+Integers = Annotated[list[Integer], SchemaKeywords(maxItems=MAX_ADDRESSES)]
 """Addresses or URLs."""
 Rank = Annotated[int, NUMBER, SchemaKeywords(minimum=-1, maximum=MAX_WORLD_SIZE - 1)]
 """A rank, or -1 for an unassigned one."""

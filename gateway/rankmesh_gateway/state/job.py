@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
+from rankmesh_gateway.state.children import Children
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.group_reports import GroupChanges
@@ -49,6 +50,7 @@ class Job:
         self.epochs: dict[int, Epoch] = {}
         self.forming: Epoch | None = None
         self.growth = Growth(name)
+        self._children = Children(name)
         self.attempt = 0
         self.before: list[RankInfo] = []
         self._last_ended = self._last_used = 0
@@ -80,6 +82,7 @@ class Job:
         if request.awaits_growth or request.growth is not None:
             return self._join_growth(request, now)
         latest = self.latest()
+        self._check_parent(request, latest, now)
         if latest is not None:
             latest.check_rank_free(member, now)
             latest.check_not_full(request.world_size, member, now)
@@ -89,6 +92,7 @@ class Job:
         epoch.check_rank_free(member, now)
         known = epoch.find(member.rank, member.instance)
         record = epoch.admit(member, now)
+        self._children.add(request, record)
         if known is None:
             self._writer.rank_joining(epoch, record)
         self.forming = epoch
@@ -96,6 +100,20 @@ class Job:
             self.forming = None
             self._start(epoch, now)
         return epoch
+
+    def _check_parent(self, request: JoinRequest, latest: Epoch | None, now: float) -> None:
+        """Raise RankTakenError if a join is of another job than the members that are there; see Children."""
+        record = self._children.dispute(request, self.forming, latest)
+        if record is None:
+            return
+        error = self._children.refusal(request)
+        if record.fail(error.message):
+            assert latest is not None, "only the ranks of a complete world fail"
+            latest.note_end(record)
+            self._writer.state_changes(latest, [record], now)
+        elif self.forming is not None:
+            self._remove(self.forming, record)
+        raise error
 
     def _resolved(self, request: JoinRequest) -> JoinRequest:
         """Return the request of a process that awaits the growth as what it is by now.
@@ -155,6 +173,7 @@ class Job:
         self._last_ended = self._latest_number()
         self._restarted_at = now
         self.epochs, self.forming, self.growth = {}, None, Growth(self.name)
+        self._children = Children(self.name)
         self._writer.job_restarted(self.name, self._last_ended, attempt, reason)
         return waiters
 

@@ -46,6 +46,7 @@ class RankRecord:
         rates: throughput of its groups.
         failed_since: the clock at the first report of a group's failure, by group id.
         logged_state: its state in the event log.
+        parent: see JoinRequest.
     """
 
     member: Member
@@ -65,6 +66,7 @@ class RankRecord:
     rates: Rates = field(default_factory=Rates)
     failed_since: dict[str, float] = field(default_factory=dict)
     logged_state: RankState | None = None
+    parent: str = ""
 
     def state(self, now: float) -> RankState:
         """Return the rank's state at ``now``."""

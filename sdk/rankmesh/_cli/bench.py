@@ -91,11 +91,9 @@ def _measured(plan: dict[str, Any], nproc: int, transport: str, timeout: float) 
     """
     from rankmesh._launcher.pdeathsig import pdeathsig
 
-    command = [sys.executable, "-m", "rankmesh.run", "--nproc-per-node", str(nproc)]
+    command = [sys.executable, "-m", "rankmesh.run", "--standalone", "--nproc-per-node", str(nproc)]
     command += ["--module", "rankmesh._cli.bench_rank", json_module.dumps(plan)]
     environment = {**os.environ, "RANKMESH_TRANSPORT": transport, "RANKMESH_TIMEOUT": str(timeout)}
-    for name in ("RANKMESH_GATEWAY", "RANKMESH_JOB", "MASTER_ADDR", "MASTER_PORT"):  # of an enclosing job
-        environment.pop(name, None)
     with subprocess.Popen(
         command,
         env=environment,

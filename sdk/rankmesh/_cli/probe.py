@@ -20,7 +20,7 @@ from rankmesh._cli.overview import check_job
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import host_load, measure, processors, shm_room
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.sockets import address_of_interface
+from rankmesh_agent.net.sockets import interfaces
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
@@ -159,9 +159,8 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
-        with contextlib.suppress(RuntimeError):  # an interface without an address
-            yield name, address_of_interface(name)
+    if sys.platform == "linux":
+        yield from interfaces()
 
 
 def probe_gateway(service: ServiceClient) -> dict[str, Any]:

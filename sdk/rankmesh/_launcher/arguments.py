@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rankmesh._launcher.devices import cores, gpus
+from rankmesh._launcher.torchrun import Parser, spellings
 from rankmesh._launcher.torchrun import add_arguments as take_theirs
-from rankmesh._launcher.torchrun import spellings
 from rankmesh_agent.net.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
@@ -66,6 +66,7 @@ class Options:
         stop_grace: seconds for a rank to end after a signal, before SIGKILL.
         output_grace: seconds for the processes that hold the output of the ranks, once these have all ended with 0.
         remarks: notes about the given arguments, for the user.
+        variables: the PET_ variables with options of this launcher.
     """
 
     program: tuple[str, ...]
@@ -90,6 +91,7 @@ class Options:
     stop_grace: float
     output_grace: float
     remarks: tuple[str, ...]
+    variables: tuple[str, ...]
 
 
 def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool = True) -> Options:
@@ -104,7 +106,7 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         SystemExit: with code 2 after a message on stderr if an argument is invalid, with 0 after ``--help``.
     """
     parser = _parser(prog, use_env)
-    given = parser.parse_args(argv)
+    given = parser.parse_args(parser.complete(sys.argv[1:] if argv is None else argv, os.environ))
     min_nodes, nnodes = given.nnodes
     if given.standalone and nnodes != 1:
         parser.error("--standalone means one node; leave it out, or leave out --nnodes")
@@ -141,6 +143,8 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
     if given.replace and min_nodes < nnodes:
         parser.error("--replace keeps the world's size: give one number of --nnodes, or leave out --replace")
     remarks = given.remarks
+    if parser.used:
+        remarks += (f"options from the environment: {', '.join(parser.used)}",)
     if min_nodes < nnodes and not given.max_restarts:
         remarks += ("no --max-restarts: the job ends when a node is lost; nodes that join need none",)
     if min_nodes < nnodes and not (given.master_addr or given.rdzv_endpoint or given.gateway):
@@ -169,11 +173,12 @@ def parse(argv: list[str] | None, *, prog: str = "rankmesh run", use_env: bool =
         stop_grace=given.stop_grace,
         output_grace=given.output_grace,
         remarks=remarks,
+        variables=tuple(parser.variables),
     )
 
 
-def _parser(prog: str, use_env: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(prog: str, use_env: bool) -> Parser:
+    parser = Parser(
         prog=prog,
         usage="%(prog)s [options] script.py [argument ...]",
         description="Start a script as several ranks, host their gateway, and watch over them until they end.",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankmesh._launcher.arguments import Options
+from rankmesh_agent.config.launched import unlaunched
 from rankmesh_agent.config.launchers import slug
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import url_for
@@ -69,7 +70,7 @@ class Plan:
         options = self.options
         world_size = str(self.world_size)
         environment = {
-            **base,
+            **{name: value for name, value in unlaunched(base).items() if name not in options.variables},
             "RANK": str(rank),
             "LOCAL_RANK": str(rank - self.ranks.start),
             "WORLD_SIZE": world_size,

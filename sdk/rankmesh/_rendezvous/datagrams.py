@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError

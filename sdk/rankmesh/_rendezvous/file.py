@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
-from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, configured_address
+from rankmesh._rendezvous.locator import GatewayLocator, configured_address
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -52,7 +52,7 @@ class FileLocator(GatewayLocator):
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
-        super().__init__(settings, configured_address(settings) or LOOPBACK)
+        super().__init__(settings, configured_address(settings))
         self._path = path
         self._job_byte = _lock_byte(settings.job)
         self._descriptor = -1

@@ -6,7 +6,8 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.config.addresses import is_loopback
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 

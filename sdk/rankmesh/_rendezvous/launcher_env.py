@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankmesh._rendezvous.locator import configured_address
+from rankmesh._rendezvous.locator import listen_address
+from rankmesh_agent.config.addresses import is_loopback, resolves_to_loopback
 from rankmesh_agent.config.launchers import Launcher
-from rankmesh_agent.config.settings import Settings, is_loopback
-from rankmesh_agent.net.sockets import address_towards
+from rankmesh_agent.config.settings import Settings
 
 
 def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
@@ -26,7 +26,7 @@ def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
         raise ValueError(
             f"{launcher.name} started ranks on several hosts, and does not say where rank 0 is: {launcher.address}"
         )
-    if not is_loopback(host):
+    if not (resolves_to_loopback(host) if launcher.one_host else is_loopback(host)):
         settings = _beyond_loopback(settings, launcher, host, port)
     return replace(settings, master_addr=host, master_port=port)
 
@@ -37,9 +37,10 @@ def _beyond_loopback(settings: Settings, launcher: Launcher, host: str, port: in
             f"{launcher.name} started ranks that meet at {host}, which other machines can reach, so they need a token, "
             f"the same for all: {launcher.token}"
         )
-    if configured_address(settings) is not None:
+    if settings.bind is not None:
         return settings
-    own = launcher.own_address() or address_towards(host, port)
+    own = "" if settings.interface is not None else launcher.own_address()
+    own = own or listen_address(settings, host, port)
     if is_loopback(own) and not launcher.one_host:
         raise ValueError(
             f"{host}, where rank 0 is, stands for {own} on this host (see /etc/hosts), which other hosts cannot reach: "

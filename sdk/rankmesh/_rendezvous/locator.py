@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from abc import ABC, abstractmethod
 
 from rankmesh._rendezvous.hosted import HostedGateway
-from rankmesh_agent.config.settings import Settings, is_loopback
-from rankmesh_agent.net.sockets import address_of_interface, address_towards
+from rankmesh_agent.config.addresses import is_loopback, resolves_to_loopback
+from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.net.sockets import address_towards, interface_for
+from rankmesh_agent.wire.errors import DistNetworkError
 
 LOOPBACK = "127.0.0.1"
+
+_log = logging.getLogger("rankmesh")
 
 
 class GatewayLocator(ABC):
@@ -74,18 +80,31 @@ def listen_address(settings: Settings, host: str, port: int) -> str:
     """Return the address for this rank's agent: the configured one, else the local address on the route to ``host``.
 
     Raises:
-        DistNetworkError: there is no route to ``host``, or the configured interface does not exist.
+        DistNetworkError: there is no route to ``host``, or no interface that the configured pattern allows.
     """
-    chosen = configured_address(settings)
-    if chosen is not None:
-        return chosen
-    if is_loopback(host):
-        return LOOPBACK if host == "localhost" else host
-    return address_towards(host, port)
-
-
-def configured_address(settings: Settings) -> str | None:
-    """Return the address of RANKMESH_BIND or of the configured interface, None without either."""
     if settings.bind is not None:
         return settings.bind
-    return address_of_interface(settings.interface) if settings.interface is not None else None
+    if resolves_to_loopback(host):
+        return host if is_loopback(host) and host.lower() != "localhost" else LOOPBACK
+    if settings.interface is None:
+        return address_towards(host, port)
+    near = ""
+    with contextlib.suppress(DistNetworkError):  # the name of the host may have no address yet
+        near = address_towards(host, port)
+    return interface_for(settings.interface, near).address
+
+
+def configured_address(settings: Settings) -> str:
+    """Return the address to listen on where no other host is known: RANKMESH_BIND, else the configured interface's.
+
+    Loopback without either, or if no interface matches, which may be meant for GPUs alone, or there is no token.
+    """
+    if settings.bind is not None or settings.interface is None or settings.interface.startswith("^"):
+        return settings.bind or LOOPBACK
+    try:
+        address = interface_for(settings.interface).address
+        require_token_beyond_loopback(address, settings.token, "the agent")
+    except (DistNetworkError, ValueError) as error:
+        _log.warning("this rank listens on %s, so that only ranks on this host reach it: %s", LOOPBACK, error)
+        return LOOPBACK
+    return address

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway, configured_address
+from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway, listen_address
 from rankmesh._rendezvous.methods import Rendezvous, rendezvous_through, resolve_init_method
 from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.host import host_id
-from rankmesh_agent.net.sockets import address_towards
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
 from rankmesh_agent.wire.schemas import Member
 
@@ -132,15 +131,16 @@ def _shared_locator(comm: Any, settings: Settings, ranks: list[_RankInfo]) -> Ga
 
 def _gateway_host(settings: Settings, ranks: list[_RankInfo]) -> str:
     """Return the host for rank 0's gateway, which all other ranks can reach."""
-    chosen = configured_address(settings)
-    if chosen is not None:
-        return chosen
+    if settings.bind is not None:
+        return settings.bind
     away = next((each.name for each in ranks if each.host != ranks[0].host), None)
     if away is None:
         return LOOPBACK
     try:
-        return address_towards(away, _ANY_PORT)
+        return listen_address(settings, away, _ANY_PORT)
     except DistNetworkError:
+        if settings.interface is not None:
+            raise
         return ranks[0].name  # MPI's name of a host need not be resolvable
 
 

@@ -14,10 +14,10 @@ import time
 
 from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
-from rankmesh._rendezvous.locator import GatewayLocator, configured_address
+from rankmesh._rendezvous.locator import GatewayLocator
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.net.descriptors import log_failure
-from rankmesh_agent.net.sockets import address_towards
+from rankmesh_agent.net.sockets import address_towards, interface_for
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 
@@ -44,7 +44,11 @@ class MulticastLocator(GatewayLocator):
     """
 
     def __init__(self, group: str, port: int, rank: int, settings: Settings) -> None:
-        near = configured_address(settings) or address_towards(group, port)
+        near = settings.bind or address_towards(group, port)
+        interface = None
+        if settings.interface is not None:
+            interface, address = interface_for(settings.interface, near)
+            near = settings.bind or address
         require_token_beyond_loopback(near, settings.token, "the agent")
         if near.lower().startswith("fe80:"):
             raise ValueError(
@@ -63,7 +67,7 @@ class MulticastLocator(GatewayLocator):
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._host: threading.Thread | None = None
-        self._channel = MulticastSocket(group, port, near, settings.token, settings.interface)
+        self._channel = MulticastSocket(group, port, near, settings.token, interface)
 
     def find(self) -> str | None:
         with self._lock:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
-from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, configured_address, listen_address
+from rankmesh._rendezvous.locator import GatewayLocator, configured_address, listen_address
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.errors import DistNetworkError
 
@@ -107,4 +107,4 @@ def _address_towards_store(store: Any, settings: Settings) -> str:
     host, port = getattr(store, "host", None), getattr(store, "port", None)
     if isinstance(host, str) and isinstance(port, int):
         return listen_address(settings, host, port)
-    return configured_address(settings) or LOOPBACK
+    return configured_address(settings)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from rankmesh._session import session as sessions
 from rankmesh._session.backend import check_growth, resolve
 from rankmesh._session.process_group import NON_MEMBER, Group, NonMember, ProcessGroup
 from rankmesh._session.session import communicator_of, current, leave, require_session
+from rankmesh_agent.config.launched import elsewhere, is_launchers
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.net.descriptors import limit_named
@@ -124,7 +128,7 @@ def init_process_group(
             raise ValueError("init_process_group() was called before; call destroy_process_group() first")
         refuse_greenlets()
         engines = resolve(backend)
-        settings = Settings.from_env(os.environ)
+        settings = Settings.from_env(_counting(init_method, rank, world_size, store))
         if group_name:
             settings = replace(settings, job=group_name)
         seconds = seconds_of(timeout, settings.timeout)
@@ -140,6 +144,17 @@ def init_process_group(
         else:
             found = resolve_init_method(init_method, rank, world_size, settings, store=store, timeout=seconds)
         sessions.adopt(sessions.join(found, settings, seconds, engines, pg_options))
+
+
+def _counting(init_method: Any, rank: int, world_size: int, store: Any) -> Mapping[str, str]:
+    """Return the environment that counts: not the launcher's of a job that the caller describes, at its own address."""
+    url = urlsplit(init_method) if isinstance(init_method, str) else None
+    with contextlib.suppress(ValueError):  # an invalid port, which the resolution reports
+        if url is not None and url.port is not None and is_launchers(os.environ, url.hostname or "", url.port):
+            return os.environ
+    given = rank >= 0 or world_size >= 0 or (url is not None and "rank=" in url.query)
+    own = store is not None or (given and url is not None and url.scheme != "env")
+    return elsewhere(os.environ, named=True) if own else os.environ
 
 
 def destroy_process_group(group: Group = None) -> None:

@@ -20,7 +20,9 @@ from rankmesh._session.session import Session, communicator_of
 from rankmesh.torch._errors import to_torch_error
 from rankmesh.torch._group import ProcessGroup
 from rankmesh.torch._patches import keep_reducer_works
-from rankmesh_agent.config.settings import Settings, is_loopback
+from rankmesh_agent.config import launched
+from rankmesh_agent.config.addresses import resolves_to_loopback
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.net.greenlets import refuse_greenlets
 from rankmesh_agent.net.host import host_id
@@ -135,6 +137,7 @@ def _join(torch_store: Any, rank: int, size: int, seconds: float) -> Session:
             )
         found = resolve_init_method(settings.gateway, rank, size, settings, timeout=seconds)
         return session.join(found, settings, seconds)
+    settings = Settings.from_env(launched.elsewhere(os.environ))
     # All ranks create the same number of groups of one name, so the count separates the keys of each.
     store = c10d.PrefixStore(f"rankmesh/{torch_store.add(f'rankmesh/{rank}', 1)}", torch_store)
     settings = _agree_on_settings(settings, store, rank, size, deadline)
@@ -152,7 +155,7 @@ def _agree_on_settings(settings: Settings, store: Any, rank: int, size: int, dea
     no other process can join.
     """
     # A rank that is configured to listen beyond loopback is reachable from other hosts.
-    reachable = settings.interface is not None if settings.bind is None else not is_loopback(settings.bind)
+    reachable = settings.bind is not None and not resolves_to_loopback(settings.bind)
     store.set(f"host/{rank}", _REMOTE if reachable else host_id(settings.shm_dir))
     if rank == 0:
         keys = [f"host/{each}" for each in range(size)]

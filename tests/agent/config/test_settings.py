@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rankmesh_agent.config.addresses import resolves_to_loopback
 from rankmesh_agent.config.settings import (
     DEFAULT_TIMEOUT,
     Settings,
     create_token,
-    is_loopback,
     read_token,
     require_token_beyond_loopback,
 )
@@ -36,8 +37,9 @@ VARIABLES = [
     ("RANKMESH_TRANSPORT", "auto", "transport", "auto"),
     ("RANKMESH_BIND", "10.0.0.5", "bind", "10.0.0.5"),
     ("RANKMESH_ADVERTISE", "10.0.0.5, node5,,fe80::1 ", "advertise", ("10.0.0.5", "node5", "fe80::1")),
-    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "eth0"),
-    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0", "interface", "=eth0"),
+    ("GLOO_SOCKET_IFNAME", "eth0,eth1", "interface", "=eth0,eth1"),
+    ("GLOO_SOCKET_IFNAME", "^docker", "interface", "^docker"),
     ("NCCL_SOCKET_IFNAME", "ib0", "interface", "ib0"),
     ("RANKMESH_SHM_DIR", "/mnt/shm", "shm_dir", "/mnt/shm"),
     ("RANKMESH_SLOT_BYTES", "4096", "slot_bytes", 4096),
@@ -89,7 +91,7 @@ NUMBERS = [
 
 
 def test_gloos_interface_comes_before_nccls():
-    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "eth0"
+    assert Settings.from_env({"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}).interface == "=eth0"
 
 
 @pytest.mark.parametrize(
@@ -128,17 +130,26 @@ def test_a_value_that_is_no_choice_is_refused_with_those_there_are(variable, tex
             Settings.from_env({variable: text})
 
 
-LOOPBACK = ["127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"]
+LOOPBACK = ["127.0.0.1", "127.8.9.10", "localhost", "LOCALHOST", "::1", "[::1]", "debian", "ours"]
 REACHABLE = ["0.0.0.0", "::", "[::]", "", "10.0.0.5", "192.168.1.2"]
-REACHABLE += ["fe80::1", "2001:db8::1", "node5", "localhost.evil.com"]
+REACHABLE += ["fe80::1", "2001:db8::1", "node5", "localhost.evil.com", "unknown"]
+NAMES = {"debian": ["127.0.1.1"], "ours": ["127.0.0.1", "::1"], "node5": ["127.0.1.1", "10.0.0.5"]}
+NAMES |= {"localhost.evil.com": ["10.6.6.6"]}
 
 
-def test_where_others_reach_us_a_token_is_needed():
+def lookup(name, port, **options):
+    if name not in NAMES:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in NAMES[name]]
+
+
+def test_where_others_reach_us_a_token_is_needed(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     for host in LOOPBACK:
-        assert is_loopback(host)
+        assert resolves_to_loopback(host)
         require_token_beyond_loopback(host, "", "the agent")
     for host in REACHABLE:
-        assert not is_loopback(host)
+        assert not resolves_to_loopback(host)
         require_token_beyond_loopback(host, "0123456789abcdef", "the agent")
         with pytest.raises(ValueError, match=r"with a token of fewer than 16 characters\. Set RANKMESH_TOKEN"):
             require_token_beyond_loopback(host, "0123456789abcde", "the agent")

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds, url_of
+from rankmesh_agent.net import sockets
+from rankmesh_agent.net.sockets import Interface, bind, interface_for, probe_idle_peer, silent_seconds, url_of
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 
@@ -65,3 +66,43 @@ def test_a_peer_that_answers_is_not_silent_even_if_it_reads_nothing():
             while time.monotonic() < deadline:  # meanwhile the kernel asks for room, more than once
                 assert silent_seconds(mine) < 1
                 time.sleep(0.05)
+
+
+INTERFACES = [Interface("lo", "127.0.0.1"), Interface("docker0", "172.17.0.1")]
+INTERFACES += [Interface("eth0", "10.0.0.1"), Interface("eth1", "10.0.1.1"), Interface("ib0", "10.0.2.1")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near", "expected"),
+    [
+        ("eth", "", "eth0"),
+        ("eth", "10.0.1.1", "eth1"),
+        ("eth", "10.0.2.1", "eth0"),
+        ("=eth1", "", "eth1"),
+        ("=eth1,eth0", "", "eth1"),
+        ("ens,ib", "", "ib0"),
+        ("lo", "", "lo"),
+        ("docker", "", "docker0"),
+        ("^eth0", "", "eth1"),
+        ("^eth", "10.0.0.1", "ib0"),
+        ("^docker,lo", "10.0.2.1", "ib0"),
+        ("^=eth", "", "eth0"),
+        ("^=eth0", "", "eth1"),
+        ("^eth,ib", "", "lo"),
+        ("=eth", "", None),
+        ("nosuch", "", None),
+        ("^eth,ib,lo,docker", "", None),
+        (",", "", None),
+    ],
+)
+def test_interfaces_are_named_in_the_syntax_of_nccl(monkeypatch, pattern, near, expected):
+    monkeypatch.setattr(sockets, "interfaces", lambda: INTERFACES)
+    if expected is None:
+        with pytest.raises(DistNetworkError, match=r"NCCL's syntax, allows none .*: lo \(127.0.0.1\), docker0"):
+            interface_for(pattern, near)
+    else:
+        assert interface_for(pattern, near).name == expected
+
+
+def test_the_interfaces_of_this_machine():
+    assert Interface("lo", "127.0.0.1") in sockets.interfaces()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,97 @@ def script(tmp_path: Path) -> str:
 def test_options(argv: list[str], expected: dict[str, object], script: str) -> None:
     options = parse([*argv, script])
     assert {name: getattr(options, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--nproc=3"], {"nproc": 3}),
+        (["--nproc", "3", "--no", "--max", "2"], None),  # --node-rank, --no-python or --nnodes
+        (
+            ["--nproc_per", "3", "--max=2", "--rdzv-end=node0:1"],
+            {"nproc": 3, "max_restarts": 2, "master_addr": "node0"},
+        ),
+        (["-r", "3", "-t3", "--nproc", "3"], {"nproc": 3}),
+    ],
+)
+def test_options_may_be_abbreviated_where_they_are_unambiguous(
+    argv: list[str], expected: dict[str, object] | None, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if expected is None:
+        with pytest.raises(SystemExit):
+            parse([*argv, script])
+        assert "ambiguous option: --no could match --no-python, --node-rank" in capsys.readouterr().err
+    else:
+        options = parse([*argv, script, "--no", "--nproc=7"])
+        assert {name: getattr(options, name) for name in expected} == expected
+        assert options.arguments == ("--no", "--nproc=7")
+
+
+POD = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node0", "PET_MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "argv", "expected"),
+    [
+        ({"PET_NPROC_PER_NODE": "3", "PET_MAX_RESTARTS": "2"}, [], {"nproc": 3, "max_restarts": 2}),
+        ({"PET_NPROC_PER_NODE": "3"}, ["--nproc_per_node", "4"], {"nproc": 4, "remarks": ()}),
+        (POD, [], {"nnodes": 2, "node_rank": 1, "master_addr": "node0", "master_port": 1234}),
+        (POD, ["--master-port=1"], {"nnodes": 2, "master_addr": "node0", "master_port": 1}),
+        (POD, ["--standalone"], {"nnodes": 1, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 0}),
+        (POD, ["--gateway=node7:1"], {"nnodes": 2, "node_rank": 1, "master_addr": "node7", "external_gateway": True}),
+        (POD, ["--nnodes", "auto"], {"nnodes": arguments.AUTO, "master_addr": "127.0.0.1", "node_rank": 0}),
+        (
+            {"PET_NNODES": "1:3", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "node0:1", "PET_RDZV_ID": "job"},
+            [],
+            {"min_nodes": 1, "nnodes": 3, "master_addr": "node0", "job": "job"},
+        ),
+        ({"PET_STANDALONE": "0", "PET_SHUTDOWN_TIMEOUT": "3"}, [], {"stop_grace": 3}),
+        ({"PET_STANDALONE": "1", "PET_NNODES": "1", "PET_ROLE": ""}, [], {"nnodes": 1, "role": "default"}),
+        ({"PET_NAME": "Rex"}, [], {"remarks": (), "variables": ()}),
+    ],
+)
+def test_options_from_the_environment(
+    variables: dict[str, str],
+    argv: list[str],
+    expected: dict[str, object],
+    script: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    options = parse([*argv, script])
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert not any(name.startswith("PET_N") and name != "PET_NAME" for name in environment_of(options, variables))
+
+
+def environment_of(options: arguments.Options, base: dict[str, str]) -> dict[str, str]:
+    return plan(replace(options, job="job", nnodes=1), Settings()).environment(0, base)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PET_NNODES": "many"}, "'many' is not a whole number (from the environment: PET_NNODES=many)"),
+        ({"PET_STANDALONE": "yes"}, "PET_STANDALONE='yes' is not 0 or 1"),
+        ({"PET_RDZV_BACKEND": "etcd"}, "invalid choice: 'etcd'"),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d"}, "give each its --node-rank"),
+    ],
+)
+def test_an_option_of_the_environment_that_is_refused_is_named(
+    variables: dict[str, str],
+    message: str,
+    script: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        parse([script])
+    printed = " ".join(capsys.readouterr().err.split())
+    assert message in printed
+    assert f"from the environment: {next(iter(variables))}=" in printed
 
 
 @pytest.mark.parametrize(("word", "gpus", "expected"), [("cpu", 3, 5), ("gpu", 3, 3), ("auto", 3, 3), ("auto", 0, 5)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.processes import free_port
 
-from rankmesh._rendezvous import launcher_env, resolve_init_method
+from rankmesh._rendezvous import locator, resolve_init_method
 from rankmesh._rendezvous.launcher_env import with_master_address
 from rankmesh_agent.config import launchers
 from rankmesh_agent.config.settings import Settings
@@ -91,7 +91,7 @@ def test_pods_listen_on_their_own_address(monkeypatch):
 
 def test_a_name_that_stands_for_loopback_on_its_own_host_is_refused(monkeypatch):
     """As Debian's /etc/hosts has it; other hosts would wait for rank 0 until their deadline."""
-    monkeypatch.setattr(launcher_env, "address_towards", lambda host, port: "127.0.1.1")
+    monkeypatch.setattr(locator, "address_towards", lambda host, port: "127.0.1.1")
     with pytest.raises(ValueError, match=r"10.0.0.1, where rank 0 is, stands for 127.0.1.1 .* set MASTER_ADDR to an"):
         place({**SRUN, "RANKMESH_TOKEN": "secret"})
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, RankFailedError
-from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Name, Number, Rank, Text, Texts, WorldSize
+from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Integers, Name, Number, Rank, Text, Texts, WorldSize
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
@@ -104,6 +104,9 @@ class JoinRequest:
             instance of its own. None otherwise.
         lists_members: whether the reply of a complete world lists its members. Ranks that get the list from each other
             save the gateway its bytes, which grow with the square of the world size.
+        parent: job and rank (``job/0``) of the launcher's process that the member is, or descends from; empty without a
+            launcher.
+        ancestors: the member's nearest ancestors, as process ids, if it has such a parent.
     """
 
     job: Name
@@ -114,6 +117,8 @@ class JoinRequest:
     awaits_growth: Boolean = False
     growth: GrowingWorld | None = None
     lists_members: Boolean = True
+    parent: Text = ""
+    ancestors: Integers = field(default_factory=list)
 
 
 @dataclass
