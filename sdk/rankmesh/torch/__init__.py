@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rankmesh_agent.config.env import replaces_gloo
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroup", "Store", "monitored_barrier", "new_process_group", "register", "replace_gloo", "split_group"]
 
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULES = {
     "ProcessGroup": "_group",
     "Store": "_store",
@@ -59,7 +61,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _take_over_env() -> None:
-    """Replace torch's handler of ``env://`` where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
+    """Replace torch's handler of ``env://`` and its choice of a store where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
 
     torch's own handler would host, or connect to, a store of its own there. torch has no public way to replace a
     handler; without its table, ``rankmesh run`` requires another init method.
@@ -77,6 +79,28 @@ def _take_over_env() -> None:
         return rendezvous(url, **options) if handles_env() else original(url, **options)
 
     table["env"] = env
+    original_store = module.__globals__["_create_c10d_store"]
+
+    def create_store(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+        if not _is_of_outer_job(port):
+            return original_store(hostname, port, *arguments, **options)
+        os.environ[_AGENT_STORE] = "False"
+        try:
+            return original_store(hostname, port, *arguments, **options)
+        finally:
+            os.environ[_AGENT_STORE] = "True"
+
+    module.__globals__["_create_c10d_store"] = create_store
+
+
+def _is_of_outer_job(port: int) -> bool:
+    """Return whether the store that TORCHELASTIC_USE_AGENT_STORE announces is that of ``rankmesh run``, at another port.
+
+    So it is for an inner job, whose ranks inherit the variable, and for ``tcp://``: rank 0 hosts the store of these.
+    """
+    environ = os.environ
+    launchers = environ.get(_AGENT_STORE) == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
+    return launchers and urlsplit(environ.get("RANKMESH_GATEWAY", "")).port != port
 
 
 def __getattr__(name: str) -> Any:
