@@ -79,7 +79,7 @@ class TorchStore:
         return _Connection(self._serve, on_lost)
 
     async def clear(self) -> None:
-        """Remove all keys, and close all connections: those of an attempt that has ended."""
+        """Remove all keys, and close all connections, which are those of an attempt that has ended."""
         for client in self._clients:
             client.writer.close()
         self.table = Table(self._quota)

@@ -52,7 +52,8 @@ class Settings:
             gateway's token; or the content of the file RANKMESH_TOKEN_FILE.
         token_use, token_read: RANKMESH_TOKEN_USE and RANKMESH_TOKEN_READ, at servers: the credentials of these roles;
             empty for those derived from the token.
-        private_network: RANKMESH_PRIVATE_NETWORK, at servers: whether other hosts may send bearer tokens without TLS.
+        private_network: RANKMESH_PRIVATE_NETWORK, at servers: whether other hosts may send bearer tokens without TLS,
+            and use torch's store at a gateway.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.
         bind: RANKMESH_BIND, the address to listen on.

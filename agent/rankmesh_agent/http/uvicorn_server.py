@@ -168,11 +168,11 @@ class EventDrivenServer(uvicorn.Server):
     async def _first_byte(self, sock: socket.socket) -> bytes:
         """Return the first byte of a connection, which stays in the socket; empty if it has ended."""
         assert self._loop is not None
-        arrived: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(sock, lambda: arrived.done() or arrived.set_result(None))
+        arrived = asyncio.Event()
+        self._loop.add_reader(sock, arrived.set)
         try:
             async with asyncio.timeout(HEAD_SECONDS):
-                await arrived
+                await arrived.wait()
             return sock.recv(1, socket.MSG_PEEK)
         finally:
             self._loop.remove_reader(sock)

@@ -61,13 +61,16 @@ class LauncherGateway:
             return ""
         return f"the gateway cannot serve the ranks: {why}"
 
+    def end_attempt(self) -> None:
+        """Remove what an attempt has left in torch's store. Not later: ranks of other nodes may begin the next one."""
+        if self._torch_store is not None:
+            self._http.run(self._torch_store.clear())
+
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""
         self._attempt = attempt
         if self._registry is not None:
             self._registry.restart(self._job.job, attempt)
-        if self._torch_store is not None:
-            self._http.run(self._torch_store.clear())
 
     def report_exit(self, rank: Rank) -> None:
         """Report to the registry that a rank's process has failed."""

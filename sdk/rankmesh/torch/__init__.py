@@ -6,8 +6,9 @@ group ``torch.backends``). So this module imports next to nothing; the creation 
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ProcessGroup", "Store", "monitored_barrier", "new_process_group", "register", "replace_gloo", "split_group"]
 
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _MODULES = {
     "ProcessGroup": "_group",
     "Store": "_store",
@@ -61,10 +61,10 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def _take_over_env() -> None:
-    """Replace torch's handler of ``env://`` and its choice of a store where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
+    """Replace torch's handler of ``env://`` where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
 
     torch's own handler would host, or connect to, a store of its own there. torch has no public way to replace a
-    handler; without its table, ``rankmesh run`` requires another init method.
+    handler; without its table, torch's store at the launcher's gateway serves ``env://``.
     """
     from torch.distributed import rendezvous as module  # the function hides the module of that name
 
@@ -79,28 +79,31 @@ def _take_over_env() -> None:
         return rendezvous(url, **options) if handles_env() else original(url, **options)
 
     table["env"] = env
-    original_store = module.__globals__["_create_c10d_store"]
-
-    def create_store(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
-        if not _is_of_outer_job(port):
-            return original_store(hostname, port, *arguments, **options)
-        os.environ[_AGENT_STORE] = "False"
-        try:
-            return original_store(hostname, port, *arguments, **options)
-        finally:
-            os.environ[_AGENT_STORE] = "True"
-
-    module.__globals__["_create_c10d_store"] = create_store
+    if "_create_c10d_store" in module.__globals__:
+        module.__globals__["_create_c10d_store"] = _hosting_elsewhere(module.__globals__["_create_c10d_store"])
 
 
-def _is_of_outer_job(port: int) -> bool:
-    """Return whether the store that TORCHELASTIC_USE_AGENT_STORE announces is that of ``rankmesh run``, at another port.
+def _hosting_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's choice of a store, by which rank 0 hosts one at any address but that of ``rankmesh run``.
 
-    So it is for an inner job, whose ranks inherit the variable, and for ``tcp://``: rank 0 hosts the store of these.
+    TORCHELASTIC_USE_AGENT_STORE says that the launcher hosts the store, also to ``tcp://`` at another address, and to
+    the ranks of an inner job, who inherit it. An inner torchrun gives them a run id of its own.
     """
-    environ = os.environ
-    launchers = environ.get(_AGENT_STORE) == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
-    return launchers and urlsplit(environ.get("RANKMESH_GATEWAY", "")).port != port
+
+    @functools.wraps(original)
+    def create(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+        environ, name = os.environ, "TORCHELASTIC_USE_AGENT_STORE"
+        announced = environ.get(name)
+        launchers = announced == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
+        if not launchers or urlsplit(environ.get("RANKMESH_GATEWAY", "")).port == port:
+            return original(hostname, port, *arguments, **options)
+        environ[name] = "False"
+        try:
+            return original(hostname, port, *arguments, **options)
+        finally:
+            environ[name] = "True"
+
+    return create
 
 
 def __getattr__(name: str) -> Any:
