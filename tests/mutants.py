@@ -71,6 +71,7 @@ LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launche
 SESSIONS = "gateway/rankmesh_gateway/http/dashboard_sessions.py"
 LINK_CODE = "security/test_dashboard_sessions.py"
 PEERS = "agent/net/test_peer_credentials.py security/test_other_users.py"
+TORCH_STORE = "gateway/test_torch_store.py security/test_torch_store_peers.py"
 LINES = "sdk/launcher/test_line_buffer.py sdk/launcher/test_output.py"
 
 
@@ -198,6 +199,11 @@ FAULTS = [
     Fault(W + "http_auth.py", "(response.body is not None and content != digest(response.body))", "False", PROOF, "the body of a response can be replaced"),
     Fault("agent/rankmesh_agent/http/middleware.py", "if held.role < needed:", "if held.role > needed:", PROOF, "a role has no limit"),
     Fault("agent/rankmesh_agent/http/middleware.py", "hashed.hexdigest() != caller.content", "not hashed", PROOF, "the body of a request can be replaced"),
+    # torch's store at the gateway
+    Fault("gateway/rankmesh_gateway/torch_store.py", "self._private_network and isinstance(error, PeerElsewhereError)", "self._private_network", TORCH_STORE, "other users are served where the network is private"),
+    Fault("gateway/rankmesh_gateway/torch_store.py", "            if not client.missing:", "            if True:", TORCH_STORE, "a wait ends with the first of its keys"),
+    Fault("gateway/rankmesh_gateway/torch_store.py", "self._wake(key, 1)", "self._wake(key)", TORCH_STORE, "one pushed value ends all waits for the queue"),
+    Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),
     # Messages
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
     Fault(P + "matching.py", "for message in self.unexpected:", "for message in reversed(self.unexpected):", MATCHING, "messages overtake each other"),

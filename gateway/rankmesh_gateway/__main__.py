@@ -34,11 +34,17 @@ from rankmesh_gateway.event_lines import log_events
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
+from rankmesh_gateway.torch_store import PREFACE, TorchStore
 
 USAGE_ERROR = 2
 _COLLECTED_OBJECTS = 20_000
 """New objects after which Python's garbage collector runs. Some thousand connections have a million objects, and the
 default, 700, would take a tenth of the time of their joins."""
+
+_NO_TORCH_STORE = (
+    "this gateway serves any number of jobs, and torch's protocol does not name one; the gateway that 'rankmesh run' "
+    "hosts serves it"
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankmesh_gateway") -> int:
@@ -89,7 +95,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
         position = registry.events.last
         with registry.events.subscribe(lambda: going_on.put(True)):
             server.start(
-                lambda: create_app(registry, token=credentials, names=names), on_failure=lambda: going_on.put(False)
+                lambda: create_app(registry, token=credentials, names=names),
+                protocols={PREFACE: TorchStore(settings, closed=_NO_TORCH_STORE).make_protocol},
+                on_failure=lambda: going_on.put(False),
             )
             print_line(f"RankMesh gateway is ready at {server.url()}", sys.stdout)
             if not token:

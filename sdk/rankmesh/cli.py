@@ -110,7 +110,8 @@ def main() -> None:
     Raises:
         SystemExit: with the command's exit code.
     """
-    reset_inherited()
+    if sys.platform != "win32":
+        reset_inherited()
     try:
         code = app(prog_name="rankmesh", standalone_mode=False)
     except typer.Abort:

@@ -158,6 +158,8 @@ def _launch(job: Plan, gateway: LauncherGateway | None, restore_limit: Callable[
             end = _run_attempt(job, gateway, rendezvous, restore_limit, writers, inbox, announced)
             if end.stopped or not _continues(job, end, rendezvous):
                 return end.status
+            if gateway is not None:
+                gateway.end_attempt()
             job = dataclasses.replace(job, attempt=job.attempt + 1, restarts=job.restarts + 1)
 
 

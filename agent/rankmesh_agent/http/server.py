@@ -93,6 +93,7 @@ class HttpServer:
         self._host = host or address
         self._advertise = advertise
         self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
+        self._protocols: Mapping[bytes, Any] = {}
         self._thread: threading.Thread | None = None
         self._acceptor: UpgradeAcceptor | None = None
         self._uvicorn: Any = None
@@ -157,6 +158,7 @@ class HttpServer:
         make_app: Callable[[], Any],
         upgrades: Mapping[Upgrade, ConnectionHandler] = MappingProxyType({}),
         *,
+        protocols: Mapping[bytes, Any] = MappingProxyType({}),
         on_demand: bool = False,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:
@@ -167,11 +169,13 @@ class HttpServer:
                 delay the caller. The framework takes more memory and time to load than all the rest of a rank.
             upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
                 them, the application is created at the first request, as such a connection needs none.
+            protocols: of connections that are not HTTP, by their first bytes: ``uvicorn_protocol.ProtocolFactories``.
             on_demand: load the server, too, when the first client connects that does not ask for another protocol:
                 most ranks have none. The client waits meanwhile. Not with TLS, which the HTTP server serves.
             on_failure: called in the server's thread once ``failure`` is set.
         """
         self._upgrades = upgrades
+        self._protocols = protocols
         self._on_failure = on_failure
         _log.info("%s: %s", url_of(self._listener), protection(self._token))
         if on_demand and self._tls is None:
@@ -260,6 +264,8 @@ class HttpServer:
             from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
 
             app = LazyApplication(make) if handlers else make()
-            self._uvicorn = EventDrivenServer(app, handlers, accepted, self._tls, same_user=not self._token)
+            self._uvicorn = EventDrivenServer(
+                app, handlers, accepted, self._tls, same_user=not self._token, protocols=self._protocols
+            )
         if not self._stopping:
             self._uvicorn.run(sockets=[self._listener])

@@ -26,6 +26,8 @@ from rankmesh_agent.wire.upgrade import Upgrade
 
 ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
 """Functions that serve the connections whose clients ask for another protocol."""
+ProtocolFactories = Mapping[bytes, Callable[[Callable[[Exception | None], object]], asyncio.Protocol]]
+"""By the first bytes of a connection that is not HTTP: makes its protocol, given a function to call at its end."""
 BODY_SECONDS = 20.0
 """Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
 _MIN_BODY_BYTES_A_SECOND = 16 << 10
@@ -42,11 +44,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
 
     Attributes:
         upgrades: the handlers of upgraded connections.
+        protocols: the protocols of connections that are not HTTP.
         same_user: whether requests are for SameUserMiddleware.
         admission: the connection's place among those that wait for their clients.
     """
 
     upgrades: ConnectionHandlers = MappingProxyType({})
+    protocols: ProtocolFactories = MappingProxyType({})
     same_user = False
     app_state: dict[str, Any]
     cycle: Any
@@ -81,6 +85,12 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
                 return
             if None in matches:
                 return  # too little of the head has come to decide
+            for preface, make in self.protocols.items():
+                if self._head.startswith(preface):
+                    self._change_protocol(make)
+                    return
+                if preface.startswith(self._head):
+                    return
             data, self._head, self._is_http = self._head, b"", True
         cycle = self.cycle
         if cycle is None and data.startswith(_TLS_HELLO):
@@ -158,6 +168,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         else:  # once asyncio has left the TLS state alone
             self.loop.call_soon(handler, TlsSocket(sock, tls))
 
+    def _change_protocol(self, make: Callable[[Callable[[Exception | None], object]], asyncio.Protocol]) -> None:
+        self._end_wait()
+        protocol = make(super().connection_lost)  # uvicorn closes and forgets the connection like its own
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        protocol.data_received(self._head)
+
     def _update_wait(self, received: int) -> None:
         """Begin, continue or end to wait for the client, after a number of bytes or a response."""
         cycle = self.cycle
@@ -188,6 +205,9 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         self.admission, self._deadline, self._awaits_body = None, math.inf, False
 
 
-def protocol_with(upgrades: ConnectionHandlers, same_user: bool) -> type[asyncio.Protocol]:
+def protocol_with(
+    upgrades: ConnectionHandlers, same_user: bool, protocols: ProtocolFactories = MappingProxyType({})
+) -> type[asyncio.Protocol]:
     """Return the protocol class of a server with these attributes."""
-    return type("UpgradingProtocol", (LimitedProtocol,), {"upgrades": upgrades, "same_user": same_user})
+    attributes = {"upgrades": upgrades, "same_user": same_user, "protocols": protocols}
+    return type("UpgradingProtocol", (LimitedProtocol,), attributes)

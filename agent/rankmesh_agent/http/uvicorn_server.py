@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import uvicorn
@@ -21,7 +22,7 @@ import uvicorn
 from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
 from rankmesh_agent.http.same_user import SameUserMiddleware
-from rankmesh_agent.http.uvicorn_protocol import ConnectionHandlers, LimitedProtocol, protocol_with
+from rankmesh_agent.http.uvicorn_protocol import ConnectionHandlers, LimitedProtocol, ProtocolFactories, protocol_with
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
@@ -57,6 +58,7 @@ class EventDrivenServer(uvicorn.Server):
         accepted: connections of the port that were accepted before, from which no byte has been read.
         tls: the context of TLS; None to serve without.
         same_user: whether to serve the processes of this user and of root alone.
+        protocols: the protocols of connections that are not HTTP, see ProtocolFactories; without TLS, too.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -69,13 +71,15 @@ class EventDrivenServer(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         *,
         same_user: bool = False,
+        protocols: ProtocolFactories = MappingProxyType({}),
     ) -> None:
         self._accepted = accepted
+        self._other_firsts = {preface[:1] for preface in protocols}
         self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
             uvicorn.Config(
                 SameUserMiddleware(app) if same_user else app,
-                http=protocol_with(upgrades, same_user),
+                http=protocol_with(upgrades, same_user, protocols),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -155,9 +159,23 @@ class EventDrivenServer(uvicorn.Server):
             return protocol
 
         tls = self.config.ssl
+        if tls is not None and self._other_firsts and await self._first_byte(sock) in self._other_firsts:
+            tls = None
         limit = None if tls is None else HEAD_SECONDS
         assert self._loop is not None
         await self._loop.connect_accepted_socket(make_protocol, sock, ssl=tls, ssl_handshake_timeout=limit)
+
+    async def _first_byte(self, sock: socket.socket) -> bytes:
+        """Return the first byte of a connection, which stays in the socket; empty if it has ended."""
+        assert self._loop is not None
+        arrived = asyncio.Event()
+        self._loop.add_reader(sock, arrived.set)
+        try:
+            async with asyncio.timeout(HEAD_SECONDS):
+                await arrived.wait()
+            return sock.recv(1, socket.MSG_PEEK)
+        finally:
+            self._loop.remove_reader(sock)
 
     def _connected(self, sock: socket.socket, admission: Admission, task: asyncio.Task[None]) -> None:
         """Close a connection that is not served: one that failed, or was cancelled, maybe before its task began."""

@@ -52,6 +52,10 @@ class PeerRefusedError(DistNetworkError):
     status = 403
 
 
+class PeerElsewhereError(PeerRefusedError):
+    """The peer is no process of this host, as far as the kernel knows."""
+
+
 class PeerClosedError(PeerRefusedError):
     """The peer has closed the connection: its user is unknown, and there is no client to refuse."""
 
@@ -93,7 +97,8 @@ def check_tcp_peer(peer: Endpoint, own: Endpoint) -> None:
             raise
         raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
     if uid is None:
-        raise _refusal(f"no process of this host has the connection from {peer[0]} port {peer[1]} open")
+        text = f"no process of this host has the connection from {peer[0]} port {peer[1]} open"
+        raise _refusal(text, PeerElsewhereError)
     _check_uid(uid)
 
 
@@ -136,8 +141,8 @@ def _check_uid(uid: int) -> None:
         raise _refusal(f"user {uid} stands for all users whom this user namespace does not map")
 
 
-def _refusal(reason: str) -> PeerRefusedError:
-    return PeerRefusedError(
+def _refusal(reason: str, kind: type[PeerRefusedError] = PeerRefusedError) -> PeerRefusedError:
+    return kind(
         f"{reason}; without a token, only processes of the same user and root are served. Set RANKMESH_TOKEN to the "
         "same secret on every rank and client (for example the output of 'openssl rand -hex 32')"
     )

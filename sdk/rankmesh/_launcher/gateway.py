@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ from rankmesh_agent.wire.schemas import RankInfo
 
 if TYPE_CHECKING:
     from rankmesh_gateway.state.registry import Registry
+    from rankmesh_gateway.torch_store import TorchStore
+
+_log = logging.getLogger("rankmesh")
 
 
 class LauncherGateway:
@@ -30,7 +34,9 @@ class LauncherGateway:
     def __init__(self, job: Plan, listener: socket.socket) -> None:
         self._job = job
         self._attempt = job.attempt
+        self._warned = False
         self._registry: Registry | None = None
+        self._torch_store: TorchStore | None = None
         self._http = HttpServer(listener, "rankmesh-gateway", token=job.token)
 
     def start(self, on_failure: Callable[[], object]) -> None:
@@ -42,9 +48,11 @@ class LauncherGateway:
         if self._registry is not None:
             return
         from rankmesh_gateway.state.registry import Registry
+        from rankmesh_gateway.torch_store import PREFACE, TorchStore
 
         self._registry = Registry()
-        self._http.start(self._app, on_failure=on_failure)
+        self._torch_store = TorchStore(Settings.from_env(os.environ), on_default_group=self._warn_of_gloo)
+        self._http.start(self._app, protocols={PREFACE: self._torch_store.make_protocol}, on_failure=on_failure)
 
     def failure(self) -> str:
         """Return why no rank can join the job, '' if they can or have: then the job goes on without a gateway."""
@@ -52,6 +60,11 @@ class LauncherGateway:
         if not why or any(info.state != "joining" for info in self.ranks().values()):
             return ""
         return f"the gateway cannot serve the ranks: {why}"
+
+    def end_attempt(self) -> None:
+        """Remove what an attempt has left in torch's store. Not later: ranks of other nodes may begin the next one."""
+        if self._torch_store is not None:
+            self._http.run(self._torch_store.clear())
 
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""
@@ -85,6 +98,15 @@ class LauncherGateway:
         if self._registry is not None:
             self._registry.close()
         self._http.close()
+
+    def _warn_of_gloo(self) -> None:
+        if self._job.options.as_gloo and not self._warned:
+            self._warned = True
+            _log.warning(
+                "--as-gloo has no effect: torch has created its default group with a backend of its own, as it has not "
+                "loaded RankMesh at the ranks (TORCH_DEVICE_BACKEND_AUTOLOAD=0, or a Python without rankmesh); unset "
+                "the variable, or 'import rankmesh.torch' in the program"
+            )
 
     def _app(self) -> Any:
         from rankmesh_gateway.http.app import create_app

@@ -83,6 +83,7 @@ class Plan:
             "TORCHELASTIC_RUN_ID": self.job,  # programs detect a launcher by it
             "TORCHELASTIC_RESTART_COUNT": str(self.restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch's store is the gateway's, at MASTER_PORT
             "MASTER_ADDR": options.master_addr,
             "MASTER_PORT": str(self.port),
             "RANKMESH_GATEWAY": self.url,

@@ -6,9 +6,11 @@ group ``torch.backends``). So this module imports next to nothing; the creation 
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rankmesh_agent.config.env import replaces_gloo
 
@@ -72,7 +74,7 @@ def _take_over_env() -> None:
     """Replace torch's handler of ``env://`` where ``handles_env()``: under ``rankmesh run``, srun and mpirun.
 
     torch's own handler would host, or connect to, a store of its own there. torch has no public way to replace a
-    handler; without its table, ``rankmesh run`` requires another init method.
+    handler; without its table, torch's store at the launcher's gateway serves ``env://``.
     """
     from torch.distributed import rendezvous as module  # the function hides the module of that name
 
@@ -87,6 +89,31 @@ def _take_over_env() -> None:
         return rendezvous(url, **options) if handles_env() else original(url, **options)
 
     table["env"] = env
+    if "_create_c10d_store" in module.__globals__:
+        module.__globals__["_create_c10d_store"] = _hosting_elsewhere(module.__globals__["_create_c10d_store"])
+
+
+def _hosting_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's choice of a store, by which rank 0 hosts one at any address but that of ``rankmesh run``.
+
+    TORCHELASTIC_USE_AGENT_STORE says that the launcher hosts the store, also to ``tcp://`` at another address, and to
+    the ranks of an inner job, who inherit it. An inner torchrun gives them a run id of its own.
+    """
+
+    @functools.wraps(original)
+    def create(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+        environ, name = os.environ, "TORCHELASTIC_USE_AGENT_STORE"
+        announced = environ.get(name)
+        launchers = announced == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
+        if not launchers or urlsplit(environ.get("RANKMESH_GATEWAY", "")).port == port:
+            return original(hostname, port, *arguments, **options)
+        environ[name] = "False"
+        try:
+            return original(hostname, port, *arguments, **options)
+        finally:
+            environ[name] = "True"
+
+    return create
 
 
 def __getattr__(name: str) -> Any:

@@ -115,6 +115,7 @@ def test_environment_and_prefixes(job: Job) -> None:
         assert (told["GROUP_RANK"], told["GROUP_WORLD_SIZE"]) == ("0", "1")
         assert (told["ROLE_NAME"], told["ROLE_RANK"], told["ROLE_WORLD_SIZE"]) == ("default", str(rank), "3")
         assert told["TORCHELASTIC_RUN_ID"] == told["RANKMESH_JOB"]
+        assert told["TORCHELASTIC_USE_AGENT_STORE"] == "True", "torch's store is at MASTER_PORT"
         assert told["RANKMESH_GATEWAY"] == f"http://{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
         assert told["MASTER_ADDR"] == "127.0.0.1"
         assert (told["PYTHONUNBUFFERED"], told["OMP_NUM_THREADS"]) == ("1", "1")
