@@ -15,7 +15,7 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.credentials import RoleName, of_role
 from rankmesh._cli.exit_codes import OK, UNREACHABLE, CommandError, command, print_error, write
 from rankmesh._cli.options import GatewayOption, JobOption, TokenFileOption
-from rankmesh_agent.config.settings import is_loopback
+from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_gateway.humanize import seconds
 
 _SECONDS = 5.0
