@@ -46,7 +46,6 @@ def interrupt_in_call(again: float | str | None) -> None:
             interrupt()
 
     if again == "exit":
-
         original = HeartbeatThread.stop
 
         def stop(self: HeartbeatThread) -> None:
