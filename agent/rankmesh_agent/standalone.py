@@ -151,9 +151,9 @@ class Standalone:
         self._gateway.close()
         self._http.close()
 
-    def _on_lease_end(self, lease_id: str) -> None:
+    def _on_lease_end(self, lease_id: str, reason: str) -> None:
         self._gc_passes = _GC_PASSES
-        self._sessions.end_lease(lease_id)
+        self._sessions.end_lease(lease_id, reason)
 
     def _send_heartbeat(self) -> None:
         lease = self.leases.lease

@@ -131,7 +131,7 @@ class TestLeases:
 
         @despite_pauses
         def fail():
-            with pytest.raises(JoinTimeoutError, match="ranks 1"):
+            with pytest.raises(JoinTimeoutError, match="rank 1"):
                 agent.leases.acquire(wanted(0, 2, timeout=0.2))
 
         fail()
@@ -226,7 +226,7 @@ class TestFace:
         for body, status, code, detail in [
             *[(body, 422, "invalid-request", "") for body in wrong],
             ({"world_size": 2, "rank": 5}, 422, "invalid-request", "rank 5 is not in a world of 2"),
-            ({"world_size": 2, "rank": 1, "job": "alone", "timeout": 0.2}, 504, "join-timeout", "ranks 0"),
+            ({"world_size": 2, "rank": 1, "job": "alone", "timeout": 0.2}, 504, "join-timeout", "rank 0"),
         ]:
             answer = httpx.post(url, json=body, headers=HEADERS, timeout=30)
             assert (answer.status_code, answer.json()["code"]) == (status, code)

@@ -88,7 +88,7 @@ def test_a_response_that_is_not_the_agents_is_an_error(attached, relay, name):
         all_reduce(attached)
     assert relay.tampered()
     assert CHANGED in caught.value.message
-    assert "the agent of this rank, 'agent-0', which carries rank 0" in caught.value.message
+    assert "the agent of this rank, 'agent-0' at http" in caught.value.message
 
 
 @pytest.mark.parametrize("name", TAMPERS)

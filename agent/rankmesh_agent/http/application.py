@@ -6,6 +6,7 @@ The agent and the gateway build on it; each has the meanings of its error status
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -38,6 +39,7 @@ _PROBLEM_HEADERS: Mapping[int, dict[str, Any]] = {
     429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
 }
 
+_SHOULD = re.compile(r"^\w+ should")
 ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 431)
 """Error statuses of every request: of the server and of SecurityMiddleware."""
 
@@ -127,10 +129,16 @@ class WebApplication(FastAPI):
             await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, created once, with the schema of the problem responses."""
+        """Return FastAPI's OpenAPI document, created once, with the schema of the problem responses.
+
+        The summary of an operation is the first sentence of its description, and not the name of a function.
+        """
         if self.openapi_schema is None:
             schema = TypeAdapter(Problem).json_schema()
             super().openapi()["components"]["schemas"]["Problem"] = jsonable_encoder(schema, exclude_none=True)
+            for operations in super().openapi()["paths"].values():
+                for operation in operations.values():
+                    operation["summary"] = re.split(r"[.:;](?:\s|$)", operation["description"], maxsplit=1)[0]
         return super().openapi()
 
 
@@ -167,9 +175,25 @@ def _problem_response(document: Problem, headers: Mapping[str, str] | None = Non
     return JSONResponse(document.body(), document.status, headers, PROBLEM_TYPE)
 
 
-async def _on_invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
-    found = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    return _problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", "; ".join(found)))
+async def _on_invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+    given = request.headers.get("content-type", "").partition(";")[0]
+    if given and "json" not in given and any(each["loc"] == ("body",) for each in error.errors()):
+        detail = (
+            f"{request.method} {request.url.path} takes a JSON object, and the body is {given}: send it with "
+            "Content-Type: application/json (curl --json, not -d); /openapi.json has its fields"
+        )
+    else:
+        detail = "; ".join(f"{'.'.join(map(str, each['loc']))}: {_words(each)}" for each in error.errors())
+    return _problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail))
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value, as the predicate of a sentence."""
+    if error["type"] == "missing":
+        return "is missing"
+    if error["loc"] == ("body",):
+        return "must be a JSON object"
+    return _SHOULD.sub("must", error["msg"].removeprefix("Value error, "), count=1)
 
 
 async def _on_http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -74,7 +74,8 @@ class CallStream:
                 except (StreamClosedError, StreamTimeoutError, ProtocolError):
                     raise
                 except Exception as error:
-                    kind, document, payload = Response.ERROR, attach_frames.encode_json(error_to_json(error)), ()
+                    known = error_to_json(self._session.ended() or error)
+                    kind, document, payload = Response.ERROR, attach_frames.encode_json(known), ()
                 stream.send(attach_frames.encode(kind, document, sum(map(len, payload))), payload, descriptors)
             except (StreamClosedError, StreamTimeoutError):
                 return

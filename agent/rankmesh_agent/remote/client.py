@@ -20,7 +20,14 @@ from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
 from rankmesh_agent.wire.credentials import job_digest, lease_key, remedy
-from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.errors import (
+    AuthenticationError,
+    DistError,
+    DistNetworkError,
+    LeaseEndedError,
+    ProtocolError,
+    RankFailedError,
+)
 from rankmesh_agent.wire.handshake import Protocol, client_script
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
@@ -30,6 +37,8 @@ _RESPONSE_GRACE_SECONDS = 10.0
 CONTROL_SECONDS = 5.0
 """Time limit of a request over the lease's connection, and of opening a stream."""
 _RELEASE_SECONDS = 10.0
+_LAST_RESPONSE_SECONDS = 2.0
+"""Time limit of the response with which an agent ends a lease, once it has closed another connection."""
 _JOIN_GRACE_SECONDS = 75.0
 """Time limit of the response after that of the join: all pairs connect in between."""
 
@@ -136,6 +145,7 @@ class AgentClient:
         self._control_lock = threading.Lock()
         self._unread = 0
         """Responses over the lease's connection that have not been received."""
+        self._ended: LeaseEndedError | None = None
         self.left = False
 
     def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> tuple[dict[str, Any], list[int]]:
@@ -226,6 +236,8 @@ class AgentClient:
             self._raise_lost(error)
         if frame.header.kind == Response.ERROR:
             refusal = codec.error_from_json(attach_frames.decode_json(frame.document))
+            if isinstance(refusal, LeaseEndedError):
+                self._raise_lost(refusal)
             if on_error is not None:
                 on_error(refusal)
             raise refusal
@@ -256,7 +268,10 @@ class AgentClient:
         except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._raise_lost(error)
         if frame.header.kind == Response.ERROR:
-            raise codec.error_from_json(response)
+            refusal = codec.error_from_json(response)
+            if isinstance(refusal, LeaseEndedError):
+                self._raise_lost(refusal)
+            raise refusal
         return response
 
     def group_failure(self, group: int) -> DistError | None:
@@ -291,12 +306,29 @@ class AgentClient:
         offer = self._offer
         if self.left:
             raise DistNetworkError("this process has left the job") from error
+        if isinstance(error, LeaseEndedError):
+            self._ended = error
+        elif isinstance(error, StreamClosedError):
+            error = self._last_response() or error
         how = "does not answer" if isinstance(error, StreamTimeoutError) else "failed"
+        how = "has ended" if isinstance(error, LeaseEndedError) else how
+        address = offer.urls[0] if offer.urls else None
         raise RankFailedError(
-            f"the agent of this rank, {offer.name!r}, which carries {self.member.described()}, {how}: {error}",
+            f"the agent of this rank, {offer.name!r} at {address}, which carries {self.member.described()}, {how}: "
+            f"{error}",
             ranks=[self.member.rank],
-            address=offer.urls[0] if offer.urls else None,
+            address=address,
         ) from error
+
+    def _last_response(self) -> LeaseEndedError | None:
+        """Return why the agent has ended the lease, if it has said so over the lease's connection."""
+        with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
+            while self._ended is None:
+                frame = self._control.receive(Deadline(_LAST_RESPONSE_SECONDS))
+                if frame.header.kind == Response.ERROR:
+                    error = codec.error_from_json(attach_frames.decode_json(frame.document))
+                    self._ended = error if isinstance(error, LeaseEndedError) else None
+        return self._ended
 
     def _open_stream(self) -> FramedStream:
         deadline = Deadline(CONTROL_SECONDS)

@@ -47,9 +47,11 @@ class LeaseStream:
         self._send_lock = threading.Lock()
         self._over = False
 
-    def end(self) -> None:
-        """End the process's streams: the lease has ended."""
+    def end(self, reason: str) -> None:
+        """End the process's streams, after a last response with the reason: the lease has ended."""
         if self._close_session() and not self._over:
+            with contextlib.suppress(StreamClosedError, StreamTimeoutError):
+                self._send(Response.ERROR, error_to_json(LeaseEndedError(reason)))
             self._stream.shutdown()
 
     def serve(self) -> None:
@@ -108,12 +110,17 @@ class LeaseStream:
                 self._send(Response.ERROR, error_to_json(error))
             self._stream.shutdown()
             return
-        self.session = Session(agent, partial(self._leases.grow, self.id))
+        self.session = Session(agent, partial(self._leases.grow, self.id), self._ended)
         if self._over:  # released before the session was there
             self._close_session()
         document, descriptors = describe_agent(agent)
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK, {"lease": lease.id} | document, descriptors)
+
+    def _ended(self) -> LeaseEndedError | None:
+        """Return the error of calls after the agent, and not the process, has ended the lease."""
+        reason = "" if self._over else self._leases.end_reason(self.id)
+        return LeaseEndedError(reason) if reason else None
 
     def _close_session(self) -> bool:
         """Close the session; return whether there was one."""
@@ -136,7 +143,7 @@ class LeaseStream:
         except KeyError as error:
             raise ProtocolError(f"an attached process sent a request that lacks {error}") from error
         except Exception as error:
-            self._send(Response.ERROR, error_to_json(error))
+            self._send(Response.ERROR, error_to_json(self._ended() or error))
         else:
             self._send(Response.OK, response or {})
 

@@ -50,7 +50,7 @@ class LeaseManager:
         host: address to listen on for peers.
         http: the HTTP server, which outlives the leases.
         on_change: called when the agent is leased, has joined, or is free again.
-        on_end: called with the id of a lease that has ended.
+        on_end: called with the id of a lease that has ended, and the reason.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LeaseManager:
         host: str,
         http: HttpServer,
         on_change: Callable[[], None],
-        on_end: Callable[[str], None],
+        on_end: Callable[[str, str], None],
     ) -> None:
         self._name = name
         self._settings = settings
@@ -241,6 +241,11 @@ class LeaseManager:
         _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
         self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
 
+    def end_reason(self, lease_id: str) -> str:
+        """Return why a lease is being ended; empty if it is not."""
+        active = self._active
+        return (active.end_reason or "") if active is not None and active.lease.id == lease_id else ""
+
     def log_failure(self) -> None:
         """Log the first failure of the leased agent's job, once."""
         active = self._active
@@ -327,7 +332,7 @@ class LeaseManager:
                 self._active = None
         reason = f": {active.end_reason}" if active.end_reason else ""
         _log.info("the lease of agent %r %s has ended%s", self._name, _holder(active.lease), reason)
-        self._on_end(active.lease.id)
+        self._on_end(active.lease.id, active.end_reason or "it ended")
         self._on_change()
 
     def _log_failure(self, active: _ActiveLease) -> None:

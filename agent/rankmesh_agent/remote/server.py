@@ -106,11 +106,11 @@ class SessionServer:
             if thread is not threading.current_thread():
                 thread.join(_STOP_SECONDS)
 
-    def end_lease(self, lease: str) -> None:
-        """Close the streams of a lease that has ended: its process learns of it, if it did not end it."""
+    def end_lease(self, lease: str, reason: str) -> None:
+        """Close the streams of a lease that has ended: its process learns of it, and why, if it did not end it."""
         held = self._lease_streams.get(lease)
         if held is not None:
-            held.end()
+            held.end(reason)
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""

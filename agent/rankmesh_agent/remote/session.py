@@ -41,12 +41,19 @@ class Session:
     Args:
         agent: has joined the job.
         grow: has the agent join the epoch of a larger world, see LeaseManager.
+        ended: returns the error of calls after the agent has ended the lease; None if it has not.
 
     Attributes:
         messages: the messages in progress, by the client's numbers.
     """
 
-    def __init__(self, agent: Agent, grow: Callable[[int, float, Callable[[], None]], Agent]) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        grow: Callable[[int, float, Callable[[], None]], Agent],
+        ended: Callable[[], DistError | None] = lambda: None,
+    ) -> None:
+        self.ended = ended
         self._agent = agent
         self._grow = grow
         self._lost: deque[DistBackendError] = deque()
@@ -158,7 +165,8 @@ class Session:
             group = self._groups.get(number)
             if group is not None:
                 group.delegated_calls.update(report_from_json(report))
-        failures = [(group.id, group.failure) for group in self._groups.copy().values()]
+        ended = self.ended()
+        failures = [(group.id, ended or group.failure) for group in self._groups.copy().values()]
         known: Json = {"failures": [(number, error_to_json(error)) for number, error in failures if error is not None]}
         if document.get("watches"):
             known["lost"] = [error_to_json(self._lost.popleft()) for _ in range(len(self._lost))]
@@ -206,7 +214,7 @@ class Session:
 
     def failure(self, document: Json) -> Json:
         """Return a group's failure, nothing if there is none."""
-        failure = self._group_in(document).failure
+        failure = self.ended() or self._group_in(document).failure
         return {} if failure is None else error_to_json(failure)
 
     def refusal(self, document: Json) -> None:

@@ -51,7 +51,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-if sys.platform != "win32":
+if sys.platform == "linux":
     _libc = ctypes.CDLL(None, use_errno=True)
     _syscall = _libc.syscall
     _syscall.argtypes = (
@@ -62,12 +62,12 @@ if sys.platform != "win32":
     _mmap = _libc.mmap
     _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
     _mmap.restype = ctypes.c_void_p
+    _mremap = _libc.mremap
+    _mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+    _mremap.restype = ctypes.c_void_p
+    _munmap = _libc.munmap
+    _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FIXED = 0x10
-_mremap = _libc.mremap
-_mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-_mremap.restype = ctypes.c_void_p
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _lost: list[mmap.mmap] = []

@@ -34,7 +34,6 @@ from rankmesh_agent.wire.errors import (
     GroupAbortedError,
     JoinTimeoutError,
     KeyNotFoundError,
-    LeaseEndedError,
     RankFailedError,
 )
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -373,10 +372,23 @@ class TestLeases:
         agent = standalones[0]
         attached = attach(agent, 0, 1, job=next(_jobs))
         assert agent.leases.release(agent.leases.lease.id, "a request over HTTP")
-        wait_until(attached._client._control.peer_closed, "the process to learn of it", SECONDS)
-        with pytest.raises((LeaseEndedError, GroupAbortedError, RankFailedError)):
+        with pytest.raises(RankFailedError, match=r"'agent-0' at http://127.* has ended: a request over HTTP"):
             attached.new_group([0], SECONDS)
         attached.close()
+
+    @pytest.mark.parametrize("nearby", [True, False])
+    def test_calls_under_way_say_why_the_agent_ends(self, standalones, nearby):
+        job = next(_jobs)
+        attached = everywhere(lambda rank: attach(standalones[rank], rank, 2, job=job, nearby=nearby), 2)
+        message = in_thread(lambda: attached[0].world.receive(np.ones(1), 1, 0, NOW))
+        value = in_thread(lambda: attached[0].blocking_store().execute(commands.Get("k", SECONDS)))
+        wait_until(lambda: attached[0]._client._pool._all, "the calls", SECONDS)
+        standalones[0].leases.release(standalones[0].leases.lease.id, "its agent was stopped by a signal")
+        for call, error in ((message, RankFailedError), (value, DistNetworkError)):
+            with pytest.raises(error, match=r"'agent-0' at http://127.* has ended: its agent was stopped by a signal"):
+                call.result(2 * SECONDS)
+        for each in attached:
+            each.close()
 
     def test_a_group_that_could_not_be_made_has_another_id_than_the_next(self, standalones, monkeypatch):
         attached, failed = attach(standalones[0], 0, 1, job=next(_jobs)), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 import httpx
@@ -36,7 +37,7 @@ async def test_health(direct, registry, ask):
 
 async def test_problems(direct, registry, ask, monkeypatch):
     typed = await direct.post("/v1/join", json=asdict(ask.join(0)) | {"world_size": "many"})
-    assert check_problem(typed, 422, "invalid-request").startswith("body.world_size: ")
+    assert check_problem(typed, 422, "invalid-request").startswith("body.world_size: expected a number")
     undecodable = await direct.post("/v1/leave", headers={"Content-Type": "application/json"}, content=b'"\xff"')
     check_problem(undecodable, 400, "bad-request")
     beyond = await direct.post("/v1/join", json=asdict(ask.join(5, 2)))
@@ -80,6 +81,8 @@ async def test_the_openapi_document(direct):
         ("/v1/ended", "post"),
         ("/dashboard/{name}", "get"),
     }
+    summaries = [each["summary"] for path in document["paths"].values() for each in path.values()]
+    assert not [each for each in summaries if each.istitle() or "\n" in each]
     join = document["paths"]["/v1/join"]["post"]["responses"]
     assert set(join) == {"200", "400", "401", "403", "408", "409", "410", "413", "421", "422", "429", "431", "503"}
     for status, response in join.items():
@@ -95,3 +98,20 @@ async def test_the_openapi_document(direct):
         "/readyz",
     }
     assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+
+
+@pytest.mark.parametrize(
+    ("sent", "detail"),
+    [
+        (
+            {"content": b"{}", "headers": {"Content-Type": "application/x-www-form-urlencoded"}},
+            r"POST /v1/groups takes a JSON object, and the body is application/x-www-form-urlencoded: .*curl --json",
+        ),
+        ({"json": [1]}, "body: must be a JSON object"),
+        ({"json": {"ranks": "x"}}, "body.job: is missing; body.ranks: must be a valid list"),
+    ],
+)
+async def test_a_wrong_body_is_described(direct, sent, detail):
+    answer = await direct.post("/v1/groups", **sent)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+    assert re.match(detail, answer.json()["detail"])

@@ -208,6 +208,12 @@ async def test_every_documented_response_is_real(client, agent, document, method
         assert answer.json()["status"] == status
 
 
+async def test_summaries_are_sentences(operations):
+    found = {operation: each["summary"] for operation, each in operations.items()}
+    assert found["post", "/v1/store/add"] == "Add to a number, and return the sum"
+    assert not [each for each in found.values() if each.istitle() or "\n" in each]
+
+
 async def test_answers_have_schemas(document, operations):
     found = {
         operation: each["responses"]["200"]["content"]["application/json"]["schema"]
