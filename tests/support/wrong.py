@@ -479,11 +479,6 @@ WRONG: dict[str, Wrong] = {
         gather_object_with_a_list_elsewhere=lambda api, a: api.gather_object(1, [None] * 3, dst=a.other),
     ),
     **_wrong(
-        ValueError, "device='.*': objects travel through host memory",
-        broadcast_object_list_through_a_device=lambda api, a: api.broadcast_object_list([1], 0, device="nowhere"),
-        send_object_list_through_a_device=lambda api, a: api.send_object_list([1], a.other, device="nowhere"),
-    ),
-    **_wrong(
         ValueError, "all arrays must have the same dtype and number of elements",
         all_reduce_multigpu_of_several_dtypes=lambda api, a: api.all_reduce_multigpu([a(), a(dtype=float)]),
         broadcast_multigpu_of_several_sizes=lambda api, a: api.broadcast_multigpu([a(), a(4)], src=0),

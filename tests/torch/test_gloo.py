@@ -68,7 +68,7 @@ OTHER_KINDS = [
         r"\w+_with_(group_)?rank_(3|minus_1)|(isend_to|irecv_from|recv_from|messages_to)_itself"
         r"|\w+_(too_few|too_many|smaller_ones|a_smaller_one)|all_gather_into_no_arrays"
         r"|all_to_all_single_.*(rows|splits)|(all_gather|reduce_scatter)_single_of_another_dtype"
-        r"|all_gather_coalesced_into_(no|too_many)_lists|\w+_object_list_through_a_device"
+        r"|all_gather_coalesced_into_(no|too_many)_lists"
         "|new_group with a negative timeout",
         "RuntimeError",
         "ValueError",

@@ -48,7 +48,6 @@ AT_RANK_0: Calls = {
 WITHOUT_GLOO: Calls = {
     "a barrier with a negative timeout": lambda dist: dist.barrier(timeout=timedelta(seconds=-1)),
     "a monitored_barrier with a negative timeout": lambda dist: dist.monitored_barrier(timeout=timedelta(seconds=-1)),
-    "broadcast of a tensor on another device": lambda dist: dist.broadcast(torch.ones(2, device="meta"), 0),
 }
 """gloo checks none of these: it crashes, waits until its timeout, or makes the call; so they are not made there."""
 AT_RANK_1: Calls = {
