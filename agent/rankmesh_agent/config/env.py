@@ -41,3 +41,9 @@ def replaces_gloo(environ: Mapping[str, str]) -> bool:
     if name not in ("", "gloo"):
         raise ValueError(f"RANKMESH_AS={name!r} is not a backend of torch that RankMesh can replace: only gloo is")
     return bool(name)
+
+
+def has_launchers_store(environ: Mapping[str, str]) -> bool:
+    """Return whether TORCHELASTIC_USE_AGENT_STORE is of ``rankmesh run``, and not of a torchrun, which has a run id."""
+    run = environ.get("TORCHELASTIC_RUN_ID")
+    return "RANKMESH_ATTEMPT" in environ and run in (None, environ.get("RANKMESH_JOB"))

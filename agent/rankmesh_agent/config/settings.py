@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rankmesh_agent.config.env import integer
+from rankmesh_agent.config.env import has_launchers_store, integer
 from rankmesh_agent.config.launchers import Launcher, detect_launcher
 from rankmesh_agent.wire.credentials import Credentials, check_form, for_job, job_of
 
@@ -165,7 +165,7 @@ class Settings:
             store_bytes=integer(environ, "RANKMESH_STORE_BYTES", at_least=1) or cls.store_bytes,
             hosting=cast(Hosting, _choice(environ, "RANKMESH_HOSTING", get_args(Hosting))),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
-            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not has_launchers_store(environ),
             flight_recorder=_or_default(
                 integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),

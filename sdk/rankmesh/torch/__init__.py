@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rankmesh_agent.config.env import replaces_gloo
+from rankmesh_agent.config.env import has_launchers_store, replaces_gloo
 
 if TYPE_CHECKING:
     from rankmesh.torch._factory import new_process_group as new_process_group
@@ -93,8 +93,7 @@ def _hosting_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
         environ, name = os.environ, "TORCHELASTIC_USE_AGENT_STORE"
-        announced = environ.get(name)
-        launchers = announced == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
+        launchers = environ.get(name) == "True" and has_launchers_store(environ)
         if not launchers or urlsplit(environ.get("RANKMESH_GATEWAY", "")).port == port:
             return original(hostname, port, *arguments, **options)
         environ[name] = "False"
