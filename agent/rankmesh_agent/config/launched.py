@@ -68,6 +68,12 @@ def is_launchers(environ: Mapping[str, str], host: str, port: int) -> bool:
     return port == gateway.port and _is_same("MASTER_ADDR", host, gateway.hostname)
 
 
+def has_store(environ: Mapping[str, str]) -> bool:
+    """Return whether TORCHELASTIC_USE_AGENT_STORE is of ``rankmesh run``, and not of a torchrun, which has a run id."""
+    run = _record(environ).get("TORCHELASTIC_RUN_ID")
+    return run is not None and environ.get("TORCHELASTIC_RUN_ID", run) == run
+
+
 def parent(environ: Mapping[str, str]) -> str:
     """Return job and rank of the launcher's process that this one is, or descends from; empty without a launcher."""
     made = _record(environ)

@@ -171,7 +171,7 @@ class Settings:
             store_bytes=integer(environ, "RANKMESH_STORE_BYTES", at_least=1) or cls.store_bytes,
             hosting=cast(Hosting, _choice(environ, "RANKMESH_HOSTING", get_args(Hosting))),
             elastic_run=environ.get("TORCHELASTIC_RUN_ID"),
-            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            torchrun_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and not launched.has_store(environ),
             flight_recorder=_or_default(
                 integer(environ, "RANKMESH_FLIGHT_RECORDER", at_most=1 << 20), cls.flight_recorder
             ),

@@ -10,8 +10,8 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from rankmesh_agent.config import launched
 from rankmesh_agent.config.env import replaces_gloo
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ def _hosting_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
         environ, name = os.environ, "TORCHELASTIC_USE_AGENT_STORE"
-        announced = environ.get(name)
-        launchers = announced == "True" and environ.get("TORCHELASTIC_RUN_ID") == environ.get("RANKMESH_JOB")
-        if not launchers or urlsplit(environ.get("RANKMESH_GATEWAY", "")).port == port:
+        announced = environ.get(name) == "True" and launched.has_store(environ)
+        if not announced or launched.is_launchers(environ, hostname, port):
             return original(hostname, port, *arguments, **options)
         environ[name] = "False"
         try:

@@ -207,3 +207,19 @@ def test_a_fresh_token_is_made_once(tmp_path):
 def test_a_short_credential_of_a_role_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} has fewer than 16 characters"):
         Settings.from_env({name: "15 characters ."})
+
+
+@pytest.mark.parametrize(
+    ("variables", "torchruns"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none"}, True),
+        ({"TORCHELASTIC_RUN_ID": "train", "RANKMESH_JOB": "train"}, True),
+        ({"TORCHELASTIC_RUN_ID": "train", "RANKMESH_LAUNCHED": '{"TORCHELASTIC_RUN_ID": "train"}'}, False),
+        ({"RANKMESH_LAUNCHED": '{"TORCHELASTIC_RUN_ID": "train"}'}, False),
+        ({"TORCHELASTIC_RUN_ID": "none", "RANKMESH_LAUNCHED": '{"TORCHELASTIC_RUN_ID": "train"}'}, True),
+    ],
+    ids=["torchrun", "torchrun for a named job", "rankmesh run", "its rank's inner job", "torchrun in its rank"],
+)
+def test_the_store_of_rankmesh_run_is_not_taken_for_torchruns(variables, torchruns):
+    settings = Settings.from_env({"TORCHELASTIC_USE_AGENT_STORE": "True", **variables})
+    assert settings.torchrun_store == torchruns
