@@ -15,6 +15,8 @@ import pytest
 from support.processes import Me, Rank, Ranks, free_port, plain_http_server, wait_until
 
 import rankmesh as dist
+from rankmesh._session.init import _counting
+from rankmesh_agent.config.launched import recorded
 
 pytestmark = pytest.mark.processes
 
@@ -384,3 +386,29 @@ def test_a_job_can_start_from_the_file_of_a_killed_one(ranks: Ranks) -> None:
     ranks.wait(ranks.start(killed_with_its_gateway, 1))
     assert (ranks.folder / "rendezvous").exists()
     ranks.run(by, 2, options={"init_method": f"file://{ranks.folder}/rendezvous"})
+
+
+@pytest.mark.parametrize(
+    ("method", "rank", "counts"),
+    [
+        (None, -1, True),
+        ("env://", 1, True),
+        ("tcp://127.0.0.1:29500", 1, True),  # the launcher's gateway
+        ("http://localhost:29500", 1, True),
+        ("tcp://127.0.0.1:29501", -1, True),  # the launcher's ranks, at an address of their own
+        ("tcp://127.0.0.1:29501", 0, False),
+        ("http://127.0.0.1:29501", 0, False),
+        ("file:///tmp/there", 0, False),
+        ("file:///tmp/there?rank=0&world_size=2", -1, False),
+        ("file:///tmp/there", -1, True),
+        ("tcp://127.0.0.1:wrong", 0, False),
+    ],
+)
+def test_a_job_that_the_caller_describes_is_not_the_launchers(monkeypatch, method, rank, counts):
+    made = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANKMESH_GATEWAY": "http://127.0.0.1:29500"}
+    made |= {"RANK": "1", "RANKMESH_JOIN": "1", "RANKMESH_JOB": "job"}
+    for name, value in recorded(made).items():
+        monkeypatch.setenv(name, value)
+    found = _counting(method, rank, -1 if rank < 0 else 2, None)
+    assert (found.get("RANKMESH_JOIN") == "1", found["RANKMESH_JOB"]) == (counts, "job")
+    assert "RANKMESH_JOIN" not in _counting(None, 1, 2, object())
