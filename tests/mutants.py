@@ -331,6 +331,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/net/peer_credentials.py", " and found[:4] == wanted[:4]", "", PEERS, "a socket that listens counts as the client's"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
     Fault("agent/rankmesh_agent/http/same_user.py", 'elif scope["path"] in OPEN_PATHS:', "elif True:", PEERS, "all paths are open to other users"),
+    Fault(SESSIONS, "grant.role is Role.RUN and scope", "scope", LINK_CODE, "a link to read shows the stacks of ranks"),
     Fault(SESSIONS, "        self._codes.remove(code)\n", "", LINK_CODE, "a code opens the dashboard twice"),
     Fault(SESSIONS, ' or scope["path"] == CODES_PATH', "", LINK_CODE, "a session renews itself"),
     Fault(SESSIONS, " and self._ends[_digest(token)][0] > self._clock()", "", LINK_CODE, "sessions do not expire"),
