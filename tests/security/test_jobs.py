@@ -143,7 +143,7 @@ def test_a_dashboards_session_is_of_the_job_of_the_credential(jobs: Jobs):
         assert len({each["job"] for each in ask(jobs.url, "/v1/ranks", session)}) == seen
         if token != TOKEN:
             assert refusal(jobs.url, f"/v1/ranks?job={jobs.names[1]}", session) == (403, "forbidden-job")
-        assert refusal(jobs.url, "/v1/diagnosis", session) == (403, "forbidden-role")
+        assert refusal(jobs.url, "/v1/groups/world/abort", session, "POST") == (403, "forbidden-role")
 
 
 def test_a_job_is_not_changed_with_anothers_credential(jobs: Jobs):

@@ -9,6 +9,7 @@ from support import overview
 
 import rankmesh as dist
 from rankmesh._cli.exit_codes import print_error
+from rankmesh._cli.overview import judge
 from rankmesh._cli.status import _all
 from rankmesh._cli.tables import lines
 from rankmesh._session.session import current
@@ -27,9 +28,9 @@ def test_names_and_reasons_in_status():
         "groups": [overview.group(name=EVIL, failure=EVIL, operations_rate=0.0, bytes_rate=0.0)],
         "inflight": [],
     }
-    text = lines(_all(found, f"http://{EVIL}"))
+    text = lines(_all(found, judge(found, []), f"http://{EVIL}"))
     assert "\x1b" not in text
-    assert f"is failed: {SHOWN}\ufffdall is well" in text
+    assert f"has failed: {SHOWN}\ufffdall is well" in text
 
 
 def test_an_error_that_quotes_another_process(capsys: pytest.CaptureFixture[str]):

@@ -44,7 +44,7 @@ class Model:
         self.values[key] = value
 
     def add(self, key: str, amount: int) -> int:
-        value = self.values.get(key, b"0")
+        value = self.values.get(key) or b"0"
         if not _NUMBER.fullmatch(value) or not -_EDGE <= int(value) + amount < _EDGE:
             raise dist.NotANumberError("")
         self.values[key] = b"%d" % (int(value) + amount)

@@ -189,7 +189,7 @@ async def _on_invalid_request(request: Request, error: RequestValidationError) -
 
 def _words(error: Mapping[str, Any]) -> str:
     """Return what is wrong with a value, as the predicate of a sentence."""
-    if error["type"] == "missing":
+    if error.get("type") == "missing":
         return "is missing"
     if error["loc"] == ("body",):
         return "must be a JSON object"

@@ -62,6 +62,8 @@ def check_join(request: JoinRequest) -> None:
     """Raise InvalidRequestError unless the request has a job, and a rank of its world or none, as its kind requires."""
     rank, growth = request.member.rank, request.growth
     _check_place(request.job, request.world_size, request.member, at_least=UNASSIGNED)
+    _check_lengths({"parent": request.parent})
+    _check_count("ancestors", request.ancestors, MAX_ADDRESSES)
     if request.awaits_growth and growth is not None:
         raise InvalidRequestError(
             "a rank of the world that grows does not await its growth; send awaits_growth or growth, not both"

@@ -162,7 +162,7 @@ def test_the_token_may_be_in_a_file(tmp_path):
     path.write_text("from the file\n")
     assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path)}).token == "from the file"
     assert Settings.from_env({"RANKMESH_TOKEN_FILE": str(path), "RANKMESH_TOKEN": "secret"}).token == "secret"
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(ValueError, match=r"RANKMESH_TOKEN_FILE=.*other: No such file"):
         Settings.from_env({"RANKMESH_TOKEN_FILE": str(tmp_path / "other")})
 
 

@@ -161,7 +161,7 @@ def test_which_job(job: Job):
     "arguments",
     [
         ["get", ""],
-        ["get", "k" * 2000],
+        ["get", "k" * 8193],
         ["get"],
         ["get", "k", "--timeout", "-1"],
         ["get", "k", "--gateway", "no address"],

@@ -37,7 +37,7 @@ EVERYWHERE = {400, 401, 403, 408, 413, 421, 429, 431}
 OPEN = {"/health", "/livez", "/readyz"}
 BEHIND_TOKEN = 503
 """Of a server without a descriptor to check the client's user: test_other_users.py."""
-LONG = "x" * 2000
+LONG = "x" * 8193
 UNREADABLE = {"content": b"\xff", "headers": {"Content-Type": "application/json"}}
 LISTED = "http://127.0.0.1:1"
 """The URL that the gateway is taken to list; no process listens there."""
