@@ -23,6 +23,7 @@ from support.torch_port import served
 LONG = timedelta(seconds=60)
 ENDS = {"DistNetworkError"}
 DIFFERENCES = {
+    "add to nothing": ((None, 5, b"5"), "torch's TCPStore ends the connection; its HashStore and FileStore count so"),
     "add to digits and text": (ENDS, "torch takes the digits and drops the rest"),
     "add over the end": (ENDS, "torch goes on at the other end"),
 }

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rankmesh_agent.config import launched
 from rankmesh_agent.config.env import replaces_gloo
 
 if TYPE_CHECKING:
@@ -102,6 +101,8 @@ def _hosting_elsewhere(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def create(hostname: str, port: int, *arguments: Any, **options: Any) -> Any:
+        from rankmesh_agent.config import launched
+
         environ, name = os.environ, "TORCHELASTIC_USE_AGENT_STORE"
         announced = environ.get(name) == "True" and launched.has_store(environ)
         if not announced or launched.is_launchers(environ, hostname, port):
