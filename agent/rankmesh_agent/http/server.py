@@ -23,7 +23,7 @@ from rankmesh_agent.http.same_user import same_user_handler
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
-from rankmesh_agent.net.sockets import bind, reachable_addresses, url_of
+from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for, url_of
 from rankmesh_agent.wire.upgrade import Upgrade
 
 T = TypeVar("T")
@@ -88,6 +88,7 @@ class HttpServer:
         self._tls = tls.server_context()
         address, self.port = listener.getsockname()[:2]
         self._listener = listener
+        self._url = url_of(listener)  # a server that fails closes it
         self._name = name or f"rankmesh-http-{self.port}"
         self._token = token
         self._host = host or address
@@ -151,7 +152,7 @@ class HttpServer:
 
     def url(self, address: str = "") -> str:
         """Return the base URL under an address; under the socket's own if empty."""
-        return url_of(self._listener, address or None)
+        return url_for(address, self.port, tls.server_scheme()) if address else self._url
 
     def start(
         self,
@@ -177,7 +178,7 @@ class HttpServer:
         self._upgrades = upgrades
         self._protocols = protocols
         self._on_failure = on_failure
-        _log.info("%s: %s", url_of(self._listener), protection(self._token))
+        _log.info("%s: %s", self.url(), protection(self._token))
         if on_demand and self._tls is None:
             self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
         self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)

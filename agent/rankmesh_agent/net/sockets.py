@@ -76,10 +76,10 @@ def url_for(host: str, port: int, scheme: str = "") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def url_of(listener: socket.socket, host: str | None = None) -> str:
-    """Return the base URL of a listening socket, under another host name if one is given."""
-    name, port = listener.getsockname()[:2]
-    return url_for(host or name, port, server_scheme())
+def url_of(listener: socket.socket) -> str:
+    """Return the base URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return url_for(host, port, server_scheme())
 
 
 def _listening_process(port: int) -> str:
