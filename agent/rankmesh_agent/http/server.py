@@ -178,7 +178,7 @@ class HttpServer:
         self._upgrades = upgrades
         self._protocols = protocols
         self._on_failure = on_failure
-        _log.info("%s: %s", self.url(), protection(self._token))
+        _log.info("%s: %s", self._url, protection(self._token))
         if on_demand and self._tls is None:
             self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
         self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
