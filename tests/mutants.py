@@ -200,7 +200,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/http/middleware.py", "if held.role < needed:", "if held.role > needed:", PROOF, "a role has no limit"),
     Fault("agent/rankmesh_agent/http/middleware.py", "hashed.hexdigest() != caller.content", "not hashed", PROOF, "the body of a request can be replaced"),
     # torch's store at the gateway
-    Fault("gateway/rankmesh_gateway/torch_store.py", "self._private_network and isinstance(error, PeerElsewhereError)", "self._private_network", TORCH_STORE, "other users are served where the network is private"),
+    Fault("gateway/rankmesh_gateway/torch_store.py", "self._private_network and isinstance(error, PeerNotLocalError)", "self._private_network", TORCH_STORE, "other users are served where the network is private"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "            if not client.missing:", "            if True:", TORCH_STORE, "a wait ends with the first of its keys"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._wake(key, 1)", "self._wake(key)", TORCH_STORE, "one pushed value ends all waits for the queue"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),

@@ -19,7 +19,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.peer_credentials import (
     PeerClosedError,
-    PeerElsewhereError,
+    PeerNotLocalError,
     PeerRefusedError,
     check_peer,
     warn_refused,
@@ -122,7 +122,7 @@ class TorchStore:
         except PeerClosedError as error:
             return error
         except PeerRefusedError as error:
-            if not (self._private_network and isinstance(error, PeerElsewhereError)):
+            if not (self._private_network and isinstance(error, PeerNotLocalError)):
                 return DistNetworkError(
                     f"a client of torch's TCPStore: {error.message.partition(';')[0]}. torch's protocol has no "
                     "authentication, so other hosts are served only where the network is declared private, by "

@@ -18,7 +18,7 @@ from support.users import as_other_user, as_root
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net import peer_credentials
-from rankmesh_agent.net.peer_credentials import PeerElsewhereError, PeerRefusedError
+from rankmesh_agent.net.peer_credentials import PeerNotLocalError, PeerRefusedError
 from rankmesh_gateway import torch_store
 from rankmesh_gateway.torch_store import PREFACE
 
@@ -67,8 +67,8 @@ def refused(port: int) -> bool:
     [
         (False, PeerRefusedError("another user; set a token"), False),
         (True, PeerRefusedError("another user; set a token"), False),
-        (False, PeerElsewhereError("another host; set a token"), False),
-        (True, PeerElsewhereError("another host; set a token"), True),
+        (False, PeerNotLocalError("another host; set a token"), False),
+        (True, PeerNotLocalError("another host; set a token"), True),
     ],
 )
 def test_processes_of_other_users_and_of_other_hosts_are_refused(log, monkeypatch, private, error, served_):

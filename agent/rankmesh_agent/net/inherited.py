@@ -1,4 +1,4 @@
-"""What a program inherits from the process that starts it, made as it is under a shell."""
+"""Reset of the descriptors and signals that a program inherits from its parent process, to those under a shell."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class PeerRefusedError(DistNetworkError):
     status = 403
 
 
-class PeerElsewhereError(PeerRefusedError):
+class PeerNotLocalError(PeerRefusedError):
     """The peer is no process of this host, as far as the kernel knows."""
 
 
@@ -98,7 +98,7 @@ def check_tcp_peer(peer: Endpoint, own: Endpoint) -> None:
         raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
     if uid is None:
         text = f"no process of this host has the connection from {peer[0]} port {peer[1]} open"
-        raise _refusal(text, PeerElsewhereError)
+        raise _refusal(text, PeerNotLocalError)
     _check_uid(uid)
 
 

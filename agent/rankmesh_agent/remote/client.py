@@ -321,7 +321,7 @@ class AgentClient:
         ) from error
 
     def _last_response(self) -> LeaseEndedError | None:
-        """Return why the agent has ended the lease, if it has said so over the lease's connection."""
+        """Return the error with which the agent has ended the lease; None if its connection has brought none."""
         with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
             while self._ended is None:
                 frame = self._control.receive(Deadline(_LAST_RESPONSE_SECONDS))

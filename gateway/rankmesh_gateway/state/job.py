@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
-from rankmesh_gateway.state.children import Children
+from rankmesh_gateway.state.child_processes import ChildProcesses
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
 from rankmesh_gateway.state.group_reports import GroupChanges
@@ -50,7 +50,7 @@ class Job:
         self.epochs: dict[int, Epoch] = {}
         self.forming: Epoch | None = None
         self.growth = Growth(name)
-        self._children = Children(name)
+        self._children = ChildProcesses(name)
         self.attempt = 0
         self.before: list[RankInfo] = []
         self._last_ended = self._last_used = 0
@@ -102,7 +102,7 @@ class Job:
         return epoch
 
     def _check_parent(self, request: JoinRequest, latest: Epoch | None, now: float) -> None:
-        """Raise RankTakenError if a join is of another job than the members that are there; see Children."""
+        """Raise RankTakenError if a join is of another job than the members that are there; see ChildProcesses."""
         record = self._children.dispute(request, self.forming, latest)
         if record is None:
             return
@@ -173,7 +173,7 @@ class Job:
         self._last_ended = self._latest_number()
         self._restarted_at = now
         self.epochs, self.forming, self.growth = {}, None, Growth(self.name)
-        self._children = Children(self.name)
+        self._children = ChildProcesses(self.name)
         self._writer.job_restarted(self.name, self._last_ended, attempt, reason)
         return waiters
 

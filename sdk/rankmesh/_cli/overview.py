@@ -73,7 +73,7 @@ def fetch_findings(gateway: ServiceClient, job: str = "") -> list[Finding]:
 
 
 class Verdict(NamedTuple):
-    """What is wrong with jobs: ``status`` and ``diagnose`` have the same.
+    """The problems of jobs, the same for ``status`` and ``diagnose``.
 
     Attributes:
         findings: the causes: failures, then why ranks wait.

@@ -8,7 +8,7 @@ from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.rank import RankRecord
 
 
-class Children:
+class ChildProcesses:
     """The members of a launcher's job by their parents, the launcher's ranks.
 
     The members of a world have a parent each, or all the same one. Otherwise ranks start jobs of their own at the
@@ -25,13 +25,13 @@ class Children:
         """Why processes cannot join, by host and pid."""
 
     def add(self, request: JoinRequest, record: RankRecord) -> None:
-        """Note who a member's parent is."""
+        """Record a member's parent."""
         if request.parent.rpartition("/")[0] == self._job:
             record.parent = request.parent
             self._records[request.parent] = record
 
     def dispute(self, request: JoinRequest, forming: Epoch | None, latest: Epoch | None) -> RankRecord | None:
-        """Return the member whose place a join puts in doubt as its own, None if there is no doubt.
+        """Return the member that a join of the same parent conflicts with, None without a conflict.
 
         Raises:
             RankTakenError: the join is of another job than the members that are there; they stay.
