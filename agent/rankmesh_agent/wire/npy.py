@@ -5,10 +5,8 @@ The format is NumPy's: https://numpy.org/doc/stable/reference/generated/numpy.li
 
 from __future__ import annotations
 
-import ast
 import io
 import math
-import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,18 +16,17 @@ from rankmesh_agent.wire.dtypes import FROM_CODE, FROM_NAME, OPAQUE, display
 
 Array = npt.NDArray[Any]
 
-MAGIC = b"\x93NUMPY"
+MAGIC = np.lib.format.MAGIC_PREFIX
 """First bytes of every .npy file."""
 MAX_HEADER = 4096
 """Maximum bytes of a header: it is a Python literal, and that of an array has some 100."""
 _SUPPORTED = frozenset(FROM_CODE.values())
-_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}
-"""Layout of the header's length, by the format's version."""
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""By the format's version; NumPy writes version 3 for names of fields alone, and these cannot be communicated."""
+_LONGEST_PREFIX = 12
+"""Bytes before the header."""
 _CUSTOM = 256
 """First type number of element types that are not NumPy's own, which other readers of the file do not know."""
-_KEYS = {"descr", "fortran_order", "shape"}
-_INVALID = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError)
-"""Errors of invalid literals, and of descriptions that are no dtype or no shape."""
 
 
 class Header(NamedTuple):
@@ -54,29 +51,18 @@ def read_header(body: memoryview) -> Header:
     Raises:
         ValueError: the bytes are no .npy file, or the header is invalid.
     """
-    if bytes(body[:6]) != MAGIC or len(body) < 12:
-        raise ValueError("not a .npy file: it does not begin with \\x93NUMPY and a header")
-    length = _LENGTHS.get(body[6])
-    if length is None:
-        raise ValueError(f"version {body[6]} of the .npy format is not known")
-    begin = 8 + length.size
-    (size,) = length.unpack(body[8:begin])
-    if size > min(MAX_HEADER, len(body) - begin):
-        raise ValueError(f"the .npy header declares {size} bytes: more than follow, or than {MAX_HEADER}")
+    file = io.BytesIO(body[: MAX_HEADER + _LONGEST_PREFIX])
     try:
-        fields = ast.literal_eval(bytes(body[begin : begin + size]).decode())
-        if not isinstance(fields, dict) or set(fields) != _KEYS:
-            raise ValueError("it must have descr, fortran_order and shape")
-        shape, fortran = fields["shape"], fields["fortran_order"]
-        if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
+        version = np.lib.format.read_magic(file)
+        if version not in _READERS:
+            raise ValueError(f"version {version[0]} of the format is not known")
+        shape, fortran, dtype = _READERS[version](file, max_header_size=MAX_HEADER)
+        if not all(type(length) is int and length >= 0 for length in shape):
             raise ValueError("the shape must be a tuple of lengths")
-        if not isinstance(fortran, bool):
-            raise ValueError("fortran_order must be True or False")
-        dtype = np.lib.format.descr_to_dtype(fields["descr"])
-    except _INVALID as error:
-        reason = str(error)[:200] or type(error).__name__
+    except Exception as error:  # NumPy's parser raises many kinds
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise ValueError(f"the .npy header cannot be read: {reason}") from None
-    return Header(dtype, shape, fortran, begin + size)
+    return Header(dtype, shape, fortran, file.tell())
 
 
 def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
@@ -103,7 +89,7 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     shape = header.shape[::-1] if header.fortran else header.shape
     try:
         found = body[header.offset :].view(dtype).reshape(shape)
-    except _INVALID as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"no array has the shape {list(header.shape)}: {error}") from None
     if header.fortran:
         found = found.T
