@@ -1,15 +1,14 @@
 """User id of the process at the other end of a connection over loopback or a unix socket, from the kernel.
 
 Without a token, a server accepts the processes of its own user and of root alone. The peer of a unix socket is in
-SO_PEERCRED. The peer of a TCP connection is the owner of the socket with the same two addresses, exchanged: one
-inet_diag query (sock_diag(7)) finds it, or /proc/net/tcp where netlink is not permitted. A socket that its process has
-closed has no owner: the kernel then reports inode 0, and user 0, which must not count as root.
+SO_PEERCRED. The peer of a TCP connection is the owner of the socket with the same two addresses, exchanged, in
+/proc/net/tcp. A socket that its process has closed has no owner: the kernel then reports inode 0, and user 0, which
+must not count as root.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import select
@@ -24,17 +23,8 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError
 Endpoint = tuple[str, int]
 """Numeric IP address, and port."""
 
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_NLM_F_REQUEST = 1
-_NLMSG_HEADER = struct.Struct("=IHHII")  # linux/netlink.h: length, type, flags, sequence number, port id
-_NLMSG_ERROR = 2
-_REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2 of linux/inet_diag.h: family, protocol, extensions, states
-_SOCKET_ID = struct.Struct("!HH16s16s12s")  # inet_diag_sockid: ports, addresses, and interface and cookie: any
-_ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
-_REPLY = struct.Struct("=4x48s12xII")  # inet_diag_msg: socket id, user id, inode
-_ALL_STATES = 0xFFFFFFFF
-_QUERY_SECONDS = 1.0
+_LOOKS = 2
+"""Readings of the table, which may miss a row while others come and go, before a connection has no owner."""
 _UCRED = struct.Struct("3i")
 _WARN_SECONDS = 60.0
 _IPV6_BYTES = 16
@@ -166,49 +156,20 @@ def _owner(peer: Endpoint, own: Endpoint) -> int | None:
         own: the address of its peer.
 
     Raises:
-        OSError: the kernel does not answer.
+        OSError: the table cannot be read.
     """
-    try:
-        return _query(peer, own)
-    except OSError as error:
-        if is_exhausted(error):
-            raise
-    return _look_up(peer, own)
-
-
-def _query(peer: Endpoint, own: Endpoint) -> int | None:
-    """Query the kernel by inet_diag; see ``_owner``."""
-    addresses = [_packed(host) for host, _ in (peer, own)]
-    family = socket.AF_INET6 if len(addresses[0]) == _IPV6_BYTES else socket.AF_INET
-    wanted = _SOCKET_ID.pack(peer[1], own[1], *addresses, _ANY)
-    body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted
-    header = _NLMSG_HEADER.pack(_NLMSG_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(_QUERY_SECONDS)
-        netlink.send(header + body)
-        reply = netlink.recv(4096)
-    _, kind, _, _, _ = _NLMSG_HEADER.unpack_from(reply)
-    if kind == _NLMSG_ERROR:
-        code = -struct.unpack_from("=i", reply, _NLMSG_HEADER.size)[0]
-        if code == errno.ENOENT:
-            return None
-        raise OSError(code, os.strerror(code))
-    found, uid, inode = _REPLY.unpack_from(reply, _NLMSG_HEADER.size)
-    # Without such a connection, the kernel returns a socket that listens at the peer's address: its peer's port is 0.
-    return int(uid) if inode and found[:4] == wanted[:4] else None
-
-
-def _look_up(peer: Endpoint, own: Endpoint) -> int | None:
-    """Look into /proc/net/tcp and tcp6; see ``_owner``."""
-    packed = _packed(peer[0]), _packed(own[0])
-    if len(packed[0]) == _IPV6_BYTES:
-        return _look_up_in("/proc/net/tcp6", packed, peer[1], own[1])
-    uid = _look_up_in("/proc/net/tcp", packed, peer[1], own[1])
-    if uid is None:
+    near, far = _packed(peer[0]), _packed(own[0])
+    for _ in range(_LOOKS):
+        if len(near) != _IPV6_BYTES:
+            uid = _look_up_in("/proc/net/tcp", (near, far), peer[1], own[1])
+            if uid is not None:
+                return uid
         with contextlib.suppress(FileNotFoundError):  # this host has no IPv6
-            near, far = packed
-            uid = _look_up_in("/proc/net/tcp6", (_MAPPED + near, _MAPPED + far), peer[1], own[1])
-    return uid
+            addresses = (near, far) if len(near) == _IPV6_BYTES else (_MAPPED + near, _MAPPED + far)
+            uid = _look_up_in("/proc/net/tcp6", addresses, peer[1], own[1])
+            if uid is not None:
+                return uid
+    return None
 
 
 def _look_up_in(path: str, addresses: tuple[bytes, bytes], *ports: int) -> int | None:

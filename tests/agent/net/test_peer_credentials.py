@@ -28,14 +28,6 @@ def ends(request: pytest.FixtureRequest) -> tuple[str, str]:
     return ENDS[request.param]
 
 
-@pytest.fixture(params=["netlink", "/proc"])
-def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the user is found."""
-    if request.param == "/proc":
-        monkeypatch.setattr(peer_credentials, "_query", no_netlink)
-    return str(request.param)
-
-
 def listen(host: str, port: int = 0) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,21 +42,17 @@ def listener(ends: tuple[str, str]) -> Iterator[socket.socket]:
         yield sock
 
 
-def no_netlink(*_: object) -> None:
-    raise PermissionError("netlink is not permitted")
-
-
 def connect(listener: socket.socket, host: str) -> socket.socket:
     return socket.create_connection((host, listener.getsockname()[1]), 10)
 
 
-def test_a_process_of_the_same_user(listener: socket.socket, ends: tuple[str, str], source: str):
+def test_a_process_of_the_same_user(listener: socket.socket, ends: tuple[str, str]):
     with connect(listener, ends[1]), listener.accept()[0] as accepted:
         check_peer(accepted)
 
 
 def test_a_client_that_has_gone_is_not_warned_of(
-    listener: socket.socket, ends: tuple[str, str], source: str, caplog: pytest.LogCaptureFixture
+    listener: socket.socket, ends: tuple[str, str], caplog: pytest.LogCaptureFixture
 ):
     connect(listener, ends[1]).close()
     with listener.accept()[0] as accepted:
@@ -73,7 +61,7 @@ def test_a_client_that_has_gone_is_not_warned_of(
 
 
 @as_root
-def test_a_process_of_another_user(listener: socket.socket, ends: tuple[str, str], source: str):
+def test_a_process_of_another_user(listener: socket.socket, ends: tuple[str, str]):
     def check() -> None:
         with listener.accept()[0] as accepted:
             check_peer(accepted)
@@ -90,21 +78,22 @@ def test_a_process_of_another_user(listener: socket.socket, ends: tuple[str, str
 
 
 @as_root
-def test_a_process_that_has_closed_the_connection(listener: socket.socket, ends: tuple[str, str], source: str):
+def test_a_process_that_has_closed_the_connection(listener: socket.socket, ends: tuple[str, str]):
     assert as_other_user(lambda: connect(listener, ends[1]).close()) is None
     with listener.accept()[0] as accepted, pytest.raises(PeerRefusedError, match="the client has closed"):
         check_peer(accepted)
 
 
-def test_a_socket_that_listens_at_the_peers_address(source: str):
-    """The kernel returns it where there is no connection."""
+def test_a_socket_that_listens_at_the_peers_address():
     with listen("127.0.0.1") as sock, pytest.raises(PeerRefusedError, match="no process"):
         peer_credentials.check_tcp_peer(sock.getsockname(), ("127.0.0.1", 1))
 
 
 def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peer_credentials, "_query", no_netlink)
-    monkeypatch.setattr(peer_credentials, "_look_up", no_netlink)
+    def refuse(*_: object) -> None:
+        raise PermissionError("it is not permitted")
+
+    monkeypatch.setattr(peer_credentials, "_look_up_in", refuse)
     with pytest.raises(PeerRefusedError, match=r"cannot determine the user .*not permitted.*Set RANKMESH_TOKEN"):
         peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
 
