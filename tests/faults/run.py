@@ -418,7 +418,9 @@ class Run:
 
     def _judge_report(self) -> None:
         text = self._wrote("launcher")
-        first = re.findall(r"rank (\d+) failed first", text)
+        # Exit code 0 is no failure: then the report has the rank that the others' errors name.
+        first = re.findall(r"rank (\d+) failed first|error names rank (\d+)", text)[:1]
+        first = [number for numbers in first for number in numbers if number]
         if [int(number) for number in first] != list(self._victims):
             self.outcome.unnamed.append(
                 f"the launcher's report: {first or text[-500:]!r} and not {list(self._victims)}"
