@@ -9,7 +9,7 @@ from types import ModuleType
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.config.tls import TlsSettings
-from rankmesh_agent.wire.frames import VERSION
+from rankmesh_agent.wire.version import PROTOCOL_VERSION
 
 DOCS = Path(__file__).parents[2] / "docs"
 VARIABLE = re.compile(r"RANKMESH_[A-Z_]*[A-Z]")
@@ -62,7 +62,7 @@ def test_the_limits_of_the_settings_are_the_defaults() -> None:
 
 
 def test_the_version_of_the_wire() -> None:
-    assert f"| wire | protocol version {VERSION} |" in (DOCS / "stability.md").read_text()
+    assert f"| wire | protocol version {PROTOCOL_VERSION} |" in (DOCS / "stability.md").read_text()
 
 
 def test_urls_with_a_query_are_quoted() -> None:

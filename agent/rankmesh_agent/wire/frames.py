@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.version import PROTOCOL_VERSION
 
 MAGIC = b"RKMH"
-VERSION = 2
 HEADER = struct.Struct("!4sBBHQIIQqQQQ")
 HEADER_BYTES = HEADER.size
 SMALL = 1 << 16
@@ -102,7 +102,7 @@ def encode(
 ) -> bytes:
     """Return the 64 bytes of a header."""
     return HEADER.pack(
-        MAGIC, VERSION, opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total
+        MAGIC, PROTOCOL_VERSION, opcode, dtype, group, epoch, part, seq, tag, length, fingerprint, total
     )  # fmt: skip
 
 
@@ -122,8 +122,10 @@ def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: i
     )
     if magic != MAGIC:
         raise ProtocolError(f"expected a frame, got bytes that begin with {magic!r}; is this a RankMesh port?")
-    if version != VERSION:
-        raise ProtocolError(f"the peer speaks protocol version {version}, this side {VERSION}: upgrade the older one")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"the peer speaks protocol version {version}, this side {PROTOCOL_VERSION}: upgrade the older one"
+        )
     opcode = _OPCODES.get(number)
     if opcode is None:
         raise ProtocolError(f"unknown opcode {number} in a frame")

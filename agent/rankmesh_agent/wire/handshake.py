@@ -39,7 +39,7 @@ from typing import TypeVar
 
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role, encode, hkdf, key_material
 from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
-from rankmesh_agent.wire.frames import VERSION
+from rankmesh_agent.wire.version import PROTOCOL_VERSION
 
 MAGIC = b"RKMH-HI"
 _HELLO = struct.Struct("!7sB32s")
@@ -114,7 +114,7 @@ class Challenge:
 
     def hello(self) -> bytes:
         """Return this side's HELLO."""
-        return _HELLO.pack(MAGIC, VERSION | self._flags, self._nonce)
+        return _HELLO.pack(MAGIC, PROTOCOL_VERSION | self._flags, self._nonce)
 
     def receive_hello(self, data: bytes) -> None:
         """Process the other side's HELLO.
@@ -126,9 +126,9 @@ class Challenge:
         version, flags = byte & ~WANTS_MACS, byte & WANTS_MACS
         if magic != MAGIC:
             raise ProtocolError("the other side of the connection does not speak RankMesh's protocol")
-        if version != VERSION:
+        if version != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"the other side speaks protocol version {version}, this one {VERSION}: upgrade the older"
+                f"the other side speaks protocol version {version}, this one {PROTOCOL_VERSION}: upgrade the older"
             )
         self._both = self._nonce + nonce if self.is_client else nonce + self._nonce
         self._both_flags = bytes((self._flags, flags) if self.is_client else (flags, self._flags))

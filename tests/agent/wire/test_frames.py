@@ -16,28 +16,28 @@ GOLDEN = [
     (
         Header(Opcode.ENTER, 11, 0x0102030405060708, 3, 2, 41, 0, 4096, 0xDEADBEEFCAFEF00D, 0),
         (
-            "524b4d48 02 01 000b 0102030405060708 00000003 00000002 0000000000000029"
+            "524b4d48 03 01 000b 0102030405060708 00000003 00000002 0000000000000029"
             "0000000000000000 0000000000001000 deadbeefcafef00d 0000000000000000"
         ),
     ),
     (
         Header(Opcode.RTS, 6, 1, 1, 0, 7, -2, 0, 0, 1 << 40),
         (
-            "524b4d48 02 04 0006 0000000000000001 00000001 00000000 0000000000000007"
+            "524b4d48 03 04 0006 0000000000000001 00000001 00000000 0000000000000007"
             "fffffffffffffffe 0000000000000000 0000000000000000 0000010000000000"
         ),
     ),
     (
         Header(Opcode.BULK, 12, 2**64 - 1, 2**32 - 1, 0, 2**64 - 1, -(2**63), 3 << 31, 0, 0),
         (
-            "524b4d48 02 06 000c ffffffffffffffff ffffffff 00000000 ffffffffffffffff"
+            "524b4d48 03 06 000c ffffffffffffffff ffffffff 00000000 ffffffffffffffff"
             "8000000000000000 0000000180000000 0000000000000000 0000000000000000"
         ),
     ),
     (
         Header(Opcode.GOODBYE),
         (
-            "524b4d48 02 0a 0000 0000000000000000 00000000 00000000 0000000000000000"
+            "524b4d48 03 0a 0000 0000000000000000 00000000 00000000 0000000000000000"
             "0000000000000000 0000000000000000 0000000000000000 0000000000000000"
         ),
     ),
@@ -91,8 +91,8 @@ def test_decode_takes_any_bytes_at_any_offset(kind):
     [
         (0, b"HTTP", "b'HTTP'"),
         (3, b"\0", "RankMesh port"),
-        (4, b"\1", "protocol version 1, this side 2"),
-        (4, b"\3", "protocol version 3, this side 2"),
+        (4, b"\1", "protocol version 1, this side 3"),
+        (4, b"\2", "protocol version 2, this side 3"),
         (5, b"\0", "unknown opcode 0"),
         (5, b"\x7f", "unknown opcode 127"),
         (5, b"\xff", "unknown opcode 255"),

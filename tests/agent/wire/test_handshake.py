@@ -29,7 +29,7 @@ def greeted(client_token: str = "secret", server_token: str = "secret") -> tuple
 def test_golden(token):
     client, server = greeted(token, token)
     hellos = client.hello(), server.hello()
-    assert all(len(hello) == HELLO_BYTES == 40 and hello[:8] == b"RKMH-HI\x02" for hello in hellos)
+    assert all(len(hello) == HELLO_BYTES == 40 and hello[:8] == b"RKMH-HI\x03" for hello in hellos)
     nonces = hellos[0][8:] + hellos[1][8:]
     assert nonces == client.name == server.name
     extracted = hmac.new(bytes(32), token.encode(), hashlib.sha256).digest()
@@ -93,7 +93,7 @@ def test_a_recorded_proof_is_worth_nothing_against_a_fresh_nonce():
 @pytest.mark.parametrize("client", [True, False])
 def test_another_version_is_refused(client):
     hello = struct.pack("!7sB32s", b"RKMH-HI", 1, bytes(32))
-    with pytest.raises(ProtocolError, match="protocol version 1, this one 2"):
+    with pytest.raises(ProtocolError, match="protocol version 1, this one 3"):
         challenge("", client=client).receive_hello(hello)
 
 
