@@ -1,7 +1,7 @@
 """Steps of a job under attack: ``python -m benchmarks.starvation`` prints how many fewer it makes a second, by attack.
 
 Two ranks train: a millisecond of arithmetic, then an all_reduce. Clients without the token attack all ports of
-rank 0, which also hosts the gateway and the store. Windows with and without an attack take turns; the drop of a round
+rank 0, and the gateway, which has the store. Windows with and without an attack take turns; the drop of a round
 compares its window with those before and after, and the table has the medians of the rounds. Meanwhile a client with
 the token sets a key of the store ten times a second. Clients run on cores of their own where there are some.
 """
@@ -18,14 +18,14 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.attackers import A_SECOND, KINDS, attack, listening_ports, server_seconds, speaks_http
 from benchmarks.workers import reserved_port
-from rankmesh_agent.store.client import StoreClient
-from rankmesh_agent.store.commands import Set
+from rankmesh_agent.net.http_client import HttpClient
 
 RANKS, ROUNDS, SECONDS, TIMEOUT = 2, 7, 2.0, 60.0
 _SETTLE_SECONDS = 0.3
@@ -73,13 +73,13 @@ def measure(
         AssertionError: a rank failed, or a request of the client with the token.
     """
     cores, token = Cores.of_this_machine(), secrets.token_hex(16)
-    with _job(token, cores.ranks) as job, contextlib.closing(StoreClient(job.url, token)) as store:
+    with _job(token, cores.ranks) as job:
         found: dict[str, list[tuple[float, float, float, float]]] = {kind: [] for kind in kinds}
         before = job.steps_a_second(seconds)
         for _ in range(rounds):
             for kind in kinds:
                 used = server_seconds(job.pid)
-                with _attackers(kind, job, a_second) as connections, _probe(store) as longest:
+                with _attackers(kind, job, a_second) as connections, _probe(job.url, token) as longest:
                     during = job.steps_a_second(seconds)
                 cost = (server_seconds(job.pid) - used) / connections()
                 after = job.steps_a_second(seconds)
@@ -101,17 +101,16 @@ class _Job:
     """A job that trains in other processes.
 
     Args:
-        gateway: port of rank 0's gateway.
+        gateway: port of the gateway, a process of its own.
         pid: rank 0's process.
         steps: the number of steps, in shared memory.
     """
 
     def __init__(self, gateway: int, pid: int, steps: Any) -> None:
         self.pid = pid
-        self.ports = ports = listening_ports(pid)
-        self.http_ports = [port for port in ports if speaks_http(port, TIMEOUT)]
-        (store,) = set(self.http_ports) - {gateway}
-        self.url = f"http://127.0.0.1:{store}"
+        (agent,) = (port for port in listening_ports(pid) if speaks_http(port, TIMEOUT))
+        self.ports, self.http_ports = [*listening_ports(pid), gateway], [agent, gateway]
+        self.url = f"http://127.0.0.1:{agent}"
         self._steps = steps
 
     def steps_a_second(self, seconds: float) -> float:
@@ -189,18 +188,20 @@ def _attackers(kind: str, job: _Job, a_second: int) -> Iterator[Callable[[], int
 
 
 @contextlib.contextmanager
-def _probe(store: StoreClient) -> Iterator[Callable[[], float]]:
-    """Set a key again and again; yields a function that returns the seconds of the longest request."""
+def _probe(url: str, token: str) -> Iterator[Callable[[], float]]:
+    """Set a key again and again, over HTTP; yields a function that returns the seconds of the longest request."""
     over, waits, failures = threading.Event(), [0.0], list[BaseException]()
 
     def run() -> None:
-        while not over.wait(_PROBE_SECONDS):
-            began = time.monotonic()
-            try:
-                store.execute(Set("key", b"value"))
-            except Exception as error:
-                failures.append(error)
-            waits.append(time.monotonic() - began)
+        with contextlib.closing(HttpClient(token)) as client:
+            while not over.wait(_PROBE_SECONDS):
+                began = time.monotonic()
+                try:
+                    response = client.request("PUT", f"{url}/v1/store/key", content=b"value", timeout=TIMEOUT)
+                    assert response.status == HTTPStatus.NO_CONTENT, response
+                except Exception as error:
+                    failures.append(error)
+                waits.append(time.monotonic() - began)
 
     thread = threading.Thread(target=run)
     thread.start()

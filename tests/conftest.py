@@ -63,7 +63,7 @@ LONGEST = (
     "sdk/cli/test_diagnose_dumps.py",
     "sdk/test_stores_tcp.py",
     "sdk/cli/test_store_command.py",
-    "sdk/test_stores_busy_owner.py",
+    "sdk/test_store_gateway.py",
 )
 """The files that take longest: begun last, one of them would run on alone."""
 

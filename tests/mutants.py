@@ -64,7 +64,9 @@ MATCHING = "agent/progress/test_matching.py"
 P2P = "agent/group/test_p2p_read.py"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
 FAILURE = "agent/group agent/progress sdk/test_failure.py"
-TABLE = "agent/store/test_table.py agent/store/test_memory.py agent/store/test_stores.py"
+TABLE = (
+    "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_async_store.py"
+)
 GATEWAY = "gateway/state"
 CODEC = "sdk/collectives/test_codec.py"
 LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launcher/test_failure.py"
@@ -187,7 +189,7 @@ FAULTS = [
     # Frames
     Fault(W + "frames.py", 'struct.Struct("!4s', 'struct.Struct("<4s', FRAMES, "frames are little-endian"),
     Fault(W + "frames.py", "if magic != MAGIC:", "if False:", FRAMES, "any bytes are a frame"),
-    Fault(W + "frames.py", "if version != VERSION:", "if False:", FRAMES, "another version is read as ours"),
+    Fault(W + "frames.py", "if version != PROTOCOL_VERSION:", "if False:", FRAMES, "another version is read as ours"),
     Fault(W + "frames.py", "if dtype and dtype not in dtypes.FROM_CODE:", "if False:", FRAMES, "an unknown dtype is passed on"),
     Fault(W + "frames.py", "length > (eager_limit if opcode is Opcode.EAGER else SMALL)", "length > eager_limit", FRAMES, "a frame of any kind may be as long as an eager one"),
     Fault(W + "frames.py", "frozenset({Opcode.PART, Opcode.BULK})", "frozenset({Opcode.PART, Opcode.BULK, Opcode.ABORT})", FRAMES, "an ABORT of any length is read"),
@@ -249,9 +251,12 @@ FAULTS = [
     Fault(STORE + "table.py", "                pops.pop(pop, None)", "                pass", TABLE, "who stopped waiting is kept"),
     Fault(STORE + "table.py", "if pop.set_running_or_notify_cancel():", "if True:", TABLE, "a value goes to somebody who stopped waiting"),
     Fault(STORE + "table.py", "        self._closed = True\n        self.cancel_waits()", "        self.cancel_waits()", TABLE, "who waits after the end waits for ever"),
-    Fault(STORE + "memory.py", "earlier[0] != hash(command)", "False", TABLE, "a name answers another request"),
-    Fault(STORE + "idempotency.py", "while len(self._entries) >= MAX_REPLIES:", "while False:", TABLE, "answers are kept without end"),
-    Fault(STORE + "idempotency.py", "if total <= MAX_REPLY_BYTES:", "if True:", TABLE, "large answers are kept without end"),
+    Fault(STORE + "server.py", "keyed and reply[0] != number", "False", TABLE, "a name answers another request"),
+    Fault(STORE + "replies.py", "while len(self._entries) >= MAX_REPLIES:", "while False:", TABLE, "answers are kept without end"),
+    Fault(STORE + "replies.py", "if total <= MAX_REPLY_BYTES:", "if True:", TABLE, "large answers are kept without end"),
+    Fault(STATE + "job_stores.py", "if store not in used", "if True", GATEWAY, "a store goes while its ranks live"),
+    Fault(STATE + "job_stores.py", "self._registry.has_unknown_store(job) or ", "", GATEWAY, "a store goes although a rank that uses it lives"),
+    Fault(STATE + "store_file.py", 'database.execute("ROLLBACK")', "pass", GATEWAY, "a change that failed is made with the next"),
     # The gateway's registry
     Fault(STATE + "rank.py", "return self.silence(now) < failed_seconds(self.interval)", "return self.silence(now) < 10 * failed_seconds(self.interval)", GATEWAY, "a silent rank fails too late"),
     Fault(STATE + "epoch.py", " and lost_by[record.member.rank] >= len(watching)", "", GATEWAY, "a stopped process fails although its peers are connected to it"),
@@ -320,15 +325,13 @@ FAULTS = [
     Fault(LAUNCHER + "plan.py", "if options.nproc > 1:", "if False:", LAUNCH, "every rank's BLAS takes all cores"),
     Fault(LAUNCHER + "output.py", "            self._gone = True\n", "            raise\n", LAUNCH, "a log viewer that goes ends the job"),
     Fault(LAUNCHER + "signals.py", "if signal.getsignal(number) is not signal.SIG_IGN", "if True", "sdk/launcher/test_signals.py sdk/launcher/test_processes.py", "nohup is in vain"),
-    Fault(LAUNCHER + "gateway.py", "self._registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
+    Fault(LAUNCHER + "gateway.py", "self._gateway.registry.process_exited(", "str(", LAUNCH + " sdk/test_killed_rank.py", "the gateway is not told how a rank ended"),
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/mac_socket.py", "        if without:", "        if False:", "security/test_frames.py", "data without a MAC are accepted"),
     Fault("agent/rankmesh_agent/net/mac_socket.py", " or private_network():", " or True:", "security/test_frames.py", "no connection has MACs"),
-    Fault("agent/rankmesh_agent/net/peer_credentials.py", "if inode and found", "if found", PEERS, "a closed connection counts as root's (netlink)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
-    Fault("agent/rankmesh_agent/net/peer_credentials.py", " and found[:4] == wanted[:4]", "", PEERS, "a socket that listens counts as the client's"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
     Fault("agent/rankmesh_agent/http/same_user.py", 'elif scope["path"] in OPEN_PATHS:', "elif True:", PEERS, "all paths are open to other users"),
     Fault(SESSIONS, "grant.role is Role.RUN and scope", "scope", LINK_CODE, "a link to read shows the stacks of ranks"),

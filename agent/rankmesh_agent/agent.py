@@ -12,6 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
@@ -22,7 +23,6 @@ from rankmesh_agent.failure_notifier import FailureNotifier
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.message_barrier import message_barrier
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
@@ -32,11 +32,10 @@ from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.job_store import JobStore
-from rankmesh_agent.store.table import Quota
 from rankmesh_agent.store_waits import StoreWaitMonitor
-from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -136,25 +135,14 @@ class Agent:
             undo.push(self._leave_without_world)
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
-            self._job_store = JobStore(
-                self.member.rank,
-                job.members,
-                settings.job_credentials,
-                f"rankmesh-store-{http.port}",
-                self._lost_ranks,
-                lambda: self._leaving,
-                self._limits,
-                self._connect,
-                Quota(settings.store_keys, settings.store_bytes),
-            )
+            if growth.predecessor is not None:
+                growth.predecessor.check_same(job.store)
+            self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
             undo.callback(self._job_store.close)
-            self.store_server = self._job_store.server
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = timeout
             if job.grown:
                 limit = max(deadline.remaining(), MIN_SETUP_SECONDS)
-                self._serve_http()
-                self._fill_store(growth.predecessor, limit)
             try:
                 self.world = self.group_registry.make(range(job.world_size), "world", limit)
             except RankFailedError:
@@ -166,9 +154,7 @@ class Agent:
             self._failure_notifier = FailureNotifier(self.engine)
             self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
             undo.callback(self._disconnects.close)
-            if not job.grown:
-                self._job_store.start()
-                self._serve_http()
+            self._serve_http()
             if settings.dump_dir:
                 self._recorder.on_failure = self._dumps.on_failure
             undo.pop_all()
@@ -179,22 +165,9 @@ class Agent:
     def _serve_http(self) -> None:
         if self._own_http is not None:
             upgrades: dict[Upgrade, ConnectionHandler] = {
-                store_frames.UPGRADE: self.store_server,
                 UPGRADE: SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials),
             }
             self._own_http.start(self._app(self._own_http.names), upgrades, on_demand=True)
-
-    def _fill_store(self, predecessor: JobStore | None, seconds: float) -> None:
-        """Start the store of a larger world, with the values of the epoch before, at all of its ranks.
-
-        A group of its own, before the world: an attached process makes the world's calls itself, and only later.
-        """
-        group = self.group_registry.make(range(self._job.world_size), "growth", seconds, http_key="growth")
-        self._job_store.start()
-        if predecessor is not None:
-            predecessor.copy_to(self._job_store, reachable=self._own_http is not None)
-        message_barrier(group, seconds)
-        self.group_registry.drop(group)
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -210,8 +183,8 @@ class Agent:
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: one rank, at first rank 0, has the keys and values, the others are its clients."""
-        return self._job_store.store
+        """The job's store, for callers with an event loop."""
+        return self._job_store.asynchronous
 
     def blocking_store(self) -> BlockingStore:
         """Return the job's store for callers without an event loop; the caller closes it."""
@@ -330,11 +303,6 @@ class Agent:
         group.set_global_ranks(tuple(range(group.size)))
         self.world = group
         self._store_waits.follow(group)
-        self._job_store.renumber(group.ranks)
-
-    def exclude(self, ranks: Sequence[int]) -> None:
-        """Go on without ranks that the others exclude from their world: they do not own the store any more."""
-        self._job_store.exclude(ranks)
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -431,7 +399,6 @@ class Agent:
         return AgentStats(
             self._recorder.operations(),
             self._job.gateway.heartbeat_stats(),
-            self._job_store.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
         )
@@ -451,9 +418,9 @@ class Agent:
         if self._leaving:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
+            if self._own_http is not None:
+                steps.callback(self._own_http.close)
             steps.callback(self._job_store.close)
-            steps.callback(self.store_server.close if self._own_http is None else self._own_http.close)
-            steps.callback(self._job_store.cancel_waits)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
             steps.callback(self._heartbeats.stop)
@@ -466,13 +433,8 @@ class Agent:
                 if first is None:
                     exit_text = after_error(exit_text, self._recorder.last_error())
                 self.group_registry.leave()
-                self._job_store.leave()
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
                 self._job.leave(reason, goodbye, failed_ranks)
-
-    async def aclose(self) -> None:
-        """Close the resources that belong to the running event loop, which ends."""
-        await self._job_store.aclose()
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child, without a message to other processes."""
@@ -491,7 +453,6 @@ class Agent:
         self.engine.fail_silent_hosts()
         self.engine.report_limit()
         self._store_waits.progress()
-        self._job_store.check()
         lost = self._disconnects.failed_peers()
         self.engine.pass_on()
         if self.engine.on_demand:
@@ -508,27 +469,17 @@ class Agent:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
         return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
 
-    def _limits(self, since: float) -> dict[int, str]:
-        """Return the ranks that have had no free descriptor since a time, with their reports."""
+    def _limits(self, since: float) -> list[tuple[Member, str]]:
+        """Return the ranks of the world that have had no free descriptor since a time, with their reports."""
         self.engine.progress()  # the heartbeat thread may wait for a gateway that is at its limit
         with self.engine.lock:
-            return self.engine.waits.limits(since)
-
-    def _connect(self, rank: int) -> None:
-        """Connect to a rank that does not answer elsewhere, and so learn whether it has ended."""
-        if self.engine.on_demand:
-            with self.engine.lock:
-                self.engine.connect((rank,))
-
-    def _lost_ranks(self, *, certainly: bool = False) -> set[int]:
-        """Return the ranks that have failed or left, as far as this one knows.
-
-        Args:
-            certainly: without those whose hosts have only fallen silent.
-        """
-        lost = dict(self.engine.lost_peers)
-        found = {rank for rank, end in lost.items() if not (certainly and end.silent)}
-        return found.union(rank for rank in self._disconnects.ended_peers() if rank not in lost)
+            limits = self.engine.waits.limits(since)
+        world = self.world.ranks
+        return [
+            (replace(self._job.members[rank], rank=world.index(rank)), text)
+            for rank, text in limits.items()
+            if rank in world
+        ]
 
     def _app(self, names: Sequence[str]) -> Callable[[], object]:
         def make() -> object:

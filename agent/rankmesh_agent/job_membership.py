@@ -78,6 +78,7 @@ class JobMembership:
 
     Attributes:
         name, epoch, world_size: of the job.
+        store: id of its store.
         gateway: client of the job's gateway.
         grown: whether the world is an earlier one that has grown.
         member: this rank, as its peers know it.
@@ -142,7 +143,7 @@ class JobMembership:
                 share_members=share_members,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
-            self.grown = joined.grown
+            self.store, self.grown = joined.store, joined.grown
             if joined.grown:
                 connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
             transports = TransportSelector(settings, joined.world_size)

@@ -25,8 +25,8 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
-from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.wire import attach_frames, snapshot, store_frames
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.wire import attach_frames, snapshot
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
@@ -127,7 +127,6 @@ class Standalone:
             on_failure: called in another thread once ``failure`` gives a reason.
         """
         upgrades: dict[Upgrade, ConnectionHandler] = {
-            store_frames.UPGRADE: _CurrentStore(self.leases),
             attach_frames.UPGRADE: self._sessions,
             snapshot.UPGRADE: SnapshotServer(self._snapshot, self._snapshot_credentials),
         }
@@ -268,29 +267,6 @@ class Standalone:
         """Return the counters since the agent joined its job; none while it is free."""
         agent = self.agent
         return agent.vitals() if agent is not None else AgentStats()
-
-    async def aclose(self) -> None:
-        """Do nothing: the lease has ended by then, and the leased agent has closed its resources."""
-
-
-class _CurrentStore:
-    """Hands connections to the store server of the leased agent."""
-
-    def __init__(self, leases: LeaseManager) -> None:
-        self._leases = leases
-
-    def handle(self, sock: socket.socket) -> None:
-        agent = self._leases.agent
-        if agent is None:
-            sock.close()
-        else:
-            agent.store_server.handle(sock)
-
-    def close(self) -> None:
-        """Do nothing: the agent closes its server."""
-
-    def close_in_child(self) -> None:
-        """Do nothing: the agent closes its server's descriptors."""
 
 
 def _host_in(url: str) -> str:

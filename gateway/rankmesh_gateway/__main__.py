@@ -31,10 +31,9 @@ from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.event_lines import log_events
-from rankmesh_gateway.http.app import create_app
-from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.server import Gateway
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
-from rankmesh_gateway.torch_store import PREFACE, TorchStore
+from rankmesh_gateway.torch_store import TorchStore
 
 USAGE_ERROR = 2
 _COLLECTED_OBJECTS = 20_000
@@ -64,7 +63,6 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
         parser.error("--make-token needs --token-file, the file to write it to")
     raise_limit()
     gc.set_threshold(_COLLECTED_OBJECTS)
-    registry = Registry()
     with contextlib.ExitStack() as opened:
         try:
             if options.make_token:
@@ -77,36 +75,33 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             file = RegistryFile(options.state) if options.state is not None else None
             if file is not None:
                 opened.callback(file.close)
-                file.load(registry)
             listener = bind(options.host, options.port, purpose="the gateway listens")
+            opened.callback(listener.close)
+            names = [options.host, socket.gethostname(), *(each.partition(":")[0] for each in settings.advertise)]
+            server = HttpServer(listener, "rankmesh-gateway", token=token)
+            refused = TorchStore(settings, closed=_NO_TORCH_STORE)
+            gateway = Gateway(server, settings, credentials, names=names, torch_store=refused, file=file)
         except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:
             print_line(f"{prog}: {reason(error) if is_exhausted(error) else error}", sys.stderr)
             return USAGE_ERROR
-        if file is not None:
-            file.follow(registry)
-        names = [options.host, socket.gethostname(), *(address.partition(":")[0] for address in settings.advertise)]
-        server = HttpServer(listener, "rankmesh-gateway", token=token)
+        opened.pop_all()
         log_to_stderr()
         going_on: SimpleQueue[bool] = (
             SimpleQueue()
         )  # unlike an Event's set(), its put() may interrupt the thread's get()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: going_on.put(False))
-        position = registry.events.last
-        with registry.events.subscribe(lambda: going_on.put(True)):
-            server.start(
-                lambda: create_app(registry, token=credentials, names=names),
-                protocols={PREFACE: TorchStore(settings, closed=_NO_TORCH_STORE).make_protocol},
-                on_failure=lambda: going_on.put(False),
-            )
+        events = gateway.registry.events
+        position = events.last
+        with events.subscribe(lambda: going_on.put(True)):
+            gateway.start(on_failure=lambda: going_on.put(False))
             print_line(f"RankMesh gateway is ready at {server.url()}", sys.stdout)
             if not token:
                 print_line(f"It is {protection(token)}: no token is set", sys.stdout)
             while going_on.get():
-                position = log_events(registry.events, position)
-        registry.close()  # answers the waiting requests
-        server.close()
-        log_events(registry.events, position)
+                position = log_events(events, position)
+        gateway.close()
+        log_events(events, position)
     return 1 if server.failure else 0
 
 
@@ -126,7 +121,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--state",
         type=Path,
         metavar="PATH",
-        help="SQLite file that keeps jobs, groups and events for the next gateway with it; made if there is none",
+        help="SQLite file that keeps jobs, their key-value stores, groups and events for the next gateway with it; "
+        "made if there is none",
     )
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
     return parser

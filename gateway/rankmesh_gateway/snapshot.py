@@ -6,10 +6,10 @@ import json
 import time
 
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.clients.store_keys import StoreKeyCache
 from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.schemas import GatewayInfo, Overview
 from rankmesh_gateway.state.history import total_rates
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 _MAX_AGE_SECONDS = 0.5
@@ -25,11 +25,11 @@ class SnapshotCache:
 
     Args:
         registry: the registry.
-        stores: the contents of the jobs' stores.
+        stores: the jobs' stores.
         diagnosis: the findings on the jobs, which are refreshed while clients watch.
     """
 
-    def __init__(self, registry: Registry, stores: StoreKeyCache, diagnosis: DiagnosisService) -> None:
+    def __init__(self, registry: Registry, stores: JobStores, diagnosis: DiagnosisService) -> None:
         self._registry = registry
         self._stores = stores
         self._diagnosis = diagnosis
@@ -37,7 +37,7 @@ class SnapshotCache:
         """By job, None for all, when the snapshot was created, and the snapshot."""
 
     def build(self, job: str | None = None) -> Overview:
-        """Return a snapshot of one job or of all, with the stores' contents as far as they are known."""
+        """Return a snapshot of one job or of all."""
         registry = self._registry
         ranks, agents, groups = registry.ranks(job), registry.agents.entries(job), registry.groups(job)
         return Overview(
@@ -48,19 +48,13 @@ class SnapshotCache:
             groups,
             registry.in_flight(job),
             total_rates(groups),
-            [each for each in self._stores.known() if job in (None, each.job)],
+            self._stores.contents(job),
             [each for each in self._diagnosis.known() if job in (None, each.job)],
             registry.jobs(job),
         )
 
-    async def refresh(self, job: str | None = None) -> Overview:
-        """Return a snapshot with the stores' contents as of now, of those whose owners answer soon."""
-        await self._stores.refresh()
-        return self.build(job)
-
     def cached_json(self, job: str | None = None) -> bytes:
-        """Return a recent snapshot as JSON, and have the stores and findings refreshed for a later one."""
-        self._stores.refresh_soon()
+        """Return a recent snapshot as JSON, and have the findings refreshed for a later one."""
         self._diagnosis.refresh_soon()
         created_at, content = self._cached.get(job, (float("-inf"), b""))
         if self._registry.closed or time.monotonic() - created_at > _MAX_AGE_SECONDS:

@@ -127,6 +127,7 @@ from rankmesh_agent.wire.errors import QueueEmptyError as QueueEmptyError
 from rankmesh_agent.wire.errors import RankFailedError as RankFailedError
 from rankmesh_agent.wire.errors import RankTakenError as RankTakenError
 from rankmesh_agent.wire.errors import StoreFullError as StoreFullError
+from rankmesh_agent.wire.errors import StoreLostError as StoreLostError
 from rankmesh_agent.wire.errors import StoreTimeoutError as StoreTimeoutError
 from rankmesh_agent.wire.errors import StoreUnresponsiveError as StoreUnresponsiveError
 from rankmesh_agent.wire.errors import UnsupportedStoreError as UnsupportedStoreError

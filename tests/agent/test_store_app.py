@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
+from support.served_store import ServedStore
 
 from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.store.commands import Set
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.version import __version__
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> Iterator[ServedStore]:
+    found = ServedStore()
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ async def test_its_endpoints_are_the_agents(client):
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as asking:
             return (await asking.get("/openapi.json")).json()["paths"]
 
-    ours, agents = await paths(create_store_app(MemoryStore())), await paths(create_app(None))
+    ours, agents = await paths(create_store_app(ServedStore())), await paths(create_app(None))
     del ours["/health"]
     assert ours == {path: found for path, found in agents.items() if path.startswith("/v1/store")}
 

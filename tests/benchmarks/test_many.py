@@ -22,8 +22,8 @@ def test_a_rank_of_many_takes_few_descriptors_and_little_shared_memory(name: str
 
 
 def test_a_world_without_descriptors_says_so() -> None:
-    with pytest.raises(MeasurementError, match=r"(?s)2 of 2 ranks failed.*RLIMIT_NOFILE is 12 \(hard limit 12\)"):
-        many.measure("rankmesh-tcp", 2, descriptors=12, deadline=60)
+    with pytest.raises(MeasurementError, match=r"(?s)2 of 2 ranks failed.*RLIMIT_NOFILE is 9 \(hard limit 9\)"):
+        many.measure("rankmesh-tcp", 2, descriptors=9, deadline=60)
 
 
 def test_clients_of_a_store_are_counted_in_and_woken() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from support.served_store import ServedStore
 from support.views import FakeAgent
 
 from rankmesh_agent.http import middleware
 from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.http.middleware import OPEN_PATHS
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_gateway.http.app import create_app as create_gateway
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 SERVICES = {
     "agent": lambda: create_app(FakeAgent(), token="secret", leasable=True),
-    "store": lambda: create_store_app(MemoryStore(), token="secret"),
+    "store": lambda: create_store_app(ServedStore(), token="secret"),
     "gateway": lambda: create_gateway(token="secret"),
 }
 

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, settings
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.transport.serialization import Binary
 from support.leased import AUTHORIZED, GROUP_SECONDS, LeasedJob
+from support.served_store import ServedStore
 
 from rankmesh_agent.http.app import create_store_app
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_gateway.http import sse
 from rankmesh_gateway.http.app import create_app as create_gateway
 from rankmesh_gateway.http.routes import events
@@ -96,7 +96,7 @@ async def first_pieces(*arguments: Any) -> AsyncGenerator[bytes]:
 def test_a_service_without_a_job(service: str, subtests: pytest.Subtests) -> None:
     names = ["testserver"]  # by which schemathesis calls an application
     if service == "store":
-        app = create_store_app(MemoryStore(), token=TOKEN, names=names)
+        app = create_store_app(ServedStore(), token=TOKEN, names=names)
     else:
         app = create_gateway(token=TOKEN, names=names)
     send_all(app, subtests, lambda case: None)

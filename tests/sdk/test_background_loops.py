@@ -25,8 +25,7 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.server import SessionServer
-from rankmesh_agent.store.replication import KeepaliveThread
-from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_gateway.http import asgi
@@ -98,7 +97,7 @@ def test_progress_of_asynchronous_messages(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = StoreServer(Table(), "secret")
+    server = StoreServer(SingleTable(Table(), "secret"), "secret")
     monkeypatch.setattr("rankmesh_agent.store.server.challenge_on", Step(challenge_on))
     with contextlib.closing(server):
         for served in (False, True):
@@ -106,14 +105,6 @@ def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
             with ours:
                 server.handle(theirs)
                 assert bool(ours.recv(1)) is served
-
-
-def test_the_owner_of_the_store_and_its_replica() -> None:
-    step = Step()
-    thread = KeepaliveThread(step)
-    thread.start()
-    step.wait()
-    thread.stop()
 
 
 def test_attached_processes(monkeypatch: pytest.MonkeyPatch) -> None:

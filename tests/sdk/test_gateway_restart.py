@@ -8,12 +8,12 @@ import signal
 import sys
 import time
 import urllib.request
-from typing import Any
 
 import numpy as np
 import pytest
+from support.gateway_process import GatewayProcess
 from support.me import wait_until
-from support.processes import DEADLINE, Me, Rank, Ranks, free_port
+from support.processes import DEADLINE, Me, Ranks
 from support.state_file import saved
 
 import rankmesh as dist
@@ -24,29 +24,8 @@ SLOWNESS = ("rank-suspect", "rank-alive")
 """Events of a rank that has sent no heartbeat for a while, as on a busy machine, and does so again."""
 
 
-class Gateway:
+class Gateway(GatewayProcess):
     """A gateway as a process, with a state file."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        self.port = free_port()
-        self.state = ranks.folder / "state.sqlite"
-        self.process = self.start()
-
-    def start(self) -> Rank:
-        command = [sys.executable, "-m", "rankmesh_gateway", f"--port={self.port}", f"--state={self.state}"]
-        self.process = self.ranks.launch(command, name="gateway")
-        wait_until(lambda: "ready at" in self.process.stdout or self.process.code is not None, "the gateway")
-        assert self.process.code is None, self.process
-        return self.process
-
-    def end(self, number: signal.Signals) -> None:
-        self.process.kill(number)
-        self.ranks.wait([self.process])
-
-    def ask(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
-            return json.load(answer)
 
     def states(self, job: str) -> dict[int, str]:
         return {info["member"]["rank"]: info["state"] for info in self.ask(f"/v1/ranks?job={job}")}
@@ -57,7 +36,7 @@ class Gateway:
 
     def events(self, count: int) -> list[tuple[str, str]]:
         """The kind and the job of the first events that it has, without those of ranks that were slow for a while."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/events", headers={"Last-Event-ID": "1"})
+        request = urllib.request.Request(f"{self.url}/v1/events", headers={"Last-Event-ID": "1"})
         found: list[tuple[str, str]] = []
         kind = ""
         with urllib.request.urlopen(request, timeout=20) as stream:

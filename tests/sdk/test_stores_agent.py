@@ -48,7 +48,7 @@ def test_the_keys_are_the_same_at_all_ranks(me):
         attempt = me.attempt(store.wait, ["missing"], 0.1)
         return None if attempt["error"] == "StoreUnresponsiveError" else attempt
 
-    attempt = wait_until(wait_for_missing, "an answer of the owner, which may have no core for a while", 30)
+    attempt = wait_until(wait_for_missing, "an answer of the gateway, which may have no core for a while", 30)
     assert attempt["error"] == "StoreTimeoutError"
     assert "'missing'" in attempt["text"]
     assert attempt["seconds"] < 30

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.processes import DEADLINE, on_ranks, wait_until
+from support.processes import DEADLINE, on_ranks
 
 import rankmesh as dist
 from rankmesh._session.session import require_session
@@ -77,7 +76,7 @@ def test_a_wait_ends_with_the_death_of_a_rank(me, call):
     store.set(f"shrunk/{me.rank}", "1")
     store.wait([f"shrunk/{rank}" for rank in range(shrunk.size())])
     dist.barrier()
-    # Rank 1 leaves: then no rank is left that could set a key for rank 0, which owns them.
+    # Rank 1 leaves: then no rank is left that could set a key for rank 0.
     if me.rank == 0:
         me.mark("last")
         caught = me.attempt(store.get, "missing")
@@ -126,33 +125,24 @@ def die_when_all_wait_of(me, *ranks):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def lose_the_owner(me):
+def lose_rank_0(me):
     me.init(timeout=170.0)
     store = dist.get_default_store()
     dist.barrier()
     if me.rank == 0:
-        me.wait_for("waits-1", "waits-2")
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_when_all_wait_of(me, 1, 2)
     me.mark_when_waiting(f"waits-{me.rank}")
-    caught = me.attempt(store.get, "missing")
-    me.report(**caught)
+    me.report(**me.attempt(store.get, "missing"))
 
 
-def test_the_owner_dies(ranks):
-    started = ranks.start(lose_the_owner, 3)
+def test_rank_0_dies(ranks):
+    started = ranks.start(lose_rank_0, 3)
     ranks.wait(started)
     for rank in started[1:]:
         caught = rank.reported
         assert (caught["error"], caught["ranks"]) == ("RankFailedError", [0]), ranks.transcript()
         assert "rank 0 (" in caught["text"]
         assert caught["seconds"] < 30
-
-
-def mark_when_both_wait(me):
-    """Make a mark as soon as two requests wait at the owner: a wait that begins after a death is not ended by it."""
-    waits = require_session().agent._job_store._memory._waits
-    wait_until(lambda: len(waits.pending()) == 2, "two waits")
-    me.mark("both-wait")
 
 
 @on_ranks(3, run=survivors_run)
@@ -170,11 +160,9 @@ def test_over_http(me):
         raise AssertionError("it has a value")
 
     if me.rank == 2:
-        me.wait_for("both-wait")
-        os.kill(os.getpid(), signal.SIGKILL)
+        die_when_all_wait(me)
     assert get("")[0] == 404  # the first request imports the framework
-    if me.rank == 0:
-        threading.Thread(target=mark_when_both_wait, args=[me], daemon=True).start()
+    me.mark_when_waiting(f"waits-{me.rank}")
     status, problem = get("?wait=20")
     assert (status, problem["code"], problem["ranks"]) == (503, "rank-failed", [2]), problem
     assert "'missing'" in problem["detail"]
@@ -185,7 +173,7 @@ def test_over_http(me):
 
 @on_ranks(3)
 def test_a_wait_ends_with_the_world(me):
-    """Rank 1 gives up a collective, and lives; rank 0 owns the keys, rank 2 does not."""
+    """Rank 1 gives up a collective, and lives."""
     me.init(timeout=170.0)
     store = dist.get_default_store()
     dist.barrier()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import shlex
 import socket
+import sys
 from datetime import timedelta
 
 import numpy as np
@@ -152,6 +155,49 @@ def test_stores_are_closed_at_exit(ranks):
     ranks.run(leaves_it_to_exit, 1, port=port)
     assert not (ranks.folder / "store").exists()
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def serve(me, port):
+    """Rank 0 has a TCPStore and loads nothing for its clients."""
+    if me.rank == 0:
+        store = dist.TCPStore("127.0.0.1", port, is_master=True)
+        before = set(sys.modules)
+        me.mark("served")
+        assert store.get("there") == b"1"
+        assert sorted(set(sys.modules) - before) == []
+        me.mark("over")
+    else:
+        me.wait_for("served")
+        store = dist.TCPStore("127.0.0.1", port)
+        store.set("there", "1")
+        me.wait_for("over")
+
+
+def test_the_first_contact_needs_no_import(ranks):
+    ranks.run(serve, 2, port=free_port())
+
+
+def hold(me, port):
+    """Rank 0 has a TCPStore, and holds the interpreter's lock as extensions may."""
+    store = open_store(me, "tcp", port)
+    if me.rank == 0:
+        me.wait_for("connected")
+        command = f"cd {shlex.quote(str(me.folder))}; touch held; until [ -e caught ]; do sleep 0.05; done"
+        assert ctypes.PyDLL(None).system(command.encode()) == 0
+        return
+    store.set_timeout(timedelta(seconds=1))
+    me.mark("connected")
+    me.wait_for("held")
+    for call, limit in ((lambda: store.set("other", "1"), "1 s"), (lambda: store.get("missing"), "1 s and 1.5 s more")):
+        caught = me.attempt(call)
+        assert {"StoreTimeoutError", "DistNetworkError", "TimeoutError"} <= set(caught["is"]), caught
+        assert f"within {limit}" in caught["text"]
+        assert f"127.0.0.1:{port}" in caught["text"]
+    me.mark("caught")
+
+
+def test_a_busy_master_is_named_in_time(ranks):
+    ranks.run(hold, 2, port=free_port())
 
 
 def meets(me, port):

@@ -179,7 +179,10 @@ class TestFailures:
                     made(port, is_master=True, multi_tenant=True)
 
     def test_another_server(self, made):
-        with plain_http_server() as port, pytest.raises(dist.DistNetworkError, match="is not a RankMesh store"):
+        with (
+            plain_http_server() as port,
+            pytest.raises(dist.DistNetworkError, match="does not know the requested protocol"),
+        ):
             made(port)
 
     def test_beyond_loopback_a_token_is_required(self, monkeypatch):

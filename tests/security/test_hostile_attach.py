@@ -24,7 +24,7 @@ from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HEADER, MAX_DOCUMENT, NO_OP, Call, Request
 from rankmesh_agent.wire.dtypes import code_of
@@ -46,10 +46,10 @@ class Agent:
         self.world = LocalCommunicator(self._engine, GROUP, "world", (0,), {}, 0.01, FlightRecorder())
         self.member = SimpleNamespace(rank=0)
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
-        self._store = MemoryStore()
+        self._table = Table()
 
     def blocking_store(self) -> Any:
-        return _Blocking(self._store)
+        return _Blocking(self._table)
 
     def new_group(self, ranks: Any, timeout: float, global_ranks: Any) -> Any:
         return self.world
@@ -69,8 +69,8 @@ class _Blocking:
 
     failures: tuple[Any, ...] = ()
 
-    def __init__(self, store: MemoryStore) -> None:
-        self._table = store.table
+    def __init__(self, table: Table) -> None:
+        self._table = table
 
     def execute(self, command: Any, seconds: float) -> Any:
         found = command.try_execute(self._table)
@@ -126,7 +126,6 @@ def calls() -> Iterator[bytes]:
     yield document(Request.SET_TIMEOUT, group=GROUP, timeout=0.01)
     yield document(Request.FAILURE, group=GROUP)
     yield document(Request.REFUSAL, group=GROUP, eager_id=1)
-    yield document(Request.EXCLUDE, ranks=[1])
     yield document(Request.NUM_WAITING, seconds=0.01)
     yield document(Request.CHECK_PEERS, group=GROUP, call=BARRIER, seq=1, missing=[], seconds=0.01, left=0.0)
     yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import select
 import socket
 import struct
@@ -18,14 +17,11 @@ from support.hostile import allocations_within, fuzzed, memory_within, sequences
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.mac_socket import MacSocket
-from rankmesh_agent.store import codec, commands, records
+from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.condition import Condition
-from rankmesh_agent.store.journal import Journal
-from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.replicate import BEGIN, Replicate
-from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.credentials import Role
 from rankmesh_agent.wire.errors import DistError, InvalidKeyError, ProtocolError
 
 MEMORY = 64 << 20
@@ -40,8 +36,8 @@ class Server:
     """
 
     def __init__(self, *, macs: bool = False) -> None:
-        self._macs = macs
-        self.server = StoreServer(MemoryStore().table, "")
+        self._macs, self.table = macs, Table()
+        self.server = StoreServer(SingleTable(self.table, ""), "")
         self.server._thread = SimpleNamespace(start=lambda: None, is_alive=lambda: False)  # type: ignore[assignment]
         self.server._start()
         self._client: socket.socket | None = None
@@ -70,7 +66,7 @@ class Server:
         admission = UNAUTHENTICATED.admit(accepted)
         assert self.server._poll is not None
         connection = self.server._register(self.server._poll, accepted, admission)
-        connection.handshake, connection.role = None, Role.RUN
+        connection.handshake, connection.found_table = None, self.table
         admission.end()
         self.server._timers.clear()
         client.setblocking(False)
@@ -113,11 +109,11 @@ def corpus() -> Iterator[bytes]:
         commands.QueuePush("queue", b"value"),
         commands.QueuePop("queue", 0.0),
         commands.QueueLen("queue"),
-        Replicate(BEGIN, (b"".join(records.encode(records.SET, [("key", b"value")])),), owner=1),
     ]
     for seq, command in enumerate(made):
         yield codec.encode_command(command, seq)
-        yield codec.encode_command(command, seq, retried=store_frames.RETRIED_REQUEST.pack(b"a" * 64, 1))
+        for keyed in (False, True):
+            yield codec.encode_command(command, seq, retried=store_frames.REQUEST_ID.pack(b"a" * 64, 1), keyed=keyed)
 
 
 @pytest.fixture(params=[False, True], ids=["", "MACs"])
@@ -157,24 +153,6 @@ def test_mutated_responses_end_in_our_errors() -> None:
         run()
 
 
-def test_mutated_records_end_in_our_errors() -> None:
-    request = records.RequestId(b"client", 3)
-    pairs = [("key", b"value"), ("other", None)]
-    written = [b"".join(records.encode(op, pairs, request, b"reply")) for op in (1, 2, 3, 4, 5)]
-
-    @fuzzed
-    @given(sequences_like([*written, records.encode_one(records.SET, "key", b"value")]))
-    def run(sequences: list[list[bytes]]) -> None:
-        for received in sequences:
-            state = records.StoreState()
-            for record in received:
-                with contextlib.suppress(DistError):
-                    state.apply(record)
-
-    with memory_within(MEMORY):
-        run()
-
-
 def test_a_request_of_33_million_parts_is_refused_before_it_is_split(server: Server) -> None:
     count = 33_000_000
     head = store_frames.REQUEST.pack(8, 0, 1, count, store_frames.MAX_BYTES, 0.0)
@@ -204,26 +182,3 @@ def test_nothing_is_allocated_for_bytes_that_have_not_come(server: Server) -> No
     head = store_frames.REQUEST.pack(2, 0, 1, 2, store_frames.MAX_BYTES, 0.0) + struct.pack("!II", 3, 64 << 20)
     with allocations_within(4 << 20):
         server.receive(head + b"key")
-
-
-@pytest.fixture
-def journal() -> Iterator[Journal]:
-    made = Journal.create("test", 0)
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("start", [1 << 47, (1 << 62) - 2, 1 << 62, (1 << 64) - 8])
-@pytest.mark.parametrize("length", [0xFFFFFFFF, 1 << 30])
-def test_a_damaged_journal_is_no_journal(journal: Journal, start: int, length: int) -> None:
-    if start < 1 << 61:
-        os.pwrite(journal._fd, struct.pack("@I", length), start)
-    journal.words[1] = start
-    with allocations_within(4 << 20), pytest.raises(ProtocolError, match="is damaged"):
-        journal.claim(0)
-
-
-def test_a_damaged_epoch_is_no_journal(journal: Journal) -> None:
-    journal.words[0] = word = ((1 << 32) - 1) << 32
-    with pytest.raises(ProtocolError, match="is damaged"):
-        journal.claim(word)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from support.hostile import allocations_within
 from support.http_ranks import applications, clients
+from support.served_store import ServedStore
 from support.threads import world
 from support.views import FakeAgent
 
 from rankmesh._collectives.object_frames import Incoming, Outgoing
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.http.app import create_app, create_store_app
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.errors import CollectiveMismatchError, ProtocolError
 from rankmesh_agent.wire.object_records import MIN_TAG, OBJECTS, RECORD_TAG
 from rankmesh_gateway.http.app import create_app as create_gateway
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 SERVICES = {
     "agent": lambda: create_app(FakeAgent(), leasable=True),
-    "store": lambda: create_store_app(MemoryStore()),
+    "store": lambda: create_store_app(ServedStore()),
     "gateway": create_gateway,
 }
 JSON = "application/json"

@@ -20,7 +20,6 @@ from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
-from rankmesh_agent.store.http_client import BlockingHttpStore
 from rankmesh_agent.wire import http_auth
 from rankmesh_agent.wire.credentials import ROLES, Credentials, Grant, Role, derive, for_job, for_lease
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -92,11 +91,6 @@ def http_client(url: str) -> Any:
     return response
 
 
-def http_store(url: str) -> Any:
-    with contextlib.closing(BlockingHttpStore(url, TOKEN)) as store:
-        store.execute(Set("k", b"body of the job"))
-
-
 def store_client(url: str) -> Any:
     with contextlib.closing(StoreClient(url, TOKEN)) as store:
         store.execute(Set("k", b"body of the job"))
@@ -117,7 +111,7 @@ def probe(url: str) -> Any:
         raise AuthenticationError(reply.error)
 
 
-@pytest.mark.parametrize("client", [http_client, http_store, store_client, agent_client, probe])
+@pytest.mark.parametrize("client", [http_client, store_client, agent_client, probe])
 def test_an_impostor_gets_no_token_and_its_answers_are_refused(client: Callable[[str], Any], impostor: Impostor):
     """At a gateway's address, a store's (no downgrade after a 404 to the upgrade), an agent's."""
     with pytest.raises(DistNetworkError):
@@ -200,7 +194,6 @@ def test_a_changed_request_is_refused(server, changed):
         ("idempotency-key", "another"),
         ("rankmesh-dtype", "int8"),
         ("rankmesh-shape", "1"),
-        ("rankmesh-forwarded", "1"),
     ],
 )
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])

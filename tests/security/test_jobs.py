@@ -37,8 +37,9 @@ _numbers = itertools.count()
 class Jobs:
     """A gateway with two jobs of one rank: the first hosts its own, the second is attached to a standalone agent."""
 
-    def __init__(self, url: str, agents: list[Standalone]) -> None:
+    def __init__(self, url: str, agents: list[Standalone], registry: Registry) -> None:
         number = next(_numbers)
+        self._registry = registry
         self.url = url
         self.names = f"first-{os.getpid()}-{number}", f"second-{os.getpid()}-{number}"
         self.tokens = tuple(for_job(TOKEN, name) for name in self.names)
@@ -52,6 +53,12 @@ class Jobs:
         """URL of each job's agent."""
         return self.first.member.http, self.second.member.http
 
+    @property
+    def stores(self) -> list[bytes]:
+        """Id of each job's store."""
+        found = {job: bytes.fromhex(store) for store, job in self._registry.stores().items()}
+        return [found[name] for name in self.names]
+
     def close(self) -> None:
         self.first.close()
         self.second.close()
@@ -59,14 +66,15 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[Jobs]:
-    with gateway(Registry()) as url, contextlib.ExitStack() as undo:
+    registry = Registry()
+    with gateway(registry) as url, contextlib.ExitStack() as undo:
         agents = []
         for name in ("agent-0", "agent-1"):
             agent = Standalone(Settings(token=TOKEN), lambda: url, host="127.0.0.1", name=name)
             agent.start()
             undo.callback(agent.close)
             agents.append(agent)
-        made = Jobs(url, agents)
+        made = Jobs(url, agents, registry)
         undo.callback(made.close)
         wait_until(lambda: len(ask(url, "/v1/agents", TOKEN)) == 2, "the agents to register")
         wait_until(lambda: made.names[1] in json.dumps(ask(url, "/v1/agents", TOKEN)), "the lease to be reported")
@@ -173,7 +181,7 @@ def test_a_job_is_not_changed_with_anothers_credential(jobs: Jobs):
 
 @pytest.mark.parametrize("own", [0, 1], ids=["embedded", "attached"])
 def test_anothers_credential_opens_no_agent_of_a_job(jobs: Jobs, own: int):
-    """Not over HTTP, nor its store, nor its stacks. The embedded agent knows no credential but its job's."""
+    """Not over HTTP, nor its stacks. The embedded agent knows no credential but its job's."""
     right, other, url = jobs.tokens[own], jobs.tokens[1 - own], jobs.agents[own]
     refused = [(401, "unauthenticated"), (403, "forbidden-job")][own]
     for path in ("/v1/info", "/v1/stacks", "/v1/flight-recorder", "/v1/store", "/metrics"):
@@ -184,11 +192,18 @@ def test_anothers_credential_opens_no_agent_of_a_job(jobs: Jobs, own: int):
     with pytest.raises(DistNetworkError):
         fetch_snapshot(url, other, SECONDS)
     assert fetch_snapshot(url, right, SECONDS)
-    with contextlib.closing(StoreClient(url, right)) as store:
-        store.execute(Set("key", b"its own"), SECONDS)
-        with contextlib.closing(StoreClient(url, other)) as stranger, pytest.raises(DistNetworkError):
-            stranger.execute(Set("key", b"not its own"), SECONDS)
-        assert store.execute(Get("key"), SECONDS) == b"its own"
+
+
+@pytest.mark.parametrize("own", [0, 1], ids=["embedded", "attached"])
+def test_a_jobs_store_opens_for_its_credential_alone(jobs: Jobs, own: int):
+    """Under its id alone, too."""
+    right, other, store = jobs.tokens[own], jobs.tokens[1 - own], jobs.stores[own]
+    with contextlib.closing(StoreClient(jobs.url, right, store)) as client:
+        client.execute(Set("key", b"its own"), SECONDS)
+        for token, named in ((other, store), (right, jobs.stores[1 - own]), (right, b"?" * 16), ("", store)):
+            with contextlib.closing(StoreClient(jobs.url, token, named)) as stranger, pytest.raises(DistNetworkError):
+                stranger.execute(Set("key", b"not its own"), SECONDS)
+        assert client.execute(Get("key"), SECONDS) == b"its own"
 
 
 def test_a_free_agent_is_leased_for_the_job_of_the_credential_alone(jobs: Jobs):

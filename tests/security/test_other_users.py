@@ -23,7 +23,6 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import check_peer
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.standalone import Standalone
-from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
@@ -69,7 +68,8 @@ def upgrade(url: str, protocol: Upgrade) -> str:
 
 def challenge(sock: socket.socket, protocol: Protocol) -> str:
     """Prove the empty token to a server."""
-    script = client_script(Challenge("", protocol, client=True), AuthenticationError("refused"))
+    attachment = store_frames.NO_STORE_ID if protocol is Protocol.STORE else b""
+    script = client_script(Challenge("", protocol, client=True), AuthenticationError("refused"), attachment)
     Handshake(sock, script).run(10)
     return "admitted"
 
@@ -98,7 +98,7 @@ def test_another_user_gets_nothing_of_the_gateway(rank: Any):
 
 @pytest.mark.parametrize("protocol", [store_frames.UPGRADE, snapshot.UPGRADE], ids=["store", "snapshot"])
 def test_another_user_cannot_switch_to_a_binary_protocol(rank: Any, protocol: Upgrade):
-    url = rank.member.http
+    url = rank.info().gateway if protocol is store_frames.UPGRADE else rank.member.http
     assert upgrade(url, protocol).startswith("HTTP/1.1 101")
     assert as_other_user(lambda: upgrade(url, protocol)).startswith("HTTP/1.1 403 Forbidden")
 
@@ -117,7 +117,7 @@ def test_another_user_cannot_attach(standalone: Standalone):
 
 
 def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
-    name = store_frames.unix_socket_of(upgrade(rank.member.http, store_frames.UPGRADE).encode())
+    name = store_frames.unix_socket_of(upgrade(rank.info().gateway, store_frames.UPGRADE).encode())
 
     def connect() -> str:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -133,7 +133,7 @@ def test_another_users_unix_socket_is_not_taken_for_the_stores(rank: Any, monkey
     name = f"rankmesh-test-{os.getpid()}"
     monkeypatch.setattr(store_frames, "unix_socket_of", lambda head: name)
     for user, reached in ((lambda listen: listen(), True), (as_other_user, False)):
-        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(StoreClient(rank.member.http)) as client:
+        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(rank.blocking_store()) as client:
             rogue.bind(f"\0{name}")
             user(lambda: rogue.listen(1))
             client._unix_socket = name

@@ -17,7 +17,6 @@ from rankmesh_agent.http import middleware
 from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import MultiSet, QueuePush, Set
-from rankmesh_agent.store.http_client import BlockingHttpStore
 
 
 @pytest.fixture
@@ -32,14 +31,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
 
 def test_a_store_refuses_what_exceeds_its_limits_on_every_road(store: dist.TCPStore) -> None:
     url = f"http://127.0.0.1:{store.port}"
-    with contextlib.closing(StoreClient(url)) as fast, contextlib.closing(BlockingHttpStore(url)) as http:
-        for road in (fast.execute, http.execute):
-            with pytest.raises(dist.StoreFullError, match=r"100.*RANKMESH_STORE_BYTES"):
-                road(Set("k", bytes(100)))
-            with pytest.raises(dist.StoreFullError, match=r"2.*RANKMESH_STORE_KEYS"):
-                road(MultiSet((("a", b""), ("b", b""), ("c", b""))))
-            with pytest.raises(dist.StoreFullError, match="RANKMESH_STORE_BYTES"):
-                road(QueuePush("q", bytes(100)))
+    with contextlib.closing(StoreClient(url)) as client:
+        with pytest.raises(dist.StoreFullError, match=r"100.*RANKMESH_STORE_BYTES"):
+            client.execute(Set("k", bytes(100)))
+        with pytest.raises(dist.StoreFullError, match=r"2.*RANKMESH_STORE_KEYS"):
+            client.execute(MultiSet((("a", b""), ("b", b""), ("c", b""))))
+        with pytest.raises(dist.StoreFullError, match="RANKMESH_STORE_BYTES"):
+            client.execute(QueuePush("q", bytes(100)))
     with pytest.raises(dist.StoreFullError, match="RANKMESH_STORE_BYTES"):
         store.set("k", bytes(100))
     request = urllib.request.Request(f"{url}/v1/store/k", bytes(100), method="PUT")

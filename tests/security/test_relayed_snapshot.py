@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.relay import TAMPERS, relayed
+from support.served_store import ServedStore
 
 from rankmesh_agent.diagnostics import snapshot
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
@@ -17,7 +18,6 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net import mac_socket
 from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.snapshot import UPGRADE
 from rankmesh_gateway.diagnosis import snapshots
@@ -44,7 +44,7 @@ def url(monkeypatch: pytest.MonkeyPatch, ready: threading.Event) -> Iterator[str
     server = SnapshotServer(lambda _: take(), lambda: Credentials("secret", job="train"))
     listener = bind("127.0.0.1", 0, purpose="test")
     running = HttpServer(listener, "agent")
-    running.start(lambda: create_store_app(MemoryStore(), token="secret"), {UPGRADE: server})
+    running.start(lambda: create_store_app(ServedStore(), token="secret"), {UPGRADE: server})
     yield url_of(listener)
     running.close()
     server.close()

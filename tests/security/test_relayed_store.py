@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.relay import TAMPERS, Relay, relayed
+from support.served_store import ServedStore
 
 from rankmesh_agent.http.app import create_store_app
 from rankmesh_agent.http.server import HttpServer
@@ -19,8 +20,8 @@ from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Append, Get, MultiGet, MultiSet, QueuePush, Set, Wait
-from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.handshake import Challenge
 from rankmesh_agent.wire.store_frames import UPGRADE
@@ -35,12 +36,11 @@ def between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     """A relay before a store, whose unix socket the client cannot reach, as on another host."""
     monkeypatch.setattr(StoreClient, "_connect_unix", lambda self: None)
-    memory = MemoryStore()
-    server = StoreServer(memory.table, "secret")
+    server = StoreServer(SingleTable(Table(), "secret"), "secret")
     listener = bind("127.0.0.1", 0, purpose="test")
     url = urlsplit(url_of(listener))
     running = HttpServer(listener, "store")
-    running.start(lambda: create_store_app(memory, token="secret"), {UPGRADE: server})
+    running.start(lambda: create_store_app(ServedStore(), token="secret"), {UPGRADE: server})
     try:
         with relayed(str(url.hostname), int(url.port or 0)) as made:
             yield made

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.served_store import ServedStore
 from support.views import FakeAgent
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.app import create_app, create_store_app
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.credentials import ROLES, Credentials, Role, derive, for_job
 from rankmesh_agent.wire.schemas import Lease, LeaseState
 from rankmesh_gateway.http.app import create_app as create_gateway
@@ -37,7 +37,7 @@ class LeasedAgent(FakeAgent):
 SERVICES: dict[str, Any] = {
     "agent": lambda: create_app(LeasedAgent(), token=TOKEN, leasable=True),
     "rank": lambda: create_app(LeasedAgent(), token=TOKEN),
-    "store": lambda: create_store_app(MemoryStore(), token=TOKEN),
+    "store": lambda: create_store_app(ServedStore(), token=TOKEN),
     "gateway": lambda: create_gateway(token=TOKEN),
 }
 OPEN = {"/health", "/livez", "/readyz", "/", "/dashboard/{name}"}

@@ -23,6 +23,7 @@ from support.processes import DEADLINE, Me, Ranks, wait_until
 
 import rankmesh as dist
 from benchmarks.attackers import KINDS, Kind, attack, listening_ports, server_seconds, speaks_http
+from rankmesh._session.session import require_session
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.middleware import UNAUTHENTICATED_A_SECOND
 from rankmesh_agent.net.admission import UNAUTHENTICATED
@@ -54,6 +55,8 @@ def train(me: Me) -> None:
     """Average gradients until told to stop, with as many files open as the descriptors allow."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     me.init()
+    agent: Any = require_session().agent
+    me.report(gateway=agent.info().gateway, store=agent._job_store.id)
     (me.folder / f"steps-{me.rank}").write_bytes(bytes(8))
     with (me.folder / f"steps-{me.rank}").open("r+b") as file:
         steps = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
@@ -89,7 +92,7 @@ class Victim:
 
     Attributes:
         pid: its process.
-        ports, http_ports, mesh_port: its ports.
+        ports, http_ports, mesh_port: its ports, and that of the gateway that it has started.
     """
 
     def __init__(self, ranks: Ranks, token: str) -> None:
@@ -101,10 +104,10 @@ class Victim:
         self.pid = self.rank.pid
         wait_until(lambda: self.steps() > 0 or self.rank.code is not None, "the first step")
         assert self.rank.code is None, ranks.transcript()
-        self.ports = listening_ports(self.pid)
+        self._gateway = self.rank.reported["gateway"]
+        self.ports = [*listening_ports(self.pid), int(self._gateway.rpartition(":")[2])]
         self.http_ports = [port for port in self.ports if speaks_http(port, DEADLINE)]
         (self.mesh_port,) = set(self.ports) - set(self.http_ports)
-        self._store_port = next(port for port in self.http_ports if has_store(port, token))
 
     def steps(self) -> int:
         """Return the number of steps so far."""
@@ -122,8 +125,10 @@ class Victim:
     def check(self) -> None:
         """Check that it serves clients with the token, makes steps, and its descriptors do not go to its clients."""
         before = self.steps()
-        assert speaks_http(self._store_port, DEADLINE)
-        assert has_store(self._store_port, self.token)
+        assert all(speaks_http(port, DEADLINE) for port in self.http_ports)
+        token = for_job(self.token, self.job) if self.token else ""
+        with contextlib.closing(StoreClient(self._gateway, token, bytes.fromhex(self.rank.reported["store"]))) as store:
+            store.execute(Set("key", b"value"))
         wait_until(lambda: is_answered(self.mesh_port, for_job(self.token, self.job)), "an answer of the rank")
         wait_until(lambda: self.steps() > before + 2 or self.rank.code is not None, "steps")
         assert self.rank.code is None, self._ranks.transcript()
@@ -177,16 +182,6 @@ def flood(kind: Kind, ports: Sequence[int]) -> Iterator[Any]:
     yield made
     over.set()
     clients.join(DEADLINE)
-
-
-def has_store(port: int, token: str) -> bool:
-    """Return whether a new client gets in at the job's store there."""
-    with contextlib.closing(StoreClient(f"http://127.0.0.1:{port}", token)) as store:
-        try:
-            store.execute(Set("key", b"value"))
-        except DistNetworkError:
-            return False
-        return True
 
 
 def is_answered(mesh_port: int, token: str) -> bool:

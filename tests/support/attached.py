@@ -15,8 +15,11 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
+from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.schemas import AgentHeartbeat
+from rankmesh_agent.wire.store_frames import UPGRADE
 from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 TOKEN = "a secret"
@@ -34,7 +37,9 @@ def gateway(registry: Registry) -> Iterator[str]:
     """Serve a gateway in this process; yields its URL."""
     listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
     server = HttpServer(listener, "gateway")
-    server.start(lambda: create_app(registry, token=TOKEN))
+    stores = JobStores(registry, TOKEN)
+    store_server = StoreServer(stores, TOKEN, "gateway-store")
+    server.start(lambda: create_app(registry, token=TOKEN, stores=stores), {UPGRADE: store_server})
     yield url_of(listener)
     registry.close()
     server.close()

@@ -1,4 +1,4 @@
-"""Standalone agents for tests that run in both hostings.
+"""Gateways and standalone agents that tests share, for tests that run in both hostings.
 
 With ``RANKMESH_TEST_HOSTING=attached`` the ranks of a test attach to standalone agents in place of having their own.
 Agents with the same variables are started once for all tests of the process that runs them.

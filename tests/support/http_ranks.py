@@ -13,10 +13,10 @@ import numpy as np
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.middleware import SecurityMiddleware
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.dtypes import FROM_NAME
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, GroupInfo, GroupRequest, Member
 from support.processes import Rank, Ranks, wait_until
+from support.served_store import ServedStore
 from support.threads import World
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ class GroupsAgent:
         self.rank = rank
         self.size = size
         self.communicators = list(groups)
-        self.store = MemoryStore()
+        self.store = ServedStore()
         self.reasons: list[str] = []
         self.is_ready = True
         self.making: Callable[[GroupRequest, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
@@ -59,9 +59,6 @@ class GroupsAgent:
     def delete_group(self, group: Any) -> None:
         self.communicators.remove(group)
         group.close()
-
-    async def aclose(self) -> None:
-        await self.store.close()
 
 
 def applications(world: World, **options: Any) -> list[SecurityMiddleware]:

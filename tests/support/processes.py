@@ -37,12 +37,15 @@ from support.rank_server import MARKER, ForkedProcess, Program, fork
 
 TESTS = Path(__file__).parent.parent
 _LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "JOB_COMPLETION_INDEX", "TORCHELASTIC_")
+_OF_GATEWAY = (GATEWAY, *(f"RANKMESH_{name}" for name in ("TOKEN", "TLS", "STORE", "BIND", "PRIVATE", "ADVERTISE")))
+"""Variables that concern the gateway; worlds with none of them share one, which saves the start of a process each."""
 _OURS = ("RANKMESH_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GLOO_", "NCCL_", *_LAUNCHERS)
 _SHM = Path("/dev/shm")
+_GATEWAY_SECONDS = 20.0
+"""Time limit of the end of a gateway that a rank has started, after all ranks."""
 _SLOW = re.compile(
     r"^(\[rank \d+\] )?(.* still waits for (the gateway|a standalone agent) .*"
-    r"|.* waits for the ranks of job .* to call grow_group\(\), .*|waiting for \d+ of \d+ .* have passed; .*"
-    r"|rank \d+ is no replica of the job's store until it responds again: .*)\n",
+    r"|.* waits for the ranks of job .* to call grow_group\(\), .*|waiting for \d+ of \d+ .* have passed; .*)\n",
     re.MULTILINE,
 )
 _given_ports: set[int] = set()
@@ -234,6 +237,8 @@ class Ranks:
         def start(rank: int, variables: dict[str, str]) -> Rank:
             if hosting.ATTACHED:
                 variables[GATEWAY] = hosting.cluster(variables, size).url
+            elif not any(name.startswith(_OF_GATEWAY) for name in variables):
+                variables[GATEWAY] = f"{hosting.cluster({}, 0, 'gateway').url}?hosting=embedded"
             environment = self._with_path(variables)
             return self._started(
                 f"rank-{rank}", lambda out, err: fork(program, rank, size, environment, str(out), str(err))
@@ -313,12 +318,23 @@ class Ranks:
             rank.process.wait()
         told = "\n".join(map(repr, running))
         assert not running, f"these had to be killed:\n{told}"
-        left = self.left()
+        deadline = time.monotonic() + _GATEWAY_SECONDS
+        while (left := self.left()) and all(map(_is_gateway, left)) and time.monotonic() < deadline:
+            time.sleep(0.02)
         for pid in filter(str.isdigit, left):
             os.kill(int(pid), signal.SIGKILL)
         for name in left:
             (_SHM / name).unlink(missing_ok=True)
         assert not left, f"these were left: {left}"
+
+
+def _is_gateway(left: str) -> bool:
+    """Return whether what is left is the process of a gateway that a rank has started."""
+    try:
+        command = Path("/proc", left, "cmdline").read_bytes()
+    except OSError:
+        return left.isdigit()  # it has just ended
+    return not command or b"rankmesh_gateway.child" in command.split(b"\0")
 
 
 def on_ranks(

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.store import base, client, replication
+from rankmesh_agent.store import base, client
 
 
 def allow_slow_ranks() -> None:
-    """Let the store of this rank, which is about to join, wait longer for an owner or a replica that does not respond.
-
-    A replica that is given up has no copy any more: where the owner ends then, the store is lost, and rightly so.
-    """
+    """Let the store of this rank, which is about to join, wait longer for a gateway that does not respond."""
     base.MARGIN_SECONDS = 6.0
     client.MARGIN_SECONDS = 6.0  # type: ignore[attr-defined]  # it imports the name
-    replication.PATIENCE_SECONDS = 6.0
-    replication._RESET_SECONDS = 5.0

@@ -276,7 +276,7 @@ def drive(make: Callable[[], Subject], *, examples: int = 40, steps: int = 50) -
 
     check_that_waiters_see_whole_changes(make())
     with pytest.MonkeyPatch.context() as patch:
-        for module in base, client, call_stream:  # a busy machine's owners may answer later, too
+        for module in base, client, call_stream:  # a busy machine's servers may answer later, too
             patch.setattr(module, "MARGIN_SECONDS", 30.0)
         run_state_machine_as_test(
             Machine,

@@ -8,11 +8,11 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.work import MessageWork, QueuedWork
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.base import AsyncStore
-from rankmesh_agent.store.memory import MemoryStore
+from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
-from rankmesh_agent.wire.stats import AgentStats, GroupOpStats, HeartbeatStats, StoreStats
+from rankmesh_agent.wire.stats import AgentStats, GroupOpStats, HeartbeatStats
+from support.served_store import ServedStore
 
 
 class FakeGroup:
@@ -63,7 +63,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.store: AsyncStore = MemoryStore()
+        self.store: AsyncStore = ServedStore()
         self.reasons: list[str] = []
         self.is_ready = True
         self.error: Any = None
@@ -142,10 +142,6 @@ class FakeAgent:
                 GroupOpStats(8, 0.5, 0, [0] * 15 + [1], 'odd "name"\\n', "send"),
             ],
             HeartbeatStats(7, 1, 0.25),
-            StoreStats({"get": 5, "set": 2}, 3),
             {"segment": 2, "tcp": 1},
             1,
         )
-
-    async def aclose(self) -> None:
-        await self.store.close()

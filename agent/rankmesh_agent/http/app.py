@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
@@ -18,7 +17,7 @@ from rankmesh_agent.http.routes import groups, health, introspection, lease, met
 from rankmesh_agent.http.routes.dependencies import AgentInterface
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.http.routes.problems import problems
-from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role
 from rankmesh_agent.wire.errors import NotLeasedError
 from rankmesh_agent.wire.npy import MAX_HEADER
@@ -43,7 +42,7 @@ def create_app(
     leasable: bool = False,
     max_tensor: int = Settings.max_body,
 ) -> SecurityMiddleware:
-    """Return the ASGI application of an agent; when its server shuts it down, it calls the agent's ``aclose``.
+    """Return the ASGI application of an agent.
 
     Args:
         agent: the agent.
@@ -87,14 +86,14 @@ def create_app(
 def create_store_app(
     keys: AsyncStore, *, token: str | Credentials = "", names: Iterable[str] = ()
 ) -> SecurityMiddleware:
-    """Return the ASGI application of a store alone, with the agent's store endpoints; it closes the store at the end.
+    """Return the ASGI application of a store alone, with the agent's store endpoints.
 
     Args:
         keys: the store.
         token: the secret that every request but health needs, or all credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
     """
-    served = SimpleNamespace(store=keys, aclose=keys.close)
+    served = SimpleNamespace(store=keys)
     routers = [health.store_router, store.router]
     app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
     return SecurityMiddleware(app, token, names, role_of=_role_of)
@@ -105,19 +104,12 @@ def _token_of(agent: AgentInterface, token: str | Credentials) -> str:
     return replace(Credentials.of(token), job=agent.info().job).of_own_job
 
 
-@contextlib.asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
-    await app.state.agent.aclose()
-
-
 def _create(title: str, description: str, routers: Iterable[APIRouter], agent: Any) -> WebApplication:
     app = WebApplication(
         title,
         description,
         "agent",
         redirect_slashes=False,
-        lifespan=_lifespan,
         responses=problems(*ANY_REQUEST),
     )
     app.state.agent = agent

@@ -80,7 +80,14 @@ class HttpClient:
         self._connection: http.client.HTTPConnection | None = None
 
     def request(
-        self, method: str, url: str, document: Any = None, *, timeout: float, compressed: bool = False
+        self,
+        method: str,
+        url: str,
+        document: Any = None,
+        *,
+        timeout: float,
+        compressed: bool = False,
+        content: bytes = b"",
     ) -> HttpResponse:
         """Send a request and return the response, whatever its status, without proxies and without redirects.
 
@@ -90,6 +97,7 @@ class HttpClient:
             document: JSON document of the request's body; None for no body.
             timeout: maximum seconds of each connect, send, and receive.
             compressed: whether the server may compress the response's body.
+            content: the request's body, if it is no document.
 
         Raises:
             NoResponseError: no complete response has arrived.
@@ -105,7 +113,7 @@ class HttpClient:
         netloc = split.netloc.rpartition("@")[2]
         server = _Server(split.scheme, split.hostname, split.port, netloc, timeout)
         target = f"{split.path}?{split.query}" if split.query else split.path
-        body, headers = b"", {}
+        body, headers = content, {}
         if document is not None:
             body, headers = json.dumps(document).encode(), {"content-type": "application/json"}
         if compressed:

@@ -191,10 +191,6 @@ class RemoteAgent:
         group.become_world()
         self.world = group
 
-    def exclude(self, ranks: Sequence[int]) -> None:
-        """See Agent."""
-        self._client.request_json(Request.EXCLUDE, {"ranks": list(ranks)})
-
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Not offered: the agent would make the calls of MPI.
 

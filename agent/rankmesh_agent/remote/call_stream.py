@@ -247,7 +247,6 @@ _REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]]
     Request.VERIFY: Session.verify,
     Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
     Request.REFUSAL: Session.refusal,
-    Request.EXCLUDE: Session.exclude,
     Request.NUM_WAITING: Session.num_waiting,
 }
 

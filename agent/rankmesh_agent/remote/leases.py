@@ -73,6 +73,8 @@ class LeaseManager:
         self._on_end = on_end
         self._lock = threading.Lock()
         self._active: _ActiveLease | None = None
+        self._last: _ActiveLease | None = None
+        """The lease that ended last; calls of its client may still end."""
         self._closed = False
 
     @property
@@ -164,7 +166,6 @@ class LeaseManager:
             check()
         except BaseException:
             larger.close("the client does not wait for the larger world any more")
-            self._http.run(larger.aclose())
             raise
         with self._lock:
             reason = active.end_reason
@@ -173,7 +174,6 @@ class LeaseManager:
                 active.lease = replace(active.lease, rank=larger.member.rank, world_size=world_size)
         ended = agent if reason is None else larger
         ended.close(reason or "", exit_text="it called grow_group" if reason is None else "")
-        self._http.run(ended.aclose())
         if reason is not None:
             raise self._ended(reason)
         self._on_change()
@@ -242,9 +242,11 @@ class LeaseManager:
         self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
 
     def end_reason(self, lease_id: str) -> str:
-        """Return why a lease is being ended; empty if it is not."""
-        active = self._active
-        return (active.end_reason or "") if active is not None and active.lease.id == lease_id else ""
+        """Return why a lease is being ended, or was, if it was the last one; empty if it is not."""
+        for active in (self._active, self._last):
+            if active is not None and active.lease.id == lease_id:
+                return active.end_reason or ""
+        return ""
 
     def log_failure(self) -> None:
         """Log the first failure of the leased agent's job, once."""
@@ -322,14 +324,14 @@ class LeaseManager:
         self._log_failure(active)
         try:
             agent.close(reason, **how)
-            self._http.run(agent.aclose())
         finally:
             self._free(active)
 
     def _free(self, active: _ActiveLease) -> None:
         with self._lock:
             if self._active is active:
-                self._active = None
+                self._active, self._last = None, active
+                active.agent = None
         reason = f": {active.end_reason}" if active.end_reason else ""
         _log.info("the lease of agent %r %s has ended%s", self._name, _holder(active.lease), reason)
         self._on_end(active.lease.id, active.end_reason or "it ended")

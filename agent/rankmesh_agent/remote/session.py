@@ -225,10 +225,6 @@ class Session:
         elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
             raise error
 
-    def exclude(self, document: Json) -> None:
-        """Go on without ranks that the client has excluded from its world."""
-        self._agent.exclude([int(rank) for rank in document["ranks"]])
-
     def num_waiting(self, document: Json) -> Json:
         """Return how many processes wait for the world to grow."""
         return {"count": self._agent.num_waiting(float(document["seconds"]))}

@@ -1,8 +1,7 @@
-"""The key-value store of a job.
+"""Key-value stores.
 
-``command`` defines a call and ``commands`` lists the calls; ``table`` holds the keys, values and queues. ``base`` has
-the interfaces for callers with an event loop and without one. ``memory`` implements both in the process that owns the
-table, with ``idempotency`` for repeated requests. Elsewhere, ``http_client`` sends HTTP requests to the owner, and
-``client`` binary frames to the owner's ``server``. ``codec`` translates commands to frames, ``http_codec`` to HTTP
-requests.
+``command`` defines a call and ``commands`` lists the calls; ``table`` holds the keys, values and queues. ``server``
+serves tables, in the gateway those of all jobs, with ``replies`` for repeated requests, and ``client`` is its client;
+``codec`` translates commands to frames. ``base`` has the interface of a store: ``memory`` implements it in the process
+that has the table, ``job_store`` at the ranks of a job. ``async_store`` is for the HTTP endpoints.
 """

@@ -1,4 +1,4 @@
-"""Interfaces of a store for callers with an event loop, and without one."""
+"""Interface of a store for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -42,42 +42,6 @@ def wait_info(command: Command[Any], since: float) -> KeyWaitInfo:
     return KeyWaitInfo(command.name, keys, since, command.seconds)
 
 
-class AsyncStore(ABC):
-    """Keys (text) with values (bytes), and queues of values, that all ranks of a job share."""
-
-    @property
-    def local(self) -> AsyncStore:
-        """The same store, for requests that another agent has forwarded: it does not forward them again."""
-        return self
-
-    @abstractmethod
-    async def execute(self, command: Command[T], idempotency_key: str = "") -> T:
-        """Execute a command, wait if it has to wait, and return its result.
-
-        Args:
-            command: the command; its class documents the result and the errors.
-            idempotency_key: a unique name of this call. If a caller does not know whether its command was executed, it
-                sends the command again under the same key: the store does not execute it twice but returns the same
-                result.
-
-        Raises:
-            DistStoreError: the command failed and changed nothing.
-            IdempotencyKeyReusedError: the key belongs to another command.
-            DistNetworkError: the agent that owns the keys is gone, or does not respond (StoreUnresponsiveError).
-        """
-
-    @abstractmethod
-    def cancel_waits(self) -> None:
-        """Cancel all waits for keys of this process, so that a server can shut down. From any thread."""
-
-    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:  # noqa: B027  # an owner elsewhere
-        """End the waits under way; see BlockingStore."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Release connections. Call it in the event loop that used the store."""
-
-
 class BlockingStore(ABC):
     """Keys and values, local or remote; several threads may use it at a time.
 
@@ -88,6 +52,8 @@ class BlockingStore(ABC):
 
     timeout: float = RESPONSE_SECONDS
     failures: tuple[DistError, ...] = ()
+    _lasting: int | None = None
+    """Place of the failure that ends all later waits, too; None for none."""
 
     @abstractmethod
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -133,6 +99,12 @@ class BlockingStore(ABC):
             for_good: whether later waits end at once, too.
         """
         self.failures = (*self.failures, failure)
+        if for_good and self._lasting is None:
+            self._lasting = len(self.failures) - 1
+
+    def failures_before(self) -> tuple[DistError, ...]:
+        """Return the failures that do not end a wait which begins now."""
+        return self.failures[: self._lasting]
 
     def failure_since(self, failures: tuple[DistError, ...]) -> DistError | None:
         """Return the first failure after these, None if there is none."""
@@ -143,14 +115,7 @@ class BlockingStore(ABC):
         return MARGIN_SECONDS if command.seconds else self.timeout
 
 
-def unresponsive_error(
-    store: str,
-    url: str,
-    command: Command[T],
-    timeout: float,
-    ranks: Sequence[int] = (),
-    remedy: str = "A longer timeout waits for it",
-) -> StoreUnresponsiveError:
+def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
     """Return the error of a call whose remote owner did not respond in time.
 
     Args:
@@ -158,14 +123,11 @@ def unresponsive_error(
         url: its URL.
         command: the command.
         timeout: the time limit, besides the time that the command waits.
-        ranks: the rank that owns it, if it is a job's.
-        remedy: what the caller can do.
     """
     limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
     limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
     return StoreUnresponsiveError(
         f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
-        f"Is that process stopped, or does a call there hold the interpreter's lock? {remedy}",
-        ranks=ranks,
+        "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
         address=url,
     )

@@ -1,4 +1,4 @@
-"""Client of a remote store for callers without an event loop: binary protocol, else HTTP."""
+"""Client of a remote store for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
@@ -32,7 +31,6 @@ from rankmesh_agent.store.base import (
 )
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.key_waits import failed_wait_error
-from rankmesh_agent.store.moved import StoreMovedError
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import (
@@ -60,38 +58,42 @@ class _NotSupported(Exception):
     """The peer does not speak the binary protocol."""
 
 
-class RankLabel(NamedTuple):
-    """A rank in error messages.
-
-    Attributes:
-        text: the rank and its process.
-        ranks: its number, none if it is in the world no more.
-    """
-
-    text: str
-    ranks: Sequence[int]
-
-
-class RetryState:
-    """State of a command that has been sent to earlier owners, and may be retried at the next one.
+class Call:
+    """One call of a store, over one connection after the other if they break.
 
     Args:
-        failures: the failures before the call, of all clients of the store, see BlockingStore.
+        failures: the failures before the call, see BlockingStore.
+        retried: identity of the first request that may have been executed, if any.
+        keyed: whether the identity is an Idempotency-Key's.
 
     Attributes:
-        retried: identity of the first request that may have been executed, if any.
-        failures: see above.
+        failures, retried, keyed: see above.
+        cancelled: whether the caller does not wait for the result any more.
     """
 
-    def __init__(self, failures: tuple[DistError, ...]) -> None:
-        self.retried = b""
+    def __init__(self, failures: tuple[DistError, ...], retried: bytes = b"", *, keyed: bool = False) -> None:
         self.failures = failures
+        self.retried = retried
+        self.keyed = keyed
+        self.cancelled = False
+        self._connection: ClientConnection | None = None
 
-    def may_follow(self, error: DistNetworkError) -> bool:
-        """Return whether the command can be sent to the next owner after an error."""
-        if isinstance(error, StoreMovedError | AuthenticationError):  # an owner that ends in the handshake looks alike
-            return True
-        return error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
+    def use(self, connection: ClientConnection) -> None:
+        """Note the connection that carries the call now."""
+        self._connection = connection
+        if self.cancelled:
+            connection.shutdown()
+
+    def cancel(self) -> None:
+        """End the call: the server learns it by the end of the connection. From any thread."""
+        self.cancelled = True
+        if self._connection is not None:
+            self._connection.shutdown()
+
+    def may_be_repeated(self, error: DistNetworkError) -> bool:
+        """Return whether the call may go on over another connection after an error."""
+        broken = error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
+        return broken and not self.cancelled
 
 
 class ClientConnection(FramedStream):
@@ -117,13 +119,14 @@ class ClientConnection(FramedStream):
         super()._use(sock)
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
-    def call(self, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+    def call(self, command: Command[T], timeout: float, retried: bytes = b"", *, keyed: bool = False) -> T:
         """Send a command and return its result; after any error but DistStoreError the connection must be closed.
 
         Args:
             command: the command.
             timeout: time limit of the call in seconds, besides the time that the command may wait.
-            retried: the identity of the request that it repeats, if any.
+            retried: the identity of the request that it may repeat, if any.
+            keyed: whether that is an Idempotency-Key's.
 
         Raises:
             DistStoreError: the command failed.
@@ -132,7 +135,7 @@ class ClientConnection(FramedStream):
             StreamTimeoutError: no response came in time.
         """
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
-        frame = codec.encode_command(command, seq, retried=retried)
+        frame = codec.encode_command(command, seq, retried=retried, keyed=keyed)
         data: bytes | bytearray
         deadline = None  # only a call that does not end at once needs one
         try:
@@ -180,16 +183,18 @@ class StoreClient(BlockingStore):
     Args:
         url: base URL of the owner of the keys and values.
         token: the job's token; empty for none.
-        owner: returns the rank that owns them; None if they are not a job's.
+        store: id of the store.
+        unix_socket: name of the server's unix socket, where that is known.
     """
 
-    def __init__(self, url: str, token: str = "", owner: Callable[[], RankLabel] | None = None) -> None:
+    def __init__(
+        self, url: str, token: str = "", store: bytes = store_frames.NO_STORE_ID, unix_socket: str = ""
+    ) -> None:
         self._url = url.rstrip("/")
         self._token = token
-        self._owner = owner
+        self._store = store
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
-        self._unix_socket = ""
-        self._http: BlockingStore | None = None
+        self._unix_socket = unix_socket
 
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
         """Execute a command that does not wait, at an owner that may not have started yet, or has too many clients.
@@ -228,54 +233,43 @@ class StoreClient(BlockingStore):
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
-        if self._http is not None:
-            self._http.close()
 
     def close_in_child(self) -> None:
         self._pool.close_in_child()
 
-    def execute(self, command: Command[T], timeout: float | None = None, attempt: RetryState | None = None) -> T:
+    def execute(self, command: Command[T], timeout: float | None = None, call: Call | None = None) -> T:
         """Execute a command: see the base class.
 
         Args:
             command: the command.
             timeout: see the base class.
-            attempt: what is known about attempts at other owners; with it, the owner is an agent of this job.
+            call: what is known about earlier attempts.
         """
         if timeout is None:  # as in limit(): a call less
             timeout = MARGIN_SECONDS if command.seconds else self.timeout
-        if self._http is not None:
-            return self._http.execute(command, timeout)
-        failures = self.failures if attempt is None else attempt.failures
+        call = call or Call(self.failures_before())
+        failures = call.failures
         began = time.monotonic()
         ends = began + timeout + command.seconds
         try:
-            try:
-                connection = self._pool.acquire(lambda: self._open(ends))
-            except _NotSupported:
-                if attempt is not None:  # the owner has ended
-                    raise
-                return self._begin_http(command, timeout)
-            retried = b"" if attempt is None else attempt.retried
+            connection = self._pool.acquire(lambda: self._open(ends))
             connection.waits = (command, began) if command.seconds > 0.0 else None
             try:
                 if connection.waits and len(failures) < len(self.failures):
-                    return self._try_once(connection, command, timeout, failures, retried)
+                    return self._try_once(connection, command, timeout, call)
                 if connection.seq:
-                    return self._call(connection, command, timeout, retried)
+                    return self._call(connection, command, timeout, call)
                 # To connect took some of the time: the margin has room for a little of it.
-                return self._call(connection, *_remaining(command, timeout, began, timeout / 2), retried)
-            except StreamClosedError as error:  # the owner closed it while it was idle, perhaps
+                return self._call(connection, *_remaining(command, timeout, began, timeout / 2), call)
+            except StreamClosedError as error:  # the server closed it while it was idle, perhaps
                 self._raise_if_changed(error, command)
-                if command.writes and not retried:
-                    retried = store_frames.RETRIED_REQUEST.pack(connection.name, connection.seq)
-                if attempt is not None:
-                    attempt.retried = retried
+                if call.cancelled:
+                    raise
                 connection = self._pool.connect(lambda: self._open(ends))
                 connection.waits = (command, began) if command.seconds > 0.0 else None
                 if connection.waits and len(failures) < len(self.failures):
-                    return self._try_once(connection, command, timeout, failures, retried)
-                return self._call(connection, *_remaining(command, timeout, began), retried)
+                    return self._try_once(connection, command, timeout, call)
+                return self._call(connection, *_remaining(command, timeout, began), call)
         except StreamTimeoutError as error:
             raise self.unresponsive_error(command, timeout) from error
         except (StreamClosedError, _NotSupported, ProtocolError) as error:
@@ -285,32 +279,24 @@ class StoreClient(BlockingStore):
     def _raise_if_changed(self, error: Exception, command: Command[Any]) -> None:
         """Raise an error, which is not the cause of another attempt, if a frame was changed on its way."""
         if isinstance(error.__cause__, RecordChangedError):
-            name, ranks = self._name()
             unknown = f"; whether {command.name} was executed is not known" if command.writes else ""
             raise DistNetworkError(
-                f"the connection to {name} is closed: {error.__cause__}{unknown}", ranks=ranks, address=self._url
+                f"the connection to {self._name()} is closed: {error.__cause__}{unknown}", address=self._url
             ) from None
 
-    def _try_once(
-        self,
-        connection: ClientConnection,
-        command: Command[T],
-        timeout: float,
-        failures: tuple[DistError, ...],
-        retried: bytes,
-    ) -> T:
+    def _try_once(self, connection: ClientConnection, command: Command[T], timeout: float, call: Call) -> T:
         """Execute a command, whose wait a failure has ended, without waiting.
 
         Raises:
             RankFailedError: it would have to wait.
         """
         assert isinstance(command, Waiting)
-        failure = self.failure_since(failures)
+        failure = self.failure_since(call.failures)
         assert failure is not None
         connection.waits = None
         try:
             attempt: Command[T] = command.with_timeout(0.0)
-            return self._call(connection, attempt, timeout, retried)
+            return self._call(connection, attempt, timeout, call)
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
             raise failed_wait_error(failure, error) from None
 
@@ -327,13 +313,16 @@ class StoreClient(BlockingStore):
             if connection.waits:
                 connection.shutdown()
 
-    def _call(self, connection: ClientConnection, command: Command[T], timeout: float, retried: bytes = b"") -> T:
+    def _call(self, connection: ClientConnection, command: Command[T], timeout: float, call: Call) -> T:
+        call.use(connection)
         try:
-            result = connection.call(command, timeout, retried)
+            result = connection.call(command, timeout, call.retried, keyed=call.keyed)
         except DistStoreError:
             self._pool.release(connection)
             raise
-        except BaseException:  # Ctrl-C too: by the closed connection the owner learns that the wait is over
+        except BaseException as error:  # Ctrl-C too: by the closed connection the server learns that the wait is over
+            if isinstance(error, StreamClosedError) and command.writes and not call.retried:
+                call.retried = store_frames.REQUEST_ID.pack(connection.name, connection.seq)
             self._pool.discard(connection)
             raise
         self._pool.release(connection)
@@ -367,7 +356,7 @@ class StoreClient(BlockingStore):
         connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:
             challenge = challenge_on(connection.sock, self._token, Protocol.STORE, client=True)
-            connection.authenticate(client_script(challenge, refusal), deadline.remaining())
+            connection.authenticate(client_script(challenge, refusal, self._store), deadline.remaining())
             connection.name = challenge.name
         except BaseException:
             connection.close()
@@ -420,31 +409,9 @@ class StoreClient(BlockingStore):
             raise
         return sock
 
-    def _begin_http(self, command: Command[T], timeout: float) -> T:
-        """Execute a command over HTTP; if the owner is a store, so do all later calls."""
-        from rankmesh_agent.store.http_client import BlockingHttpStore
-
-        http = BlockingHttpStore(self._url, self._token)
-        works = False
-        try:
-            found = http.execute(command, timeout)
-            works = True
-            return found
-        except StoreUnresponsiveError:
-            raise
-        except DistStoreError:
-            works = True
-            raise
-        finally:
-            if works and self._http is None and not self._pool.closed:
-                self._http = http
-            else:
-                http.close()
-
     def unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
         """Return the error of a call to which the owner has not responded; the arguments are those of ``execute``."""
-        name, ranks = self._name()
-        return unresponsive_error(name, self._url, command, timeout, ranks)
+        return unresponsive_error(self._name(), self._url, command, timeout)
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
@@ -454,16 +421,19 @@ class StoreClient(BlockingStore):
             return error
         reason = str(error) or type(error).__name__
         failure = f"; {self.failures[0].message}" if self.failures else ""
-        name, ranks = self._name()
-        return DistNetworkError(f"{name} cannot be reached: {reason}{failure}", ranks=ranks, address=self._url)
+        return DistNetworkError(f"{self._name()} cannot be reached: {reason}{failure}", address=self._url)
 
-    def _name(self) -> tuple[str, Sequence[int]]:
-        """Return the store, and its owner's rank if it is a job's, for error messages."""
-        name = f"the store at {self._url}"
-        if self._owner is None:
-            return name, ()
-        owner = self._owner()
-        return f"{name}, of {owner.text},", owner.ranks
+    def _name(self) -> str:
+        """Return the store for error messages."""
+        return f"the store at {self._url}"
+
+
+def remaining(command: Command[T], ends: float) -> Command[T]:
+    """Return a command that waits no longer than until ``ends``, by time.monotonic."""
+    if not isinstance(command, Waiting) or not command.seconds:
+        return command
+    found: Command[T] = command.with_timeout(max(0.0, ends - time.monotonic()))
+    return found
 
 
 def _until(ends: float) -> Deadline:

@@ -12,8 +12,6 @@ from rankmesh_agent.store import commands
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.condition import ALWAYS, Condition
 from rankmesh_agent.store.keys import MAX_KEYS
-from rankmesh_agent.store.moved import StoreMovedError
-from rankmesh_agent.store.replicate import BEGIN, Replicate
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     BY_CODE,
@@ -25,6 +23,7 @@ from rankmesh_agent.wire.errors import (
     RankFailedError,
 )
 from rankmesh_agent.wire.store_frames import (
+    KEYED,
     MAX_BYTES,
     RETRY,
     Kind,
@@ -35,8 +34,6 @@ from rankmesh_agent.wire.store_frames import (
     encode_response,
 )
 
-REPLICATE = 64
-"""Opcode of Replicate."""
 _ABSENT, _MATCH, _NONE_MATCH = 0x01, 0x02, 0x08
 """Flags of writes with a condition: If-None-Match: *; the tags of If-Match follow the usual parts; so do the tags of
 If-None-Match, after an exclamation mark each."""
@@ -47,7 +44,6 @@ _MAX_UNPACKED = 1024
 """Maximum number of values that one struct layout unpacks; a layout takes memory for each."""
 _MAX_CACHED = 4096
 """Maximum length of the keys of a cached multi_get, together: all ranks request the same keys, one after the other."""
-_RANK_BYTES = 4
 _MAX_DIGITS = 40
 """Maximum digits of an amount: a longer one never gives a sum within 64 bits."""
 
@@ -69,13 +65,16 @@ class Format(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"", timeout: float = 0.0) -> bytes:
+def encode_command(
+    command: Command[Any], seq: int, *, retried: bytes = b"", keyed: bool = False, timeout: float = 0.0
+) -> bytes:
     """Return a command as a frame.
 
     Args:
         command: the command.
         seq: its number on the connection.
-        retried: the identity of the request that it repeats (RETRIED_REQUEST), if any.
+        retried: the identity of the request that it may repeat (REQUEST_ID), if any.
+        keyed: whether that is an Idempotency-Key's.
         timeout: time limit of a command that does not wait, for an agent that forwards it to the owner.
 
     Raises:
@@ -84,7 +83,7 @@ def encode_command(command: Command[Any], seq: int, *, retried: bytes = b"", tim
     opcode, format = _OPCODES[type(command)]
     flags, parts = format.parts(command)
     if retried:
-        flags, parts = flags | RETRY, [retried, *parts]
+        flags, parts = flags | RETRY | keyed * KEYED, [retried, *parts]
     seconds = timeout if timeout and not isinstance(command, Waiting) else command.seconds
     found = encode_request(opcode, flags, seq, min(seconds, 1e9), parts)
     if len(found) > MAX_BYTES:
@@ -162,7 +161,6 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
 
     Raises:
         DistStoreError, RankFailedError: the command raised it in the owner's process.
-        StoreMovedError: it was not executed, as another rank has become the owner.
         ProtocolError: the frame is malformed.
     """
     kind, _, count, _, number = header
@@ -185,8 +183,6 @@ def decode_result(command: Command[T], header: Response, data: bytes | bytearray
             error = BY_CODE.get(parts[0].decode(), DistStoreError)
             known = error if issubclass(error, DistStoreError | RankFailedError) else DistStoreError
             found = known(parts[1].decode(), **(json_text.loads(parts[2]) if len(parts) > 2 else {}))
-        elif kind == Kind.MOVED:
-            raise StoreMovedError.to(number if number >= 0 else None)
         else:
             raise ProtocolError(f"the store's binary protocol has no response of kind {kind}")
         if type(found) is list and isinstance(command, commands.MultiGet) and len(command.unique) != len(command.keys):
@@ -283,20 +279,6 @@ def _with_condition(condition: Condition, *parts: bytes) -> tuple[int, Sequence[
     return flags, [*parts, *(tag.encode() for tag in condition.if_match or ()), *none_match]
 
 
-def _replicate_parts(command: Replicate) -> tuple[int, Sequence[bytes]]:
-    if command.flags & BEGIN:
-        return command.flags, (command.owner.to_bytes(_RANK_BYTES), *command.records)
-    return command.flags, command.records
-
-
-def _replicate(parts: Parts, flags: int, _: float) -> Replicate:
-    if not flags & BEGIN:
-        return Replicate(flags, tuple(parts))
-    if len(parts[0]) != _RANK_BYTES:
-        raise ProtocolError(f"a snapshot of a store begins with its owner's rank, not with {len(parts[0])} bytes")
-    return Replicate(flags, tuple(parts[1:]), int.from_bytes(parts[0]))
-
-
 def _key(command: Any) -> tuple[int, Sequence[bytes]]:
     return 0, (command.key.encode(),)
 
@@ -353,7 +335,6 @@ _FORMATS: dict[int, Format] = {
     13: Format(commands.QueuePush, _key_and_value, lambda parts, *_: commands.QueuePush(_text(parts[0]), parts[1])),
     14: Format(commands.QueuePop, _key, lambda parts, _, seconds: commands.QueuePop(_text(parts[0]), seconds)),
     15: Format(commands.QueueLen, _key, lambda parts, *_: commands.QueueLen(_text(parts[0]))),
-    REPLICATE: Format(Replicate, _replicate_parts, _replicate),
 }
 """The commands by opcode. The numbers are part of the protocol: they never change."""
 

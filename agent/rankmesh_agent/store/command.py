@@ -1,7 +1,7 @@
 """Base classes of the store's commands.
 
-A command defines its effect on a Table; ``codec`` and ``http_codec`` define how it travels. So a store is an executor
-of commands, and a new call is a class in ``commands``, a format in either codec, an HTTP route and a method for users.
+A command defines its effect on a Table; ``codec`` defines how it travels. So a store is an executor of commands, and a
+new call is a class in ``commands``, a format in ``codec``, an HTTP route and a method for users.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.wire.credentials import Role
+from rankmesh_agent.store.replies import RequestId
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.handshake import Challenge
 from rankmesh_agent.wire.store_frames import HEADER_BYTES
 
@@ -25,6 +26,7 @@ class PendingRequest(NamedTuple):
     seq: int
     command: Waiting[Any]
     future: Future[Any]
+    request_id: RequestId
 
 
 class Connection:
@@ -35,8 +37,8 @@ class Connection:
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
         step_began: when the current step of the handshake began, by time.monotonic.
-        name: its name at both ends, by which a client identifies it after it broke.
-        role: the role of the client.
+        name: id of the store, and its name at both ends, by which a client identifies it after it broke.
+        found_table: the keys and values of the client's store, after the handshake; None if the server has no such one.
         wanted: number of bytes that make the next request.
         received: those of them that have come.
         unsent: the rest of a frame that the socket's buffer did not take.
@@ -48,13 +50,13 @@ class Connection:
     __slots__ = (
         "_poll",
         "admission",
+        "found_table",
         "handshake",
         "last",
         "lock",
         "name",
         "pending",
         "received",
-        "role",
         "sock",
         "step_began",
         "unsent",
@@ -69,7 +71,7 @@ class Connection:
         self.admission = admission
         self.step_began = time.monotonic()
         self.name = b""
-        self.role = Role.USE
+        self.found_table: Table | None = None
         self.wanted = HEADER_BYTES
         self.received = bytearray()
         self.unsent: memoryview | None = None
@@ -77,6 +79,12 @@ class Connection:
         self.last: tuple[int, bytes] | None = None
         self.lock = threading.RLock()
         self._poll = poll
+
+    @property
+    def table(self) -> Table:
+        """The keys and values of the client's store, which the server has."""
+        assert self.found_table is not None
+        return self.found_table
 
     def send(self, frame: bytes) -> None:
         """Send, now or as soon as the socket's buffer has room.

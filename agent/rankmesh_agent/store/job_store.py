@@ -1,151 +1,89 @@
-"""Store of a job, as one of its ranks has it: one rank owns the keys and values, the others are its clients."""
+"""Store of a job, as one of its ranks uses it: the gateway has the keys and values."""
 
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from rankmesh_agent.store.base import AsyncStore, BlockingStore, KeyWaitInfo
-from rankmesh_agent.store.commands import MultiSet, QueuePush
-from rankmesh_agent.store.failover import AsyncJobStore, BlockingJobStore, OwnerCache
-from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
-from rankmesh_agent.store.ownership import LostRanks, Ownership
-from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.store.table import UNLIMITED, Quota
-from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.errors import DistError, DistStoreError
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.base import KeyWaitInfo
+from rankmesh_agent.store.client import Call, StoreClient, remaining
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.key_waits import failed_wait_error
+from rankmesh_agent.wire.errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    KeyNotFoundError,
+    ProtocolError,
+    QueueEmptyError,
+    StoreLostError,
+    StoreTimeoutError,
+    StoreUnresponsiveError,
+)
 from rankmesh_agent.wire.schemas import Member
-from rankmesh_agent.wire.stats import StoreStats
+from rankmesh_agent.wire.store_frames import STORE_ID_BYTES
 
-_BATCH_BYTES = 1 << 20
-_BATCH_KEYS = 1 << 12
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between attempts to reach the gateway."""
+
+T = TypeVar("T")
 
 
 class JobStore:
-    """Access to the job's store.
+    """Access of one rank to its job's store.
 
     Args:
-        rank: this rank.
-        members: all ranks, by rank.
-        credentials: the job's token, or all its credentials.
-        name: name of the server's thread.
-        lost: returns the ranks that have failed or left, as this rank knows: see Ownership.
-        has_left: returns whether this rank has left the job.
-        limits: returns the ranks that have had no free descriptor since a time: see OwnerCache.
-        on_unreachable: called with a rank whose store does not answer; ``lost`` tells later whether it has ended.
-        quota: limits of the keys and values.
+        url: base URL of the job's gateway.
+        token: the job's token.
+        store: id of the store, 32 hexadecimal digits.
+        limits: returns the ranks that have had no free descriptor since a time, with their reports.
 
     Attributes:
-        store: the store, for callers with an event loop.
-        server: serves the binary protocol.
+        id: id of the store.
+        asynchronous: the store for callers with an event loop.
     """
 
     def __init__(
         self,
-        rank: int,
-        members: Mapping[int, Member],
-        credentials: str | Credentials,
-        name: str,
-        lost: LostRanks,
-        has_left: Callable[[], bool],
-        limits: Callable[[float], Mapping[int, str]] = lambda since: {},
-        on_unreachable: Callable[[int], None] = lambda rank: None,
-        quota: Quota = UNLIMITED,
+        url: str,
+        token: str,
+        store: str,
+        limits: Callable[[float], Sequence[tuple[Member, str]]] = lambda since: (),
     ) -> None:
-        self._token = token = Credentials.of(credentials).of_own_job
-        self._lock = threading.RLock()
-        self._clients: weakref.WeakSet[BlockingStore] = weakref.WeakSet()
+        if len(store) != 2 * STORE_ID_BYTES:
+            raise ProtocolError(f"the gateway at {url} does not name the job's store: is it of an earlier version?")
+        self.id = store
+        self._url, self._token = url, token
+        self._limits = limits
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
+        self._clients: weakref.WeakSet[JobStoreClient] = weakref.WeakSet()
         self._final: DistError | None = None
-        self._ownership: Ownership | None = None
-        if len(members) > 1:
-            self._memory = MemoryStore(quota)
-            self._ownership = Ownership(rank, members, token, self._memory.table, lost)
-            self._memory.ownership = self._ownership
-            self._owners = OwnerCache(self._ownership, members, has_left)
-            self._owners.limits, self._owners.on_unreachable = limits, on_unreachable
-            self.store: AsyncStore = AsyncJobStore(self._owners, self._memory, token)
-        else:
-            self.store = self._memory = MemoryStore(quota)
-        self.server = StoreServer(self._memory.table, credentials, name, self._ownership)
+        self._closed = False
+        self.asynchronous = AsyncStore(self.blocking)
 
-    def start(self) -> None:
-        """Open the journal of this host, and find a replica; once all ranks have made their JobStore."""
-        if self._ownership is not None:
-            self._ownership.start()
-
-    def blocking(self) -> BlockingStore:
+    def blocking(self) -> JobStoreClient:
         """Return the store for callers without an event loop; the caller closes it."""
-        store: BlockingStore
-        if self._ownership is None:
-            store = BlockingMemoryStore(self._memory.table)
-        else:
-            store = BlockingJobStore(self._owners, self._memory.table, self._token)
+        store = JobStoreClient(self._url, self._token, bytes.fromhex(self.id), self._wait_error)
         with self._lock:
             self._clients.add(store)
             final = self._final
+            if self._closed:
+                store.close()
         if final is not None:
             store.fail_waits(final, for_good=True)
         return store
 
-    def stats(self) -> StoreStats | None:
-        """Return counts of the keys and commands; None where another rank has them."""
-        owned = self._ownership is None or self._ownership.owned
-        return self._memory.table.vitals() if owned else None
-
-    def check(self) -> None:
-        """End the waits of clients here if another rank has become the owner. Called from time to time."""
-        if self._ownership is not None and self._ownership.superseded():
-            self._memory.table.cancel_waits()
-
-    def exclude(self, ranks: Iterable[int]) -> None:
-        """Go on without these ranks, dead or not."""
-        if self._ownership is not None:
-            self._ownership.exclude(ranks)
-            owner = self._ownership.owner()
-            if owner is not None:
-                self._owners.current = owner
-
-    def renumber(self, world: Sequence[int]) -> None:
-        """Name the ranks in errors by their places in the world, which has shrunk, from now on."""
-        if self._ownership is not None:
-            self._owners.renumber(world)
-
-    def copy_to(self, other: JobStore, *, reachable: bool) -> None:
-        """Copy the values and queues to the store of another epoch, if this rank has them; waits are not copied.
-
-        Args:
-            other: this rank's access to that store.
-            reachable: whether its server can be reached at the owner's address by now.
-
-        Raises:
-            DistStoreError: another rank owns that store, and cannot be reached.
-        """
-        if self._ownership is not None and not self._ownership.acquire():
-            return
-        if not reachable and other._ownership is not None and not other._ownership.owned:
-            raise DistStoreError(
-                "the store of the larger world is at another rank than this one's, to which the agent of an attached "
-                "process cannot copy it: destroy the process group, and start all ranks again"
+    def check_same(self, store: str) -> None:
+        """Raise StoreLostError unless the job still has this store, under the id ``store``."""
+        if store != self.id:
+            raise StoreLostError(
+                f"the job's store is lost: its gateway at {self._url} was started after the job, without the file of "
+                "its state (rankmesh gateway --state FILE)"
             )
-        table = self._memory.table
-        with table.lock:
-            values, queues = table.contents()
-            pairs = list(values.items())
-            queued = [(key, value) for key, queue in queues.items() for value in queue]
-        store = other.blocking()
-        try:
-            for batch in _batches(pairs):
-                store.execute(MultiSet(tuple(batch)))
-            for key, value in queued:
-                store.execute(QueuePush(key, value))
-        finally:
-            store.close()
-
-    def leave(self) -> None:
-        """Give up the ownership: the next rank takes over."""
-        if self._ownership is not None:
-            self._ownership.leave()
 
     def waiting(self) -> bool:
         """Return whether a command of this rank waits."""
@@ -165,36 +103,73 @@ class JobStore:
                 self._final = failure
         for store in stores:
             store.fail_waits(failure, for_good=for_good)
-        self.store.fail_waits(failure, for_good=for_good)
-
-    def cancel_waits(self) -> None:
-        """End the commands that wait here, for good."""
-        self._memory.cancel_waits()
-
-    async def aclose(self) -> None:
-        """Close the resources that belong to the running event loop, which ends."""
-        await self.store.close()
 
     def close(self) -> None:
-        """Close the journal, after the servers."""
-        if self._ownership is not None:
-            self._ownership.close()
+        """Close all connections; calls in progress end with an error."""
+        with self._lock:
+            self._closed = True
+            stores = list(self._clients)
+        for store in stores:
+            store.close()
 
     def close_in_child(self) -> None:
         """Close the parent's descriptors in a forked child."""
-        if self._ownership is not None:
-            self._ownership.close_in_child()
+        for store in list(self._clients):
+            store.close_in_child()
+
+    def _wait_error(self, command: Command[T], error: DistStoreError) -> DistStoreError:
+        """Return the error of a command that waited in vain; the cause may be a rank that has no free descriptor."""
+        limits = self._limits(time.monotonic() - command.seconds) if command.seconds else ()
+        if not limits:
+            return error
+        reports = "; ".join(f"{member.described()} reports: {text}" for member, text in limits)
+        return StoreTimeoutError(
+            f"waited {command.seconds:g} s, but {error.message}; {reports}", ranks=[member.rank for member, _ in limits]
+        )
 
 
-def _batches(pairs: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Yield pairs of key and value in batches of at most _BATCH_KEYS and _BATCH_BYTES, or of one pair."""
-    batch: list[tuple[str, bytes]] = []
-    size = 0
-    for key, value in pairs:
-        size += len(key) + len(value)
-        if batch and (size > _BATCH_BYTES or len(batch) == _BATCH_KEYS):
-            yield batch
-            batch, size = [], len(key) + len(value)
-        batch.append((key, value))
-    if batch:
-        yield batch
+class JobStoreClient(StoreClient):
+    """The job's store for callers without an event loop. While the gateway is away, calls wait for it.
+
+    Args:
+        url: base URL of the gateway.
+        token: the job's token.
+        store: id of the store.
+        wait_error: returns the error of a command that waited in vain, given the server's.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        store: bytes,
+        wait_error: Callable[[Command[Any], DistStoreError], DistStoreError],
+    ) -> None:
+        super().__init__(url, token, store)
+        self._wait_error = wait_error
+
+    def execute(self, command: Command[T], timeout: float | None = None, call: Call | None = None) -> T:
+        timeout = left = self.limit(command) if timeout is None else timeout
+        call = call or Call(self.failures_before())
+        ends, pause, wanted = time.monotonic() + command.seconds, _FIRST_PAUSE, command
+        over = ends + timeout
+        while True:
+            try:
+                return super().execute(command, left, call)
+            except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
+                if isinstance(error, StoreUnresponsiveError):
+                    raise self.unresponsive_error(wanted, timeout) from error
+                raise self._wait_error(wanted, error) from None
+            except DistNetworkError as error:
+                if not call.may_be_repeated(error) or time.monotonic() + pause >= over or self._pool.closed:
+                    raise
+                failure = self.failure_since(call.failures) if wanted.seconds else None
+                if failure is not None:
+                    raise failed_wait_error(failure, error) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            command = remaining(command, ends)
+            left = min(timeout, over - time.monotonic())
+
+    def _name(self) -> str:
+        return f"the job's store, at the gateway at {self._url},"

@@ -1,4 +1,4 @@
-"""Server of the store's binary protocol: one thread executes the requests of all clients in turn, one of each.
+"""Server of stores in their binary protocol: one thread executes the requests of all clients in turn, one of each.
 
 A command that waits does not delay others: the thread that completes it, whichever that is, sends the response. So if a
 rank sets a key for which another one waits, no other thread has to run before the response is on its way.
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
@@ -36,15 +36,19 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
-from rankmesh_agent.store.idempotency import ReplyCache
-from rankmesh_agent.store.ownership import Ownership
-from rankmesh_agent.store.records import RequestId
-from rankmesh_agent.store.replicate import Replicate
+from rankmesh_agent.store.replies import ReplyCache, RequestId
 from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire import handshake as wire_handshake
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.credentials import Credentials, Role
-from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, ProtocolError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, server_script
+from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.errors import (
+    DistNetworkError,
+    DistStoreError,
+    IdempotencyKeyReusedError,
+    ProtocolError,
+    StoreLostError,
+)
+from rankmesh_agent.wire.handshake import Challenge, server_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
@@ -57,37 +61,60 @@ _ACCEPT, _HANDSHAKE = 0, 1
 """Subjects of timers, besides the number of a pending request."""
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
+_LOST = "this gateway does not have the job's store: it was started after the job, without the file of its state"
 
 _log = logging.getLogger("rankmesh.store")
 
 T = TypeVar("T")
 
 
-class StoreServer:
-    """Serves a table to upgraded connections. Its thread starts with the first one.
+class Tables(Protocol):
+    """The stores that a server has, by the ids that clients give."""
+
+    def find(self, store: bytes) -> Table | None:
+        """Return the keys and values of a store; None if there is none of that id, any more."""
+
+    def credentials(self, store: bytes) -> str | Credentials:
+        """Return the credentials that the clients of a store have, or an unknown one's."""
+
+
+class SingleTable:
+    """The tables of a server with one store.
 
     Args:
-        table: the keys and values.
-        token: the job's secret, or all its credentials.
-        name: the thread's name.
-        ownership: this rank's part in the ownership of the job's store; None for a store that ends with this process.
+        table: its keys and values.
+        token: the secret, or all credentials.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        token: str | Credentials,
-        name: str = "rankmesh-store-fast",
-        ownership: Ownership | None = None,
-    ) -> None:
-        self._table = table
+    def __init__(self, table: Table, token: str | Credentials) -> None:
+        self._table, self._token = table, token
+
+    def find(self, store: bytes) -> Table | None:
+        """Return the table."""
+        return self._table
+
+    def credentials(self, store: bytes) -> str | Credentials:
+        """Return the credentials."""
+        return self._token
+
+
+class StoreServer:
+    """Serves stores to upgraded connections. Its thread starts with the first one.
+
+    Args:
+        tables: the stores.
+        token: the secret of all stores, or all credentials.
+        name: the thread's name.
+    """
+
+    def __init__(self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store") -> None:
+        self._tables = tables
         self._token = token
-        self._ownership = ownership
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
         self._upgraded: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by a connection's name
+        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by the name of a RequestId
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
@@ -107,6 +134,13 @@ class StoreServer:
                 self._start()
             self._upgraded.append((sock, UNAUTHENTICATED.admit(sock)))
             os.eventfd_write(self._wakeup, 1)
+
+    def unix_socket(self) -> str:
+        """Return the name of the unix socket, at which the server listens from now on."""
+        with self._lock:
+            if self._poll is None and not self._closed:
+                self._start()
+            return "" if self._unix_listener is None else self._unix_listener.getsockname()[1:].decode()
 
     def _start(self) -> None:
         """Open the descriptors and start the thread; an error leaves all as it was, for the next client."""
@@ -192,8 +226,7 @@ class StoreServer:
         """Register the connections that handle() has queued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        assert self._unix_listener is not None
-        response = store_frames.upgrade_response(self._unix_listener.getsockname()[1:].decode())
+        response = store_frames.upgrade_response(self.unix_socket())
         while self._upgraded:
             connection = self._register(poll, *self._upgraded.popleft())
             try:
@@ -231,8 +264,11 @@ class StoreServer:
     def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
         try:
             sock.setblocking(False)
-            challenge = challenge_on(sock, self._token, Protocol.STORE, client=False)
-            connection = Connection(sock, poll, Handshake(sock, server_script(challenge)), admission)
+            challenge = challenge_on(
+                sock, self._token, wire_handshake.Protocol.STORE, client=False, accepted=self._tables.credentials
+            )
+            script = server_script(challenge, store_frames.STORE_ID_BYTES)
+            connection = Connection(sock, poll, Handshake(sock, script), admission)
             poll.register(sock, select.EPOLLIN)
         except BaseException:
             admission.end()
@@ -256,35 +292,34 @@ class StoreServer:
         del self._connections[descriptor]
         connection.handshake = None
         self._by_name.pop(connection.name, None)
-        if self._ownership is not None:
-            self._ownership.replica.on_closed(connection.name, by_peer=False)
         if connection.last is not None:
-            self._replies.add(connection.name, connection.last, len(connection.last[1]))
-            self._due = min(self._due, self._replies.next_expiry())
+            self._keep_reply(RequestId(connection.name, connection.last[0]), connection.last[1])
             connection.last = None
         if request is not None and not request.future.cancel():
             self._undo(connection, request)
 
-    def _on_peer_closed(self, connection: Connection, *, reset: bool = False) -> None:
-        """The peer's process has closed the connection, or has ended."""
-        if self._ownership is not None:
-            self._ownership.replica.on_closed(connection.name, by_peer=True, reset=reset)
-
     def _undo(self, connection: Connection, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
-        request_id = RequestId(connection.name, request.seq)
-        self._execute_as(request_id, lambda: request.command.undo(self._table, request.future.result()))
+        if request.future.exception() is None:
+            undo = partial(request.command.undo, connection.table, request.future.result())
+            self._execute_as(connection.table, request.request_id, undo)
 
-    def _execute_as(self, request_id: RequestId, execute: Callable[[], T]) -> T:
+    def _execute_as(self, table: Table, request_id: RequestId, execute: Callable[[], T]) -> T:
         """Return what ``execute`` returns; the changes that it makes are recorded as those of a request."""
-        log = None if self._ownership is None else self._ownership.log
+        log = table.log
         if log is None:
             return execute()
-        log.request.request_id = request_id
+        log.request_id = request_id
         try:
             return execute()
         finally:
-            log.request.request_id = None
+            log.request_id = None
+
+    def _keep_reply(self, request_id: RequestId, frame: bytes) -> None:
+        """Keep the response to a request that may be repeated. From any thread."""
+        with self._lock:
+            self._replies.add(request_id.name, (request_id.number, frame), len(frame))
+            self._due = min(self._due, self._replies.next_expiry())
 
     def _on_ready(self, connection: Connection) -> None:
         """Send or receive on a connection that is ready for it."""
@@ -299,9 +334,6 @@ class StoreServer:
                     self._receive(connection)
         except BlockingIOError:
             pass
-        except ConnectionResetError:
-            self._on_peer_closed(connection, reset=True)
-            self._close_connection(connection)
         except (OSError, DistNetworkError):
             # A port scan, an old version, a wrong token, a client that died: the peer gets no reason.
             self._close_connection(connection)
@@ -315,8 +347,6 @@ class StoreServer:
         # The exact size, as malloc maps a larger buffer anew each time; and a byte more, for a request that follows.
         size = min(connection.wanted - len(received) + 1, _READ_MORE) if received else _READ
         data: bytes | bytearray = connection.sock.recv(size)
-        if not data:
-            self._on_peer_closed(connection)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
             self._close_connection(connection)
             return
@@ -347,8 +377,9 @@ class StoreServer:
         steps = client_handshake.steps
         challenge = client_handshake.advance()
         if challenge is not None:
-            connection.handshake, connection.name, connection.role = None, challenge.name, challenge.grant.role
-            self._by_name[challenge.name] = connection
+            connection.handshake, connection.name = None, challenge.attachment + challenge.name
+            connection.found_table = self._tables.find(challenge.attachment)
+            self._by_name[connection.name] = connection
             connection.admission.end()
             connection.sock = with_macs(connection.sock, challenge)
         elif client_handshake.steps > steps:
@@ -361,93 +392,73 @@ class StoreServer:
         self, connection: Connection, opcode: int, flags: int, seq: int, seconds: float, parts: list[bytes]
     ) -> None:
         """Execute a request."""
-        ownership = self._ownership
-        if opcode == codec.REPLICATE and connection.role is not Role.RUN:
-            raise ProtocolError("only a rank replicates: the client's credential is of a lesser role")
-        if ownership is not None and opcode == codec.REPLICATE:
-            command = codec.decode_command(opcode, flags, seconds, parts)
-            assert isinstance(command, Replicate)
-            if ownership.owned:
-                connection.send(store_frames.encode_moved(seq, ownership.referral()))
-                return
-            if not ownership.replica.receive(connection.name, command):
-                self._close_connection(connection)
-                return
-            connection.send(codec.encode_result(seq, None))
-            return
-        if ownership is not None and not (ownership.owned or ownership.acquire()):
-            connection.send(store_frames.encode_moved(seq, ownership.referral()))
+        table = connection.found_table
+        if table is None:
+            connection.send(codec.encode_error(seq, StoreLostError(_LOST)))
             return
         request_id = RequestId(connection.name, seq)
         if flags & store_frames.RETRY:
-            request_id = _retried(parts.pop(0) if parts else b"")
-            frame = self._cached_response(request_id)
-            if frame is not None:
-                frame = store_frames.with_seq(frame, seq)
-                connection.last = (seq, frame)
-                self._respond(connection, frame)
-                return
+            store = connection.name[: store_frames.STORE_ID_BYTES]
+            request_id = _identity(store, parts.pop(0) if parts else b"")
         try:
+            if flags & store_frames.RETRY:
+                frame = self._earlier_response(table, request_id, keyed=bool(flags & store_frames.KEYED))
+                if frame is not None:
+                    connection.last = (seq, store_frames.with_seq(frame, seq))
+                    connection.send(connection.last[1])
+                    return
             command = codec.decode_command(opcode, flags, seconds, parts)
-            self._table.count_call(command.name)
-            if ownership is None or not command.writes:
-                found = command.try_execute(self._table)
+            table.count_call(command.name)
+            if table.log is None or not command.writes:
+                found = command.try_execute(table)
             else:
-                found = self._execute_as(request_id, partial(command.try_execute, self._table))
+                found = self._execute_as(table, request_id, partial(command.try_execute, table))
             if found is None:
                 assert isinstance(command, Waiting)
                 if seconds <= 0:
-                    raise command.timeout_error(self._table)
-                future = self._execute_as(request_id, partial(command.start, self._table))
-                request = PendingRequest(next(self._sequence), seq, command, future)
+                    raise command.timeout_error(table)
+                future = self._execute_as(table, request_id, partial(command.start, table))
+                request = PendingRequest(next(self._sequence), seq, command, future, request_id)
                 connection.pending = request
                 self._set_timer(seconds, connection, request.number)
                 request.future.add_done_callback(partial(self._on_complete, connection, request))
                 return
         except DistStoreError as error:
-            self._respond(connection, codec.encode_error(seq, error))
+            connection.send(codec.encode_error(seq, error))
             return
         frame = codec.encode_result(seq, found[0])
         if command.writes:
-            connection.last = (seq, frame)
-        self._respond(connection, frame)
+            self._record(connection, request_id, seq, frame)
+        connection.send(frame)
 
-    def _respond(self, connection: Connection, frame: bytes) -> None:
-        """Send a response, unless another rank has become the owner meanwhile: then the client asks that one.
+    def _record(self, connection: Connection, request_id: RequestId, seq: int, frame: bytes) -> None:
+        """Record the response to a request, for a client that does not get it. From any thread."""
+        connection.last = (seq, frame)
+        if request_id.name != connection.name:
+            self._keep_reply(request_id, frame)
 
-        Raises:
-            OSError: the client has closed the connection.
-        """
-        if self._ownership is None or self._ownership.owned:
-            connection.send(frame)
-        else:
-            self._close_connection(connection)
+    def _record_wait(self, connection: Connection, request: PendingRequest, frame: bytes) -> None:
+        """Record the response to a request that has waited, unless it failed: then it may be executed again."""
+        if request.command.writes and request.future.exception() is None:
+            self._record(connection, request.request_id, request.seq, frame)
 
     def _on_complete(self, connection: Connection, request: PendingRequest, future: Future[Any]) -> None:
         """Respond to a request that has waited, in the thread that completed it."""
         if connection.pending is not request:  # it timed out already, or its client has closed the connection
             return
-        # The table is closed, or another rank's: the clients must not repeat their requests here.
-        if future.cancelled():
-            if self._ownership is None or not self._ownership.can_own:
-                self._stop()
-            else:
-                connection.shut_down()
+        if future.cancelled():  # the table is closed
+            connection.shut_down()
             return
-        frame = codec.encode_result(request.seq, future.result())
+        frame = _response(request)
         sent = False
         with connection.lock:
             if connection.take_pending(request) is None:
                 return
             try:
-                if self._ownership is not None and not self._ownership.owned:
-                    connection.shut_down()
-                    return
                 if not (request.command.writes and connection.peer_closed()):
                     connection.send(frame)
                     sent = True
-                    if request.command.writes:
-                        connection.last = (request.seq, frame)
+                    self._record_wait(connection, request, frame)
             except OSError:
                 pass
             finally:
@@ -456,19 +467,33 @@ class StoreServer:
         if not sent:
             self._undo(connection, request)
 
-    def _cached_response(self, request_id: RequestId) -> bytes | None:
-        """Return the response to a request that was executed already; None if it was not, and never will be."""
-        name, seq = request_id
+    def _earlier_response(self, table: Table, request_id: RequestId, *, keyed: bool) -> bytes | None:
+        """Return the response to a request that was executed already; None if it was not, and never will be.
+
+        Raises:
+            IdempotencyKeyReusedError: another command has the same Idempotency-Key.
+        """
+        name, number = request_id
         broken = self._by_name.get(name)
         if broken is not None:
             request = broken.take_pending()
             if request is not None and not request.future.cancel():
-                broken.last = (request.seq, codec.encode_result(request.seq, request.future.result()))
+                self._record_wait(broken, request, _response(request))
             self._close_connection(broken)
-        reply = self._replies.pop(name)
-        if reply is None and self._ownership is not None and self._ownership.log is not None:
-            reply = self._ownership.log.reply(name)
-        return reply[1] if reply is not None and reply[0] == seq else None
+        else:  # an earlier repetition may wait
+            for each in list(self._connections.values()):
+                request = each.pending
+                if request is not None and request.request_id == request_id and each.take_pending(request) is not None:
+                    self._end_wait(each, request)
+        with self._lock:
+            reply = self._replies.get(name)
+        if reply is None and table.log is not None:
+            reply = table.log.reply(request_id)
+        if reply is not None and keyed and reply[0] != number:
+            raise IdempotencyKeyReusedError(
+                "the Idempotency-Key belongs to another request; make a new one for each request"
+            )
+        return reply[1] if reply is not None and reply[0] == number else None
 
     # Timers
 
@@ -485,7 +510,8 @@ class StoreServer:
     def _run_timers(self) -> None:
         """Handle the timers that are due, and find the next one."""
         now = time.monotonic()
-        self._replies.expire(now)
+        with self._lock:
+            self._replies.expire(now)
         while self._timers and self._timers[0][0] <= now:
             _, _, connection, subject = heapq.heappop(self._timers)
             if connection is None:
@@ -502,33 +528,41 @@ class StoreServer:
                 elif connection.handshake is not None:
                     self._close_connection(connection)
             elif (request := connection.take_pending()) is not None:
-                self._time_out(connection, request)
+                self._end_wait(connection, request)
         self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())
 
-    def _time_out(self, connection: Connection, request: PendingRequest) -> None:
-        """Respond to a request that has waited for its whole time."""
+    def _end_wait(self, connection: Connection, request: PendingRequest) -> None:
+        """Respond to a request that has waited for its whole time, or whose client repeats it."""
         if request.future.cancel():
-            frame = codec.encode_error(request.seq, request.command.timeout_error(self._table))
+            frame = codec.encode_error(request.seq, request.command.timeout_error(connection.table))
         else:
-            frame = codec.encode_result(request.seq, request.future.result())
-            if request.command.writes:
-                connection.last = (request.seq, frame)
+            frame = _response(request)
+            self._record_wait(connection, request, frame)
         try:
-            self._respond(connection, frame)
+            connection.send(frame)
         except OSError:
             self._close_connection(connection)
 
 
-def _retried(identity: bytes) -> RequestId:
-    """Return the request that a retry repeats.
+def _response(request: PendingRequest) -> bytes:
+    """Return the response to a request whose wait is over."""
+    error = request.future.exception()
+    if error is None:
+        return codec.encode_result(request.seq, request.future.result())
+    return codec.encode_error(request.seq, error if isinstance(error, DistStoreError) else DistStoreError(str(error)))
+
+
+def _identity(store: bytes, part: bytes) -> RequestId:
+    """Return the identity of a request to a store that its client may have sent before.
 
     Raises:
-        ProtocolError: ``identity`` does not identify a request.
+        ProtocolError: there is none.
     """
     try:
-        return RequestId(*store_frames.RETRIED_REQUEST.unpack(identity))
+        name, number = store_frames.REQUEST_ID.unpack(part)
     except struct.error:
         raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
+    return RequestId(store + name, number)
 
 
 def _in_progress(connection: Connection, subject: int) -> bool:

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.wire.errors import StoreFullError
-from rankmesh_agent.wire.stats import StoreStats
 
 Values = Mapping[str, bytes]
 Changes = Mapping[str, bytes | None]
@@ -32,26 +32,45 @@ class Quota(NamedTuple):
     bytes: int
 
 
+class StoreStats(NamedTuple):
+    """Counts of a table.
+
+    Attributes:
+        operations: number of calls, by the call's name.
+        keys: number of keys with a value.
+    """
+
+    operations: dict[str, int]
+    keys: int
+
+
 UNLIMITED = Quota(sys.maxsize, sys.maxsize)
 
 
 class TableLog(Protocol):
-    """Record of a table's changes. Each method is called with the table's lock held, before the change is made."""
+    """Record of a table's changes, of one thread. Each method is called before the change is made, which an error
+    prevents.
+
+    Attributes:
+        request_id: the request that is executed, whose reply is recorded, too; None for none.
+    """
+
+    request_id: RequestId | None
 
     def changed(self, changes: Changes, result: Any) -> None:
         """Record new values, and the result of the command that sets them."""
 
     def pushed(self, key: str, value: bytes, *, first: bool) -> None:
-        """Record that a value is appended to a queue, or put back at its head."""
+        """Record that a value is appended to a queue, or put back at its head, as if it had never been taken."""
 
-    def popped(self, key: str, value: bytes, request_id: Any) -> None:
+    def popped(self, key: str, value: bytes, request_id: RequestId | None) -> None:
         """Record that the first value of a queue is removed, by the request of ``request_id``."""
 
-    def request_id(self) -> Any:
-        """Return the request that this thread executes."""
+    def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
+        """Record that a value goes to the request of ``request_id``, which waits, and not into the queue."""
 
-
-L = TypeVar("L", bound=TableLog)
+    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
+        """Return the number and the response of the latest request of the same name; None if none is recorded."""
 
 
 class Table:
@@ -86,7 +105,7 @@ class Table:
         with self._lock:
             self._calls[name] = self._calls.get(name, 0) + 1
 
-    def vitals(self) -> StoreStats:
+    def stats(self) -> StoreStats:
         """Return the counters."""
         with self._lock:
             return StoreStats(dict(self._calls), len(self._values))
@@ -146,9 +165,12 @@ class Table:
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of values that begin with ``prefix``, sorted."""
+        return sorted(key for key in self.names() if key.startswith(prefix))
+
+    def names(self) -> list[str]:
+        """Return the keys of all values, in any order."""
         with self._lock:
-            found = list(self._values)
-        return sorted(key for key in found if key.startswith(prefix))
+            return list(self._values)
 
     def count(self, prefix: str = "") -> int:
         """Return the number of keys with values that begin with ``prefix``."""
@@ -200,17 +222,20 @@ class Table:
             while pops:
                 pop, _ = pops.popitem(last=False)
                 if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
-                    if (log := self.log) is not None:
-                        log.pushed(key, value, first=first)
-                        log.popped(key, value, pop.request_id)
+                    if self.log is not None:
+                        try:
+                            self.log.handed_over(value, pop.request_id)
+                        except BaseException as error:
+                            pop.set_exception(error)
+                            raise
                     break
             else:
                 if not first:
                     self._check_quota(1, _size(key, value))
-                self._entries += 1
-                self._bytes += _size(key, value)
                 if self.log is not None:
                     self.log.pushed(key, value, first=first)
+                self._entries += 1
+                self._bytes += _size(key, value)
                 queue = self._queues.setdefault(key, deque())
                 (queue.appendleft if first else queue.append)(value)
                 return
@@ -223,7 +248,7 @@ class Table:
             if queue is None:
                 return None
             if self.log is not None:
-                self.log.popped(key, queue[0], self.log.request_id())
+                self.log.popped(key, queue[0], self.log.request_id)
             value = queue.popleft()
             self._entries -= 1
             self._bytes -= _size(key, value)
@@ -239,7 +264,7 @@ class Table:
         future = _Pop()
         with self._lock:
             if self.log is not None:
-                future.request_id = self.log.request_id()
+                future.request_id = self.log.request_id
             value = self.pop_one(key)
             if value is not None:
                 future.set_result(value)
@@ -255,30 +280,17 @@ class Table:
         """Return the number of values in the queue."""
         return len(self._queues.get(key, ()))
 
-    # Other owners
-
-    @property
-    def lock(self) -> threading.RLock:
-        """The lock of all changes."""
-        return self._lock
-
     def contents(self) -> tuple[Values, Mapping[str, Collection[bytes]]]:
-        """Return all values and queues, which must not be changed, or used without the lock."""
-        return self._values, self._queues
-
-    def adopt(
-        self, values: dict[str, bytes], queues: dict[str, deque[bytes]], log: Callable[[], L] | None = None
-    ) -> L | None:
-        """Take over the values and queues of another table, then the log that ``log`` makes of them; return the log."""
+        """Return a copy of all values, and one of all queues."""
         with self._lock:
-            self.log = None
-            self._values, self._queues = values, queues
-            self._entries = len(values) + sum(map(len, queues.values()))
-            self._bytes = sum(_size(key, value) for key, value in values.items())
-            self._bytes += sum(_size(key, value) for key, queue in queues.items() for value in queue)
-            made = None if log is None else log()
-            self.log = made
-            return made
+            return dict(self._values), {key: list(queue) for key, queue in self._queues.items()}
+
+    def fill(self, values: Mapping[str, bytes], queues: Mapping[str, Collection[bytes]]) -> None:
+        """Add values and queues to an empty table, without limits and records: they are those of an earlier table."""
+        with self._lock:
+            self._values, self._queues = dict(values), {key: deque(queue) for key, queue in queues.items()}
+            pairs = [*values.items(), *((key, value) for key, queue in queues.items() for value in queue)]
+            self._entries, self._bytes = len(pairs), sum(_size(key, value) for key, value in pairs)
 
     def cancel_waits(self) -> None:
         """Cancel the futures of all waits under way."""
@@ -372,8 +384,8 @@ def _size(key: str, value: bytes) -> int:
 class _Pop(Future[bytes]):
     """A wait for a value of a queue."""
 
-    request_id: Any = None
-    """The request that waits, as the log has it."""
+    request_id: RequestId | None = None
+    """The request that waits."""
 
 
 class _Watch(Generic[T]):

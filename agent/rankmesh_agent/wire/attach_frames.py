@@ -109,8 +109,6 @@ class Request(enum.IntEnum):
     """Change the default timeout of a group's calls."""
     REFUSAL = 31
     """Raise the error of an earlier message, if its receiver has refused it."""
-    EXCLUDE = 32
-    """Go on without ranks that the client has excluded from its world."""
     NUM_WAITING = 33
     """Return how many processes wait for the world to grow."""
     GROW = 34

@@ -32,6 +32,7 @@
             ├── PreconditionFailedError    the key does not hold the expected value
             ├── IdempotencyKeyReusedError  another request has used the idempotency key before
             ├── StoreFullError             the store has as many keys or bytes as it may
+            ├── StoreLostError             the gateway does not have the job's keys and values any more
             ├── QueueEmptyError            the queue is empty
             ├── UnsupportedStoreError      the store does not support the operation (also a NotImplementedError)
             └── StoreTimeoutError          keys did not appear before the deadline (also a TimeoutError)
@@ -300,6 +301,13 @@ class StoreFullError(DistStoreError):
 
     code = "store-full"
     status = 413
+
+
+class StoreLostError(DistStoreError):
+    """The gateway does not have the job's keys and values any more: it was restarted, and had kept no state."""
+
+    code = "store-lost"
+    status = 503
 
 
 class QueueEmptyError(DistStoreError):

@@ -36,7 +36,6 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role, hkdf, job_of, key_material, lease_of, remedy
-from rankmesh_agent.wire.schemas import FORWARDED_HEADER
 
 SCHEME = "RankMesh "
 INFO = "Authentication-Info"
@@ -51,7 +50,6 @@ COVERED = (
     "idempotency-key",
     "rankmesh-dtype",
     "rankmesh-shape",
-    FORWARDED_HEADER.lower(),
 )
 """Header fields of a request, in lower case, that change what it does."""
 MAX_CLIENTS = 1 << 16

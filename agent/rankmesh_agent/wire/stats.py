@@ -65,32 +65,17 @@ class HeartbeatStats:
 
 
 @dataclass
-class StoreStats:
-    """The store of the agent that holds the keys.
-
-    Attributes:
-        operations: number of calls, by the call's name.
-        keys: number of keys with a value.
-    """
-
-    operations: dict[str, int]
-    keys: int
-
-
-@dataclass
 class AgentStats:
     """Statistics of an agent since it joined its job; empty for an agent without a job.
 
     Attributes:
         operations: calls by group and operation.
         heartbeats: its heartbeats.
-        store: statistics of the store at the agent that holds the keys, otherwise None.
         peers: number of connected peers, by the transport of point-to-point messages to them.
         lost: number of peers whose connection broke without a goodbye.
     """
 
     operations: list[GroupOpStats] = field(default_factory=list)
     heartbeats: HeartbeatStats | None = None
-    store: StoreStats | None = None
     peers: dict[str, int] = field(default_factory=dict)
     lost: int = 0

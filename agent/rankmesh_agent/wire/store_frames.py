@@ -2,12 +2,12 @@
 
 The protocol is at the address of the store's HTTP port. A client requests it by an HTTP Upgrade (RFC 9110, section
 7.8), so a server that does not speak it responds in HTTP. The response names a unix socket, which takes half the time
-of TCP, for clients that can connect to it. On either socket follow the challenge of ``wire.handshake`` and, one at a
-time, requests and their responses::
+of TCP, for clients that can connect to it. On either socket follow the challenge of ``wire.handshake``, whose
+attachment is the id of the store, and, one at a time, requests and their responses::
 
     request  offset  size  field
              0       1     opcode   the command
-             1       1     flags    of the opcode, and RETRY
+             1       1     flags    of the opcode, RETRY and KEYED
              2       2     zero
              4       4     seq      number of the request on this connection
              8       4     count    number of parts
@@ -51,10 +51,16 @@ MAX_BYTES = (2 * 64 + 1) << 20
 MAX_REQUEST_PARTS = (2 << 16) + 64
 """Maximum parts of a request: the maximum number of keys, each with a value, and some more; a part takes memory."""
 
+STORE_ID_BYTES = 16
+NO_STORE_ID = bytes(STORE_ID_BYTES)
+"""Id of the store of a server that has only one."""
 RETRY = 0x80
-"""A flag: the client sent the request before over a connection that broke; its first part identifies it."""
-RETRIED_REQUEST = struct.Struct("!64sI")
-"""First part of a retry: name of the broken connection (both nonces of its challenge), and number of the request."""
+"""A flag: the client may have sent the request before, over a connection that broke; its first part identifies it."""
+KEYED = 0x40
+"""A flag, with RETRY: the identity is an Idempotency-Key and a digest of the command."""
+REQUEST_ID = struct.Struct("!64sI")
+"""First part of a retry: name of the broken connection (both nonces of its challenge), and number of the request; or a
+digest of the key, and one of the command."""
 
 
 class Kind(enum.IntEnum):
@@ -76,8 +82,6 @@ class Kind(enum.IntEnum):
     """VALUES in one part, separated by zero bytes: none of them contains any."""
     EQUAL = 8
     """VALUES in one part, of ``number`` bytes each, at least one."""
-    MOVED = 9
-    """The command was not executed: another rank owns the store. ``number`` is that rank; -1: never ask here again."""
 
 
 Request = tuple[int, int, int, int, int, float]
@@ -122,16 +126,6 @@ def encode_response(kind: int, seq: int, number: int, parts: Sequence[bytes]) ->
     count = len(lengths)
     header = _layout(_RESPONSE, count).pack(kind, seq, count, 4 * count + sum(lengths), number, *lengths)
     return header + b"".join(parts)
-
-
-def encode_moved(seq: int, owner: int | None) -> bytes:
-    """Return the response of a rank that does not own the store.
-
-    Args:
-        seq: the request's number.
-        owner: the rank to ask; None if this one holds no copy of the store.
-    """
-    return encode_response(Kind.MOVED, seq, -1 if owner is None else owner, ())
 
 
 def with_seq(response: bytes, seq: int) -> bytes:

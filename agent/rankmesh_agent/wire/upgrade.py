@@ -6,6 +6,7 @@ An agent thus needs one port, and a server that does not know the protocol respo
 from __future__ import annotations
 
 from rankmesh_agent.wire.errors import ProtocolError
+from rankmesh_agent.wire.http_auth import NEEDS_TLS, needs_tls
 
 MAX_HEAD_BYTES = 8192
 """Maximum bytes of an HTTP head before the switch."""
@@ -58,5 +59,7 @@ def is_complete(head: bytes) -> bool:
     if not head.startswith(_SWITCHING[:13]) or len(head) >= MAX_HEAD_BYTES:
         if _SWITCHING[:13].startswith(head):
             return False
+        if head[9:12].isdigit() and needs_tls(int(head[9:12]), head):
+            raise ProtocolError(NEEDS_TLS)
         raise ProtocolError("the server speaks HTTP, but does not know the requested protocol")
     return _END in head

@@ -17,6 +17,7 @@ from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
 from rankmesh_gateway.http.job_scope import confine
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import InvalidRequestError
 
@@ -32,7 +33,11 @@ MAX_BODY_BYTES = 8 << 20
 
 
 def create_app(
-    registry: Registry | None = None, *, token: str | Credentials = "", names: Iterable[str] = ()
+    registry: Registry | None = None,
+    *,
+    token: str | Credentials = "",
+    names: Iterable[str] = (),
+    stores: JobStores | None = None,
 ) -> SecurityMiddleware:
     """Return the gateway's ASGI application.
 
@@ -41,14 +46,16 @@ def create_app(
         token: the secret that every request needs but health and the dashboard's page, which holds no data, or all
             credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
+        stores: the jobs' stores, which another port serves; new ones if left out.
     """
     served = Registry() if registry is None else registry
+    stores = JobStores(served, token) if stores is None else stores
     credentials = Credentials.of(token)
     sessions = DashboardSessions(credentials)
     make_framework_app = partial(
-        create_application, partial(create_framework_app, served, credentials.run, sessions=sessions)
+        create_application, partial(create_framework_app, served, credentials.run, sessions=sessions, stores=stores)
     )
-    app = GatewayApplication(served, make_framework_app)
+    app = GatewayApplication(served, make_framework_app, stores.drop_unused)
     return SecurityMiddleware(
         app,
         credentials,
@@ -62,7 +69,11 @@ def create_app(
 
 
 def create_framework_app(
-    registry: Registry, token: str = "", *, sessions: DashboardSessions | None = None
+    registry: Registry,
+    token: str = "",
+    *,
+    sessions: DashboardSessions | None = None,
+    stores: JobStores | None = None,
 ) -> Application:
     """Return the application of all endpoints. Imports FastAPI, pydantic and httpx.
 
@@ -70,11 +81,11 @@ def create_framework_app(
         registry: the registry that it serves.
         token: the secret for its requests to agents.
         sessions: of the dashboard; new ones if left out.
+        stores: the jobs' stores; new ones if left out.
     """
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
     from rankmesh_gateway.clients.agent_client import AgentClient
     from rankmesh_gateway.clients.group_controller import GroupController
-    from rankmesh_gateway.clients.store_keys import StoreKeyCache
     from rankmesh_gateway.diagnosis.service import DiagnosisService
     from rankmesh_gateway.http.routes import agents, diagnosis, events, groups, health, membership, metrics
     from rankmesh_gateway.http.routes import dashboard as dashboard_routes
@@ -95,7 +106,8 @@ def create_framework_app(
     diagnosis_service = DiagnosisService(registry, token, host_id(Settings.from_env(os.environ).shm_dir))
     app.state.registry = registry
     app.state.diagnosis = diagnosis_service
-    app.state.snapshots = SnapshotCache(registry, StoreKeyCache(registry, client), diagnosis_service)
+    app.state.stores = stores or JobStores(registry, token)
+    app.state.snapshots = SnapshotCache(registry, app.state.stores, diagnosis_service)
     app.state.controller = GroupController(registry, client)
     app.state.sessions = sessions or DashboardSessions(Credentials(token))
     for module in (health, metrics, membership, agents, groups, diagnosis, events, dashboard_routes):

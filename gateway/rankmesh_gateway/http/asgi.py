@@ -44,10 +44,17 @@ class GatewayApplication:
         registry: the registry that it serves.
         make_framework_app: returns the web framework's application, which has all endpoints, the frequent ones
             included; called in a thread.
+        on_scan: called after each scan of the registry for silent ranks.
     """
 
-    def __init__(self, registry: Registry, make_framework_app: Callable[[], Application]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        make_framework_app: Callable[[], Application],
+        on_scan: Callable[[], object] = lambda: None,
+    ) -> None:
         self._registry = registry
+        self._on_scan = on_scan
         self._make_framework_app = make_framework_app
         self._replies = SharedReplies()
         self._framework_app: asyncio.Future[Application] | None = None
@@ -107,6 +114,7 @@ class GatewayApplication:
             await asyncio.sleep(SCAN_SECONDS)
             try:
                 self._registry.poll_timeouts()
+                self._on_scan()
             except Exception as error:
                 log_failure("the scan for silent ranks failed, and goes on", error)
 

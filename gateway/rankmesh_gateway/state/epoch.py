@@ -48,6 +48,7 @@ class Epoch:
         grown: whether its world is an earlier one that has grown.
         since: the clock when the world was complete, or before that when the first rank joined.
         interval: seconds between the heartbeats that the ranks were told when the world was complete.
+        store: id of the job's store; empty until the world is complete, and where the gateway was started after that.
     """
 
     job: str
@@ -62,6 +63,7 @@ class Epoch:
     grown: bool = False
     since: float | None = None
     interval: float = HEARTBEAT_SECONDS
+    store: str = ""
     _by_instance: dict[str, RankRecord] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     """The ranks that have left or failed."""
@@ -181,6 +183,7 @@ class Epoch:
                 self.grown,
                 self.count,
                 self.interval,
+                self.store,
             )
         return self._reply
 

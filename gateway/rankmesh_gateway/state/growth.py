@@ -30,6 +30,11 @@ class Growth:
         self._world: GrowingWorld | None = None
         """The world that grows."""
 
+    @property
+    def grown_from(self) -> int:
+        """The epoch that grows, or grew last; 0 without one."""
+        return 0 if self._world is None else self._world.epoch
+
     def epochs(self) -> Iterator[Epoch]:
         """Yield the epochs whose processes wait."""
         if self.forming is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import JobEndedError, RankTakenError
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, Member, RankInfo
+from rankmesh_agent.wire.store_frames import STORE_ID_BYTES
 from rankmesh_gateway.state.child_processes import ChildProcesses
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.event_writer import EventWriter
@@ -39,6 +41,7 @@ class Job:
         epochs: the epochs whose world was complete, by number; old ones are dropped once no rank of them is live.
         forming: the epoch whose world is incomplete, if there is one.
         growth: the processes that wait for the world to grow, and its ranks while they grow it.
+        holds_ranks: whether the live ranks of its latest world are refused to other processes.
         attempt: how often the job's launcher has restarted it.
         before: the ranks of the attempt before, as they were when it ended.
     """
@@ -51,6 +54,7 @@ class Job:
         self.forming: Epoch | None = None
         self.growth = Growth(name)
         self._children = ChildProcesses(name)
+        self.holds_ranks = True
         self.attempt = 0
         self.before: list[RankInfo] = []
         self._last_ended = self._last_used = 0
@@ -83,7 +87,7 @@ class Job:
             return self._join_growth(request, now)
         latest = self.latest()
         self._check_parent(request, latest, now)
-        if latest is not None:
+        if latest is not None and self.holds_ranks:
             latest.check_rank_free(member, now)
             latest.check_not_full(request.world_size, member, now)
         self.drop_silent_joiners(now)
@@ -147,7 +151,10 @@ class Job:
         return epoch
 
     def _start(self, epoch: Epoch, now: float) -> None:
+        self.holds_ranks = True
         epoch.number = self._last_used = self._next_number()
+        grown = self.epochs.get(self.growth.grown_from) if epoch.grown else None
+        epoch.store = grown.store if grown is not None and grown.store else secrets.token_hex(STORE_ID_BYTES)
         epoch.start(now, self._pace.add_ranks(epoch.size))
         self._writer.world_complete(epoch)
         self.epochs[epoch.number] = epoch

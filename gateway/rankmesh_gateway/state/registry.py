@@ -86,6 +86,7 @@ class Registry:
         launchers: the launchers of jobs on several nodes.
         events: the event log.
         closed: whether ``close`` has been called.
+        refuses_worlds: whether ``refuse_worlds`` has been called.
         deliver: completes the joins of a world; a server may do so little by little.
     """
 
@@ -95,7 +96,7 @@ class Registry:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._request_counts: Counter[str] = Counter()
-        self.closed = False
+        self.closed = self.refuses_worlds = False
         self.deliver: Callable[[Sequence[Future[JoinReply]], JoinReply], None] = complete_joins
         self._started = self._polled = self._scanned = clock()
         self._scans_expected = False
@@ -289,6 +290,26 @@ class Registry:
                 job = self._jobs.setdefault(each.job, Job(each.job, self._writer, self._pace))
                 job.epochs[each.number] = restore(each, lambda at: at + offset, now)
 
+    def refuse_worlds(self) -> None:
+        """Admit ranks to complete worlds and their growth alone: new worlds meet at another gateway.
+
+        The id changes, so that an address published with the old one is not this gateway's any more.
+        """
+        with self._lock:
+            self.refuses_worlds, self.id = True, secrets.token_hex(8)
+            waiters: list[Future[Any]] = []
+            for job in self._jobs.values():
+                if job.forming is not None:
+                    waiters += [future for waiting in job.forming.waiters.values() for future in waiting]
+                    job.forming = None
+        _cancel(waiters)
+
+    def release_ranks(self) -> None:
+        """Admit other processes as the ranks of new worlds, whether those of the worlds so far are live or not."""
+        with self._lock:
+            for job in self._jobs.values():
+                job.holds_ranks = False
+
     def close(self) -> None:
         """End all waits and reject joins and heartbeats, so that a server can shut down. Reads still work."""
         with self._lock:
@@ -297,6 +318,17 @@ class Registry:
             waiters += self.agents.close()
         _cancel(waiters)
         self.events.close()
+
+    def stores(self) -> dict[str, str]:
+        """Return the jobs whose ranks use a store, by the id of the store; the oldest world of a job comes first."""
+        with self._lock:
+            return {epoch.store: epoch.job for epoch in self._epochs(None) if epoch.store and epoch.live_ranks()}
+
+    def has_unknown_store(self, job: str) -> bool:
+        """Return whether a job's ranks use a store whose id is not known, as this registry is newer than the job."""
+        with self._lock:
+            found = self._jobs.get(job)
+            return found is not None and any(not each.store and each.live_ranks() for each in found.epochs.values())
 
     def ranks(self, job: str | None = None) -> list[RankInfo]:
         """Return the ranks of one job or of all, by job, epoch and rank."""
@@ -439,8 +471,8 @@ class Registry:
             return self._request_counts.copy()
 
     def _check_open(self, request: JoinRequest) -> None:
-        """Raise GatewayClosingError if the registry is closed and the join's world was not complete before."""
-        if self.closed:
+        """Raise GatewayClosingError if a new world has to meet elsewhere, and the join's was not complete before."""
+        if self.closed or (self.refuses_worlds and not request.awaits_growth and request.growth is None):
             job = self._jobs.get(request.job)
             if job is None or job.epoch_of(request.member) is None:
                 raise closing_error()

@@ -1,7 +1,8 @@
-"""File of a registry's events and jobs, which outlives the gateway: an SQLite database.
+"""File of a gateway's events, jobs and their stores, which outlives it: an SQLite database.
 
-What is written is at most a moment old, also after SIGKILL. After a loss of power the file is whole, and may lack the
-last seconds. Joins that wait are not in it: their processes repeat them.
+After SIGKILL the events and jobs in it are at most a moment old, and the stores have all that was acknowledged. After a
+loss of power the file is whole, and may lack the last seconds. Joins that wait are not in it: their processes repeat
+them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from rankmesh_gateway.json_reader import read
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, Event, EventKind
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.saved import SavedEpoch
+from rankmesh_gateway.state.store_file import TABLES, SQLiteStores, transaction
 
-_FORMAT = 1
-"""Number of the layout, the file's ``user_version``."""
+_FORMAT, _WITHOUT_STORES = 2, 1
+"""Numbers of the layout, the file's ``user_version``: today's, and that of version 0.2."""
 _APPLICATION = 0x524D6773
 _TABLES = """
-CREATE TABLE event (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, data TEXT NOT NULL);
-CREATE TABLE epoch (job TEXT, number INTEGER, data TEXT NOT NULL, PRIMARY KEY (job, number)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS event (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, data TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS epoch (
+    job TEXT, number INTEGER, data TEXT NOT NULL, PRIMARY KEY (job, number)
+) WITHOUT ROWID;
 """
 _PAUSE_SECONDS = 0.05
 """Minimum time between two transactions: a burst of events is one."""
@@ -47,10 +51,14 @@ class RegistryFile:
 
     Raises:
         RegistryFileError: see there.
+
+    Attributes:
+        stores: the jobs' stores in it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.RLock()
         self._changed = threading.Event()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -69,6 +77,7 @@ class RegistryFile:
         except BaseException:
             self._database.close()
             raise
+        self.stores = SQLiteStores(self._database, self._lock)
 
     def load(self, registry: Registry) -> None:
         """Add the file's jobs and events to a registry that has none.
@@ -109,11 +118,11 @@ class RegistryFile:
         (application,), (version,) = (
             execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
         )
-        if tables and (application, version) != (_APPLICATION, _FORMAT):
+        if tables and (application != _APPLICATION or version not in (_FORMAT, _WITHOUT_STORES)):
             what = f"has format {version}, this gateway's is {_FORMAT}" if application == _APPLICATION else "is not one"
             raise RegistryFileError(f"cannot use the state file {self._path}: it {what}; move it away")
-        if not tables:
-            for statement in filter(str.strip, _TABLES.split(";")):
+        if not tables or version == _WITHOUT_STORES:
+            for statement in filter(str.strip, (_TABLES + TABLES).split(";")):
                 execute(statement)
             execute(f"PRAGMA application_id = {_APPLICATION}")
             execute(f"PRAGMA user_version = {_FORMAT}")
@@ -136,27 +145,23 @@ class RegistryFile:
 
     def _write(self, registry: Registry, position: int, *, everything: bool) -> int:
         """Write the events behind a position, and the jobs that they are of; return the position behind them."""
-        execute = self._database.execute
         try:
             events = registry.events.since(position)
             touched = None if everything or not position else {event.job for event in events}
             names, epochs = registry.saved(touched)
-            execute("BEGIN")
-            self._database.executemany("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])
-            execute("DELETE FROM event WHERE id NOT IN (SELECT id FROM event ORDER BY id DESC LIMIT ?)", (KEPT_EVENTS,))
-            gone = {name for (name,) in execute("SELECT DISTINCT job FROM epoch")} - names
-            self._database.executemany("DELETE FROM epoch WHERE job = ?", [(job,) for job in {*gone, *epochs}])
-            self._database.executemany(
-                "INSERT INTO epoch VALUES (?, ?, ?)",
-                [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all],
-            )
-            execute("COMMIT")
+            rows = [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all]
+            with transaction(self._database, self._lock) as execute:
+                many = self._database.executemany
+                many("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])
+                oldest = "SELECT id FROM event ORDER BY id DESC LIMIT ?"
+                execute(f"DELETE FROM event WHERE id NOT IN ({oldest})", (KEPT_EVENTS,))
+                gone = {name for (name,) in execute("SELECT DISTINCT job FROM epoch")} - names
+                many("DELETE FROM epoch WHERE job = ?", [(job,) for job in {*gone, *epochs}])
+                many("INSERT INTO epoch VALUES (?, ?, ?)", rows)
         except Exception as error:
             if not self._warned:
                 self._warned = True
                 _log.warning("the state file %s cannot be written, tried again at each change: %s", self._path, error)
-            with contextlib.suppress(sqlite3.Error):
-                execute("ROLLBACK")
             raise
         self._warned = False
         return events[-1].id if events else position

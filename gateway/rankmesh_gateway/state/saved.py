@@ -59,6 +59,7 @@ class SavedEpoch:
     groups: list[str]
     failed_groups: list[str]
     group_ranks: list[SavedGroup] = field(default_factory=list)
+    store: str = ""
 
 
 def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
@@ -87,7 +88,8 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
     since = unix_time(epoch.since if epoch.since is not None else 0.0)
     failed = [group for group, has_failure in epoch.logged_groups.items() if has_failure]
     groups = [SavedGroup(group, members) for group, members in epoch.groups.all_ranks().items()]
-    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed, groups)
+    logged = list(epoch.logged_groups)
+    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, logged, failed, groups, epoch.store)
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
@@ -98,7 +100,7 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
         clock_time: returns the time of the registry's clock for seconds since 1970.
         now: the clock.
     """
-    epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since))
+    epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
     for group_ranks in saved.group_ranks:
         epoch.groups.define(group_ranks.id, group_ranks.ranks)
     for each in saved.ranks:

@@ -62,8 +62,17 @@ class ServiceClient:
             self._credentials[job] = derived if accepted else self.token
         return self._credentials[job]
 
-    def request(self, method: str, path: str, document: Any = None) -> HttpResponse:
+    def request(
+        self, method: str, path: str, document: Any = None, *, content: bytes = b"", wait: float = 0.0
+    ) -> HttpResponse:
         """Send a request and return the response, whatever its status.
+
+        Args:
+            method: ``GET``, ``POST``.
+            path: path and query.
+            document: body as JSON; None for none.
+            content: body as it is.
+            wait: seconds that the service may wait, besides the client's timeout.
 
         Raises:
             CommandError: there is no response.
@@ -71,7 +80,8 @@ class ServiceClient:
         from rankmesh_agent.net.http_client import NoResponseError, UnauthenticatedServerError
 
         try:
-            return self._http.request(method, self.url + path, document, timeout=self._timeout)
+            timeout = self._timeout + wait
+            return self._http.request(method, self.url + path, document, content=content, timeout=timeout)
         except UnauthenticatedServerError as error:
             raise CommandError(f"{self.url} is not a RankMesh {self.kind} of this job: {error}") from error
         except NoResponseError as error:

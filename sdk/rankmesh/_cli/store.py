@@ -6,21 +6,20 @@ import base64
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from rankmesh._cli import json_output, options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import (
-    FAILED,
     NEGATIVE,
     OK,
     TIMED_OUT,
-    UNAUTHORIZED,
-    UNREACHABLE,
     USAGE,
     CommandError,
     command,
@@ -31,10 +30,7 @@ from rankmesh._cli.options import GatewayOption, JsonOption, TokenFileOption, ba
 from rankmesh_agent.config.settings import DEFAULT_TIMEOUT, Settings
 
 if TYPE_CHECKING:
-    from rankmesh_agent.store.command import Command
-    from rankmesh_agent.store.http_client import BlockingHttpStore
-
-T = TypeVar("T")
+    from rankmesh_agent.net.http_client import HttpResponse
 
 _TRY_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
@@ -56,44 +52,104 @@ KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
 class StoreSession:
-    """An open store.
+    """An open store, by way of one of the job's agents.
 
     Args:
-        store: client of the agent.
-        url: the agent's URL.
+        agent: client of the agent.
+
+    A method raises CommandError if the agent refuses the command, or does not answer.
     """
 
-    def __init__(self, store: BlockingHttpStore, url: str) -> None:
-        self._store = store
-        self._url = url
+    def __init__(self, agent: ServiceClient) -> None:
+        self._agent = agent
 
-    def execute(self, kind: type[Command[T]], *arguments: Any) -> T:
-        """Execute a store command of a kind with these arguments.
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """Return the value of a key; None if it has none within some seconds."""
 
-        Raises:
-            CommandError: the key or value is invalid, the agent refuses the command, or it does not answer.
-            KeyNotFoundError, StoreTimeoutError: the store's.
-        """
-        from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError, KeyNotFoundError, StoreTimeoutError
+        def attempt(wait: float) -> HttpResponse:
+            return self._agent.request("GET", f"{_path(key)}?wait={wait}", wait=wait)
 
-        try:
-            command = kind(*arguments)
-        except DistStoreError as error:
-            raise CommandError(error.message, USAGE) from error
-        try:
-            return self._store.execute(command, _ANSWER_SECONDS)
-        except (KeyNotFoundError, StoreTimeoutError):
-            raise
-        except DistNetworkError as error:
-            if f"answered {HTTPStatus.UNAUTHORIZED:d}" in error.message:
-                raise CommandError(
-                    f"the agent at {self._url} wants the job's token; set RANKMESH_TOKEN to it, or give --token-file",
-                    UNAUTHORIZED,
-                ) from error
-            code = UNREACHABLE if "cannot be reached" in error.message else FAILED
-            raise CommandError(f"{error.message}; 'rankmesh status' shows which ranks are alive", code) from error
-        except DistStoreError as error:
-            raise CommandError(error.message) from error
+        response = _polled(attempt, seconds, HTTPStatus.NOT_FOUND)
+        return None if _is_problem(response, HTTPStatus.NOT_FOUND) else self._checked("GET", key, response).body
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set a key."""
+        self._checked("PUT", key, self._agent.request("PUT", _path(key), content=value))
+
+    def delete(self, key: str) -> bool:
+        """Remove a key; return whether it had a value."""
+        response = self._agent.request("DELETE", _path(key))
+        found = not _is_problem(response, HTTPStatus.NOT_FOUND)
+        if found:
+            self._checked("DELETE", key, response)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, and return the sum."""
+        total: int = self._agent.post("/v1/store/add", {"key": key, "amount": amount})["value"]
+        return total
+
+    def wait(self, keys: Sequence[str], seconds: float) -> str:
+        """Wait until all of some keys are set; return which are not within some seconds, '' if all are."""
+
+        def attempt(wait: float) -> HttpResponse:
+            document = {"keys": list(keys), "timeout": wait}
+            return self._agent.request("POST", "/v1/store/wait", document, wait=wait)
+
+        response = _polled(attempt, seconds, HTTPStatus.REQUEST_TIMEOUT)
+        if _is_problem(response, HTTPStatus.REQUEST_TIMEOUT):
+            return str(response.json()["detail"])
+        self._agent.document_of("POST", "/v1/store/wait", response)
+        return ""
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        found: list[str] = self._agent.get(f"/v1/store?prefix={quote(prefix, safe='')}")
+        return found
+
+    def _checked(self, method: str, key: str, response: HttpResponse) -> HttpResponse:
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            self._agent.document_of(method, _path(key), response)
+        return response
+
+
+def _polled(attempt: Callable[[float], HttpResponse], seconds: float, not_yet: HTTPStatus) -> HttpResponse:
+    """Repeat a request that waits, given the seconds of each wait, until its time is over or it is answered."""
+    from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
+
+    ends = time.monotonic() + seconds
+    while True:
+        left = max(0.0, ends - time.monotonic())
+        response = attempt(min(LONG_POLL_SECONDS, left))
+        if not _is_problem(response, not_yet) or left <= LONG_POLL_SECONDS:
+            return response
+
+
+def _is_problem(response: HttpResponse, status: HTTPStatus) -> bool:
+    """Return whether a response is the store's answer that a key is not set."""
+    if response.status != status:
+        return False
+    try:
+        return response.json()["code"] in ("key-not-found", "store-timeout")
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _path(key: str) -> str:
+    # Dots too: clients resolve the path segments '.' and '..', which are valid keys.
+    return "/v1/store/" + quote(key, safe="").replace(".", "%2E")
+
+
+def _check_keys(*keys: str) -> None:
+    """Raise CommandError if a key of the command line is invalid."""
+    from rankmesh_agent.store.keys import check_key
+    from rankmesh_agent.wire.errors import DistStoreError
+
+    try:
+        for key in keys:
+            check_key(key)
+    except DistStoreError as error:
+        raise CommandError(error.message, USAGE) from error
 
 
 @contextlib.contextmanager
@@ -103,8 +159,6 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
     Raises:
         CommandError: there is no such job or agent.
     """
-    from rankmesh_agent.store.http_client import BlockingHttpStore
-
     if agent:
         url, secret = base_url(agent), token(token_file)
     else:
@@ -112,8 +166,8 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
         with contextlib.closing(service):
             found, url = store_owner(service, job)
             secret = service.credential_for(found)
-    with contextlib.closing(BlockingHttpStore(url, secret)) as store:
-        yield StoreSession(store, url)
+    with contextlib.closing(ServiceClient("agent", url, secret, _ANSWER_SECONDS)) as client:
+        yield StoreSession(client)
 
 
 def store_owner(gateway: ServiceClient, job: str) -> tuple[str, str]:
@@ -205,12 +259,9 @@ def get(
 
     Exit code 1: the key is not set; 124: it was not set within --timeout.
     """
-    from rankmesh_agent.store.commands import Get
-    from rankmesh_agent.wire.errors import KeyNotFoundError
-
-    try:
-        value = keys.execute(Get, key, timeout)
-    except KeyNotFoundError:
+    _check_keys(key)
+    value = keys.get(key, timeout)
+    if value is None:
         print_error(f"key {key!r} is not set" + (f" after {timeout:g} s" if timeout else "; --timeout waits"))
         return TIMED_OUT if timeout else NEGATIVE
     if json:
@@ -232,12 +283,14 @@ def set_value(
     json: JsonOption = False,
 ) -> int:
     """Set a key."""
-    from rankmesh_agent.store.commands import Set
     from rankmesh_agent.store.keys import MAX_VALUE_BYTES
 
+    _check_keys(key)
     # One byte beyond the limit suffices for the refusal.
     content = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1) if value == "-" else value.encode(errors="surrogateescape")
-    keys.execute(Set, key, content)
+    if len(content) > MAX_VALUE_BYTES:
+        raise CommandError(f"the value has more than {MAX_VALUE_BYTES} bytes, the largest that is allowed", USAGE)
+    keys.set(key, content)
     if json:
         json_output.write({"key": key, "bytes": len(content)})
     return OK
@@ -251,9 +304,8 @@ def add(
     json: JsonOption = False,
 ) -> int:
     """Add to the number under a key, 0 if there is none, and write the sum."""
-    from rankmesh_agent.store.commands import Add
-
-    total = keys.execute(Add, key, amount)
+    _check_keys(key)
+    total = keys.add(key, amount)
     if json:
         json_output.write({"key": key, "value": total})
     else:
@@ -274,14 +326,10 @@ def wait(
 
     Exit code 124: they were not, within --timeout.
     """
-    from rankmesh_agent.store.commands import Wait
-    from rankmesh_agent.wire.errors import StoreTimeoutError
-
-    limit = settings().timeout if timeout is None else timeout
-    try:
-        keys.execute(Wait, tuple(names), limit)
-    except StoreTimeoutError as error:
-        print_error(error.message)
+    _check_keys(*names)
+    missing = keys.wait(names, settings().timeout if timeout is None else timeout)
+    if missing:
+        print_error(missing)
         return TIMED_OUT
     if json:
         json_output.write({"keys": names})
@@ -298,9 +346,7 @@ def list_keys(
 
     Exit code 0 also when there are none.
     """
-    from rankmesh_agent.store.commands import Keys as ListKeys
-
-    found = keys.execute(ListKeys, prefix)
+    found = keys.keys(prefix)
     if json:
         json_output.write(found)
     else:
@@ -315,9 +361,8 @@ def delete(keys: StoreSession, key: KeyArgument, json: JsonOption = False) -> in
 
     Exit code 1: there was none.
     """
-    from rankmesh_agent.store.commands import Delete
-
-    found = keys.execute(Delete, key)
+    _check_keys(key)
+    found = keys.delete(key)
     if json:
         json_output.write({"key": key, "deleted": found})
     elif not found:

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh._launcher.plan import Plan
 from rankmesh._launcher.rank import Rank
@@ -17,7 +17,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.wire.schemas import RankInfo
 
 if TYPE_CHECKING:
-    from rankmesh_gateway.state.registry import Registry
+    from rankmesh_gateway.server import Gateway
     from rankmesh_gateway.torch_store import TorchStore
 
 _log = logging.getLogger("rankmesh")
@@ -35,7 +35,7 @@ class LauncherGateway:
         self._job = job
         self._attempt = job.attempt
         self._warned = False
-        self._registry: Registry | None = None
+        self._gateway: Gateway | None = None
         self._torch_store: TorchStore | None = None
         self._http = HttpServer(listener, "rankmesh-gateway", token=job.token)
 
@@ -45,14 +45,21 @@ class LauncherGateway:
         Args:
             on_failure: called in another thread once ``failure`` gives a reason.
         """
-        if self._registry is not None:
+        if self._gateway is not None:
             return
-        from rankmesh_gateway.state.registry import Registry
-        from rankmesh_gateway.torch_store import PREFACE, TorchStore
+        from rankmesh_gateway.server import Gateway
+        from rankmesh_gateway.torch_store import TorchStore
 
-        self._registry = Registry()
-        self._torch_store = TorchStore(Settings.from_env(os.environ), on_default_group=self._warn_of_gloo)
-        self._http.start(self._app, protocols={PREFACE: self._torch_store.make_protocol}, on_failure=on_failure)
+        settings = Settings.from_env(os.environ)
+        self._torch_store = TorchStore(settings, on_default_group=self._warn_of_gloo)
+        self._gateway = Gateway(
+            self._http,
+            settings,
+            replace(settings, token=self._job.token).credentials,
+            names=(self._job.options.master_addr,),
+            torch_store=self._torch_store,
+        )
+        self._gateway.start(on_failure)
 
     def failure(self) -> str:
         """Return why no rank can join the job, '' if they can or have: then the job goes on without a gateway."""
@@ -69,34 +76,35 @@ class LauncherGateway:
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""
         self._attempt = attempt
-        if self._registry is not None:
-            self._registry.restart(self._job.job, attempt)
+        if self._gateway is not None:
+            self._gateway.registry.restart(self._job.job, attempt)
 
     def report_exit(self, rank: Rank) -> None:
         """Report to the registry that a rank's process has failed."""
         status = rank.exit_status
-        if self._registry is None or status is None or not status.shell_status:
+        if self._gateway is None or status is None or not status.shell_status:
             return
         how = f"its process ended with {status}"
         if status.signal is not None and status.signal == rank.sent:
             how += " from the launcher"
         elif status.signal == signal.SIGKILL:
             how += ", sent by the kernel when memory runs out, or by kill -9"
-        self._registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
+        self._gateway.registry.process_exited(self._job.job, rank.number, rank.pid, socket.gethostname(), how)
 
     def ranks(self) -> dict[int, RankInfo]:
         """Return the ranks of the attempt as the registry knows them, on this node and others."""
-        infos = [] if self._registry is None else self._registry.attempt_ranks(self._job.job, self._attempt)
-        return {info.member.rank: info for info in infos}
+        if self._gateway is None:
+            return {}
+        return {info.member.rank: info for info in self._gateway.registry.attempt_ranks(self._job.job, self._attempt)}
 
     def all_know_end(self) -> bool:
         """Return whether the launchers of all nodes have received that the job is over."""
-        return self._registry is None or self._registry.launchers.all_know_end(self._job.job)
+        return self._gateway is None or self._gateway.registry.launchers.all_know_end(self._job.job)
 
     def stop(self) -> None:
         """Close all waiting requests and event streams, then stop serving."""
-        if self._registry is not None:
-            self._registry.close()
+        if self._gateway is not None:
+            self._gateway.close()
         self._http.close()
 
     def _warn_of_gloo(self) -> None:
@@ -107,9 +115,3 @@ class LauncherGateway:
                 "loaded RankMesh at the ranks (TORCH_DEVICE_BACKEND_AUTOLOAD=0, or a Python without rankmesh); unset "
                 "the variable, or 'import rankmesh.torch' in the program"
             )
-
-    def _app(self) -> Any:
-        from rankmesh_gateway.http.app import create_app
-
-        credentials = replace(Settings.from_env(os.environ), token=self._job.token).credentials
-        return create_app(self._registry, token=credentials, names=(self._job.options.master_addr,))

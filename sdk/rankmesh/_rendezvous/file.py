@@ -99,7 +99,7 @@ class FileLocator(GatewayLocator):
             _check_ours(self._path, descriptor)
             os.fchmod(descriptor, 0o600)
             hosted = HostedGateway(self.bind_host, 0, self._settings)
-            undo.callback(hosted.close, self._settings.job)
+            undo.callback(hosted.close)
             try:
                 self._write(descriptor, _gateways(descriptor) | {self._settings.job: hosted.address._asdict()})
             except OSError as error:

@@ -1,15 +1,27 @@
-"""A gateway hosted in this process, and its address as it is published."""
+"""A gateway that this process starts for its job, and its address as it is published."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from typing import Any, NamedTuple
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from typing import NamedTuple
 
 from rankmesh_agent.config.addresses import is_loopback
-from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
+from rankmesh_agent.net import tls
+from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
+
+_CLOSE_SECONDS = 5.0
+"""Limit for the gateway's answer, whether it ends at once."""
 
 _log = logging.getLogger("rankmesh")
 
@@ -56,82 +68,136 @@ class GatewayAddress(NamedTuple):
 
 
 class HostedGateway:
-    """A gateway hosted in this process.
+    """A gateway that this process has started: a process of its own, which ends after the last rank.
 
     Args:
         host: address to listen on.
         port: port, 0 for any free one.
         settings: the process's settings.
         names: accepted host names, besides those of the settings.
+        fixed: whether the job's next gateway has the same address: then new worlds meet at this one while it lasts.
 
     Attributes:
         address: the address for other processes.
+        pid: the gateway's process, once it has started; 0 before.
 
     Raises:
         ValueError: the address is beyond loopback and there is no token.
-        DistNetworkError: the address cannot be bound.
+        DistNetworkError: the address cannot be bound, or the process cannot be started.
     """
 
-    def __init__(self, host: str, port: int, settings: Settings, names: tuple[str, ...] = ()) -> None:
-        from rankmesh_agent.http.server import HttpServer
-        from rankmesh_gateway.state.registry import Registry
-
-        self._http = HttpServer.bind(
-            settings,
-            host,
-            port,
-            role="the gateway",
-            purpose="this process hosts the gateway",
-            name="rankmesh-gateway",
-        )
-        self._registry = Registry()
-        self.address = GatewayAddress(self._http.url(_most_reachable(self._http.addresses)), self._registry.id)
-
-        def make() -> Any:
-            from rankmesh_gateway.http.app import create_app
-
-            return create_app(self._registry, token=settings.credentials, names=[*names, *self._http.names])
-
-        self._http.start(make)
+    def __init__(
+        self, host: str, port: int, settings: Settings, names: tuple[str, ...] = (), *, fixed: bool = False
+    ) -> None:
+        require_token_beyond_loopback(host, settings.token, "the gateway")
+        listener = bind(host, port, purpose="this process hosts the gateway")
+        self._worlds: frozenset[str] = frozenset()
+        self._ended = threading.Event()
+        self._last = ""
+        self.pid = 0
+        with listener:
+            address = _most_reachable(reachable_addresses(host, settings.advertise)[0])
+            url = url_for(address, listener.getsockname()[1], tls.server_scheme())
+            self.address = GatewayAddress(url, secrets.token_hex(8))
+            options = {
+                "listener": listener.fileno(),
+                "host": host,
+                "advertise": settings.advertise,
+                "names": names,
+                "fixed": fixed,
+                "id": self.address.id,
+                "credentials": asdict(settings.credentials),
+                "store_keys": settings.store_keys,
+                "store_bytes": settings.store_bytes,
+                "shm_dir": settings.shm_dir,
+                "level": _log.getEffectiveLevel(),
+            }
+            self._process = _start(listener.fileno())
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, with a reason
+            self._process.stdin.write(json.dumps(options).encode() + b"\n")
+            self._process.stdin.flush()
+        self._thread = threading.Thread(target=self._listen, name="rankmesh-gateway-log", daemon=True)
+        self._thread.start()
 
     def raise_failure(self) -> None:
         """Raise if no process can reach the gateway.
 
         Raises:
-            DistNetworkError: it cannot serve.
+            DistNetworkError: it has ended.
         """
-        why = self._http.failure
-        if why:
+        if self._ended.is_set():
             raise DistNetworkError(
-                f"the gateway, which this process hosts at {self.address.url}, cannot serve: {why}",
+                f"the gateway, process {self.pid} that this one started, has ended at {self.address.url}"
+                f"{f': {self._last}' if self._last else ''}",
                 address=self.address.url,
             )
 
     def has_world(self, job: str) -> bool:
-        """Return whether a world of the job is complete at this gateway."""
-        return any(info.state != "joining" for info in self._registry.ranks(job))
+        """Return whether a world of the job is complete at this gateway, as far as this process knows."""
+        return job in self._worlds
 
-    def close(self, job: str) -> None:
-        """Close all waiting requests and event streams, then stop serving.
-
-        Args:
-            job: the job that hosts the gateway.
-        """
-        others = {info.job for info in self._registry.ranks() if info.state not in ("left", "failed")} - {job}
-        if others:
-            _log.info(
-                "the gateway at %s ends with job %r, which hosted it; ranks of %s are still there, and go on without "
-                "it until one that may host it takes it over",
-                self.address.url,
-                job,
-                ", ".join(map(repr, sorted(others))),
-            )
-        self._registry.close()
-        self._http.close()
+    def close(self) -> None:
+        """Do without the gateway from now on: it ends as soon as no rank is left. Waits until it ends or stays."""
+        self._close_input()
+        self._thread.join(_CLOSE_SECONDS)
 
     def close_in_child(self) -> None:
-        """In a forked child: close the listening socket."""
-        self._http.close_in_child()
+        """In a forked child: close the pipe by which the gateway knows that its host lives."""
+        self._close_input()
+
+    def _close_input(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+    def _listen(self) -> None:
+        """Log what the gateway reports, until it ends, or stays without this process."""
+        process = self._process
+        process.wait()  # the gateway itself is no child of this process
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                match _document(line):
+                    case {"text": str(text), "logger": str(name), "level": int(level)}:
+                        logging.getLogger(name).log(level, "%s", text)
+                        self._last = text.partition("\n")[0]
+                    case {"pid": int(pid)}:
+                        self.pid = pid
+                    case {"worlds": list(jobs)}:
+                        self._worlds = frozenset(jobs)
+                    case {"stays": True}:
+                        break
+                    case None:  # of a traceback
+                        self._last = line.decode(errors="replace").strip() or self._last
+            else:
+                self._ended.set()
+
+
+def _document(line: bytes) -> object:
+    try:
+        return json_text.loads(line)
+    except ValueError:
+        return None
+
+
+def _start(listener: int) -> subprocess.Popen[bytes]:
+    """Start the gateway's process, with this one's modules."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "rankmesh_gateway.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=(listener,),
+            start_new_session=True,  # Ctrl-C in the terminal is for the ranks
+        )
+    except OSError as error:
+        raise DistNetworkError(
+            f"cannot start the job's gateway, a process of {sys.executable!r}: {error.strerror}"
+        ) from error
 
 
 def _most_reachable(addresses: list[str]) -> str:

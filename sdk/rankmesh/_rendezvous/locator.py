@@ -50,7 +50,7 @@ class GatewayLocator(ABC):
         """Stop the gateway hosted here, if any."""
         hosted, self._hosted = self._hosted, None
         if hosted is not None:
-            hosted.close(self._settings.job)
+            hosted.close()
 
     def close_in_child(self) -> None:
         """In a forked child: close the parent's listening socket."""

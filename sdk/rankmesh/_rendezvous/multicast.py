@@ -152,5 +152,5 @@ class MulticastLocator(GatewayLocator):
             return False
         with self._lock:
             self._hosted = None
-        hosted.close(self._settings.job)
+        hosted.close()
         return True

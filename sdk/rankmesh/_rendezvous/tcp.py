@@ -15,10 +15,10 @@ from rankmesh_agent.wire.schemas import UNASSIGNED
 
 
 class TcpLocator(GatewayLocator):
-    """Rank 0 hosts the gateway, or without ranks the first process of that host to bind the address.
+    """Rank 0 starts the gateway, or without ranks the first process of that host to bind the address.
 
-    Several jobs with different names may share an address. The gateway ends with the job that hosts it; then an
-    eligible process of another job takes over, and the ranks' heartbeats restore its registry.
+    Several jobs with different names may share an address, and the gateway that the first one starts. Should that fail,
+    an eligible process of another job starts the next one, and the ranks' heartbeats restore its registry.
 
     Args:
         host: the gateway's host; without a rank, an address of one particular host.
@@ -63,7 +63,7 @@ class TcpLocator(GatewayLocator):
 
     def _serve(self) -> None:
         host = self._settings.bind or self._host
-        self._hosted = HostedGateway(host, self._port, self._settings, names=(self._host,))
+        self._hosted = HostedGateway(host, self._port, self._settings, names=(self._host,), fixed=True)
         if self._port == 0:
             self._url = self._hosted.address.url
 

@@ -112,7 +112,6 @@ class Session:
             self.drop_group(group, how)
         shrunk = self.new_group(remaining, comm.timeout, old._engines, pg_options, old._description)
         if old is self.group:
-            self.agent.exclude([rank for rank in comm.ranks if rank not in remaining])
             self.groups, self.group = [], shrunk
             self.agent.set_world(shrunk._communicator)  # type: ignore[arg-type]  # the agent made it
         return shrunk

@@ -11,9 +11,11 @@ from rankmesh_agent.config.settings import Settings, require_token_beyond_loopba
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.sockets import BACKLOG, bind
-from rankmesh_agent.store.memory import BlockingMemoryStore, MemoryStore
-from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.store.table import Quota
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.memory import BlockingMemoryStore
+from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 
@@ -30,11 +32,12 @@ class TCPStoreServer:
 
     Attributes:
         port: its port.
+        table: the keys and values.
     """
 
     def __init__(self, listener: socket.socket, settings: Settings, host: str) -> None:
         self.port: int = listener.getsockname()[1]
-        self._store = MemoryStore(Quota(settings.store_keys, settings.store_bytes))
+        self.table = Table(Quota(settings.store_keys, settings.store_bytes))
         self._references = 0
         name = f"rankmesh-store-{self.port}"
         self._http = HttpServer(listener, name, token=settings.token, advertise=settings.advertise)
@@ -42,10 +45,15 @@ class TCPStoreServer:
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            return create_store_app(self._store, token=settings.credentials, names=[host, *self._http.names])
+            return create_store_app(self._over_http, token=settings.credentials, names=[host, *self._http.names])
 
-        store_server = StoreServer(self._store.table, settings.credentials, f"rankmesh-store-fast-{self.port}")
-        self._http.start(make, {store_frames.UPGRADE: store_server}, on_demand=True)
+        server = StoreServer(
+            SingleTable(self.table, settings.credentials), settings.credentials, f"rankmesh-store-fast-{self.port}"
+        )
+        self._over_http = AsyncStore(
+            lambda: StoreClient(self._http.url(), settings.token, unix_socket=server.unix_socket())
+        )
+        self._http.start(make, {store_frames.UPGRADE: server}, on_demand=True)
 
     def acquire(self) -> ServerReference:
         """Return one more reference to the store, to be closed."""
@@ -63,7 +71,8 @@ class TCPStoreServer:
             _running.discard(self)
             for address in [address for address, server in _shared.items() if server is self]:
                 del _shared[address]
-        self._store.cancel_waits()
+        self.table.close()
+        self._over_http.close()
         self._http.close()
 
     def close_in_child(self) -> None:
@@ -79,7 +88,7 @@ class ServerReference(BlockingMemoryStore):
     """
 
     def __init__(self, server: TCPStoreServer) -> None:
-        super().__init__(server._store.table)
+        super().__init__(server.table)
         self.server = server
 
     def close(self) -> None:

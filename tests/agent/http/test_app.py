@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from support.served_store import ServedStore
 
 from rankmesh_agent.http.app import create_app
-from rankmesh_agent.store.memory import MemoryStore
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -18,8 +18,10 @@ TOKEN = {"Authorization": "Bearer secret"}
 
 
 @pytest.fixture
-def agent() -> SimpleNamespace:
-    return SimpleNamespace(store=MemoryStore(), groups=list)
+def agent() -> Iterator[SimpleNamespace]:
+    store = ServedStore()
+    yield SimpleNamespace(store=store, groups=list)
+    store.close()
 
 
 @pytest.fixture
@@ -66,23 +68,3 @@ class TestProblems:
         answer = await client.get("/v1/groups", headers=TOKEN)
         assert "ZeroDivisionError" in check_problem(answer, 500, "internal-error")
         assert "42" not in answer.text
-
-
-async def test_shutting_down_closes_what_the_agent_holds(agent, monkeypatch):
-    closed = []
-
-    async def close():
-        closed.append(True)
-
-    monkeypatch.setattr(agent, "aclose", close, raising=False)
-    events = iter(["lifespan.startup", "lifespan.shutdown"])
-    answers = []
-
-    async def receive():
-        return {"type": next(events)}
-
-    async def send(message):
-        answers.append((message["type"], bool(closed)))
-
-    await create_app(agent)({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    assert answers == [("lifespan.startup.complete", False), ("lifespan.shutdown.complete", True)]

@@ -1,8 +1,7 @@
-"""A store that an agent serves, over HTTP and in the binary protocol, and a proxy before it that breaks connections."""
+"""A store that a server has, over HTTP and in the binary protocol, and a proxy before it that breaks connections."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
@@ -17,91 +16,54 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store.base import AsyncStore, BlockingStore
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
-from rankmesh_agent.store.memory import MemoryStore
-from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.store_frames import UPGRADE
 
 
 @pytest.fixture
-def owned() -> MemoryStore:
-    return MemoryStore()
-
-
-class Exchangeable(StoreServer):
-    """Hands connections to the server of the agent's current store.
-
-    Args:
-        agent: the agent.
-    """
-
-    def __init__(self, agent: SimpleNamespace) -> None:
-        super().__init__(MemoryStore().table, "")
-        self._agent = agent
-
-    def handle(self, sock: socket.socket) -> None:
-        self._agent.store_server.handle(sock)
+def table() -> Table:
+    return Table()
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[tuple[SimpleNamespace, str]]:
-    """An agent whose store can be exchanged, and its URL."""
-    agent = SimpleNamespace(store=MemoryStore())
+    """A port whose store can be exchanged, and its URL."""
+    current: Any = SimpleNamespace(handle=lambda sock: current.server.handle(sock), close=lambda: None)
     listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
-    app = partial(create_app, agent, token="secret")
-    running = HttpServer(listener, "owner")
-    running.start(app, {UPGRADE: Exchangeable(agent)})
-    yield agent, url
+    running = HttpServer(listener, "stores")
+    running.start(partial(create_app, current, token="secret"), {UPGRADE: current})
+    yield current, url
     running.close()
 
 
 @pytest.fixture
-def store_server(owned) -> Iterator[StoreServer]:
-    """The server of ``owned``."""
-    found = StoreServer(owned.table, "secret")
+def store_server(table) -> Iterator[StoreServer]:
+    """The server of ``table``."""
+    found = StoreServer(SingleTable(table, "secret"), "secret")
     yield found
     found.close()
 
 
 @pytest.fixture
-def owner(server, owned, store_server) -> str:
-    """The URL of the agent that owns ``owned``."""
-    agent, url = server
-    agent.store, agent.store_server = owned, store_server
-    return url
-
-
-class OnLoop(BlockingStore):
-    """A store for callers with an event loop, which runs in a thread.
-
-    Args:
-        store: the store.
-    """
-
-    def __init__(self, store: AsyncStore) -> None:
-        self._store, self._loop = store, asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-
-    def execute(self, command: Command, idempotency_key: str = "") -> Any:
-        return asyncio.run_coroutine_threadsafe(self._store.execute(command, idempotency_key), self._loop).result()
-
-    def close_connections(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._store.close(), self._loop).result()
-
-    def close(self) -> None:
-        self.close_connections()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+def url(server, store_server) -> Iterator[str]:
+    """The URL of the server of ``table``."""
+    current, found = server
+    current.server = store_server
+    current.store = AsyncStore(lambda: StoreClient(found, "secret"))
+    yield found
+    current.store.close()
 
 
 @pytest.fixture
-def on_loop() -> type[OnLoop]:
-    return OnLoop
+def store(url) -> Iterator[StoreClient]:
+    with contextlib.closing(StoreClient(url, "secret")) as found:
+        yield found
 
 
 @pytest.fixture(
@@ -122,20 +84,19 @@ def call(request) -> tuple[Command, Any, bytes | None]:
 
 
 @pytest.fixture
-def losing(owner) -> Callable[..., contextlib.AbstractContextManager[str]]:
-    """Opens a proxy before the owner that ends connections instead of forwarding."""
+def losing(url) -> Callable[..., contextlib.AbstractContextManager[str]]:
+    """Opens a proxy before the server that ends connections instead of forwarding."""
 
     @contextlib.contextmanager
-    def proxy(what: str = "answer", *, after: int = 0, times: int = 1, port: int = 0) -> Iterator[str]:
+    def proxy(what: str = "answer", *, after: int = 3, times: int = 1) -> Iterator[str]:
         """The URL of a proxy.
 
         Args:
             what: ``request`` or ``answer``, what it does not forward.
-            after: requests or answers that it does forward before, of each connection.
+            after: messages that it does forward before, of each connection: those of the handshake.
             times: number of connections that it ends.
-            port: its port.
         """
-        target, left = urlsplit(owner), [times]
+        target, left = urlsplit(url), [times]
         opened: list[socket.socket] = []
         running: list[threading.Thread] = []
 
@@ -162,7 +123,7 @@ def losing(owner) -> Callable[..., contextlib.AbstractContextManager[str]]:
                         running.append(threading.Thread(target=forward, args=arguments))
                         running[-1].start()
 
-        listener = socket.create_server(("127.0.0.1", port))
+        listener = socket.create_server(("127.0.0.1", 0))
         accepting = threading.Thread(target=accept)
         accepting.start()
         try:

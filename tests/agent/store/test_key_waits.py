@@ -1,4 +1,4 @@
-"""Waits for keys that a failure ends, at the owner and at its clients."""
+"""Waits for keys that a failure ends, at the server and at its clients."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FAILURE = RankFailedError("rank 2 (host, pid 7) failed (killed)", ranks=[2], gro
 WAITS = (Get("k", 60.0), Wait(("there", "k"), 60.0), MultiGet(("k", "there"), 60.0), QueuePop("k", 60.0))
 
 
-@pytest.fixture(params=["at the owner", "at a client"])
-def store(request, owned, owner) -> Iterator[BlockingStore]:
-    Set("there", b"").apply(owned.table)
-    if request.param == "at the owner":
-        yield BlockingMemoryStore(owned.table)
+@pytest.fixture(params=["in this process", "at a client"])
+def store(request, table, url) -> Iterator[BlockingStore]:
+    Set("there", b"").apply(table)
+    if request.param == "in this process":
+        yield BlockingMemoryStore(table)
     else:
-        with contextlib.closing(StoreClient(owner, "secret")) as client:
+        with contextlib.closing(StoreClient(url, "secret")) as client:
             yield client
 
 
 @pytest.fixture
-def begin(threads, owned) -> Callable[..., Future]:
-    """Begins a wait, and returns when the owner has it."""
+def begin(threads, table) -> Callable[..., Future]:
+    """Begins a wait, and returns when the table has it."""
 
     def begun(store, command):
         waiting = threads.submit(store.execute, command)
-        wait_until(lambda: owned.table._watches.get("k") or owned.table._pending_pops.get("k"), "the wait")
+        wait_until(lambda: table._watches.get("k") or table._pending_pops.get("k"), "the wait")
         wait_until(store.waits_under_way, "its record at the caller's side")
         return waiting
 
@@ -50,7 +50,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("command", WAITS, ids=lambda command: command.name)
-def test_a_wait_ends(store, begin, owned, command):
+def test_a_wait_ends(store, begin, table, command):
     waiting = begin(store, command)
     assert store.waits_under_way()
     (pending,) = store.pending_waits()
@@ -60,7 +60,7 @@ def test_a_wait_ends(store, begin, owned, command):
     with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed .*'k'") as caught:
         waiting.result(20)
     assert caught.value.ranks == (2,)
-    wait_until(lambda: not owned.table._watches and not owned.table._pending_pops, "the owner to forget it")
+    wait_until(lambda: not table._watches and not table._pending_pops, "the table to forget it")
     assert not store.waits_under_way()
     assert store.pending_waits() == []
     # One that is begun afterwards is another wait.
@@ -90,9 +90,9 @@ def test_other_calls_go_on(store, begin):
         waiting.result(20)
 
 
-def test_no_value_of_a_queue_is_lost(begin, owned):
+def test_no_value_of_a_queue_is_lost(begin, table):
     """Pops that end take nothing, or return what they have taken."""
-    store, taken = BlockingMemoryStore(owned.table), []
+    store, taken = BlockingMemoryStore(table), []
     for number in range(30):
         waiting = begin(store, QueuePop("k", 60.0))
         pushing = threading.Thread(target=store.execute, args=[QueuePush("k", b"%d" % number)])
@@ -106,8 +106,8 @@ def test_no_value_of_a_queue_is_lost(begin, owned):
     assert taken == [b"%d" % number for number in range(30)]
 
 
-def test_for_good(owned):
-    store = BlockingMemoryStore(owned.table)
+def test_for_good(table):
+    store = BlockingMemoryStore(table)
     store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1, 2]), for_good=True)
     with pytest.raises(StoreTimeoutError, match=r"no other rank is left: .*'k'") as caught:
         store.execute(Get("k", 60.0))

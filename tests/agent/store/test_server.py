@@ -16,34 +16,45 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.http.app import create_store_app
-from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net import http_sessions, pool
+from rankmesh_agent.net import pool
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.http_sessions import session_with
-from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.store import client as store_client
-from rankmesh_agent.store import codec, idempotency, server
+from rankmesh_agent.store import codec, replies, server
 from rankmesh_agent.store.client import ClientConnection, StoreClient
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.commands import Add, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.http_client import BlockingHttpStore
-from rankmesh_agent.store.server import StoreServer
-from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError, QueueEmptyError
+from rankmesh_agent.store.commands import Add, Append, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
+from rankmesh_agent.store.replies import RequestId
+from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.table import Table
+from rankmesh_agent.wire.credentials import Credentials, for_job
+from rankmesh_agent.wire.errors import (
+    AuthenticationError,
+    DistNetworkError,
+    DistStoreError,
+    IdempotencyKeyReusedError,
+    ProtocolError,
+    QueueEmptyError,
+    StoreLostError,
+)
 from rankmesh_agent.wire.handshake import HELLO_BYTES, PROOF_BYTES, Challenge, Protocol, client_script
 from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
+    NO_STORE_ID,
     REQUEST,
-    RETRIED_REQUEST,
+    REQUEST_ID,
+    STORE_ID_BYTES,
     UPGRADE,
     decode_response,
     encode_request,
@@ -55,17 +66,18 @@ class Raw:
     """A client of the binary protocol, one step at a time.
 
     Args:
-        url: the owner's.
+        url: the server's.
         token: for the handshake; None to stop before that.
+        store: id of the store.
     """
 
-    def __init__(self, url: str, token: str | None = "secret") -> None:
+    def __init__(self, url: str, token: str | None = "secret", store: bytes = NO_STORE_ID) -> None:
         self.sock, head = connect_upgraded(url, UPGRADE, connect_seconds=60.0, seconds=60.0)
         try:
             self.unix_socket = unix_socket_of(head)
             if token is not None:
                 challenge = Challenge(token, Protocol.STORE, client=True)
-                script = client_script(challenge, AuthenticationError("refused"))
+                script = client_script(challenge, AuthenticationError("refused"), store)
                 FramedStream(self.sock).authenticate(script, 60.0)
                 self.name = challenge.name
             self.sock.settimeout(60.0)
@@ -84,9 +96,9 @@ class Raw:
             data += self.sock.recv(size - len(data)) or pytest.fail("the connection has ended")
         return data
 
-    def send(self, command: Command, seq: int = 1, again: bytes = b"") -> None:
+    def send(self, command: Command, seq: int = 1, again: bytes = b"", *, keyed: bool = False) -> None:
         """Send a command."""
-        self.sock.sendall(codec.encode_command(command, seq, retried=again))
+        self.sock.sendall(codec.encode_command(command, seq, retried=again, keyed=keyed))
 
     def result(self, command: Command) -> Any:
         """Return a command's result."""
@@ -94,9 +106,9 @@ class Raw:
         header = decode_response(data)
         return codec.decode_result(command, header, data + self.read(header[3]))
 
-    def ask(self, command: Command, seq: int = 1, again: bytes = b"") -> Any:
+    def ask(self, command: Command, seq: int = 1, again: bytes = b"", *, keyed: bool = False) -> Any:
         """Send a command and return its result."""
-        self.send(command, seq, again)
+        self.send(command, seq, again, keyed=keyed)
         return self.result(command)
 
     def is_closed(self) -> bool:
@@ -108,12 +120,12 @@ class Raw:
 
 
 @pytest.fixture
-def raw(owner) -> Iterator[Callable[..., Raw]]:
+def raw(url) -> Iterator[Callable[..., Raw]]:
     """Opens clients that proceed one step at a time."""
     made = []
 
-    def make(token: str | None = "secret") -> Raw:
-        made.append(Raw(owner, token))
+    def make(*arguments: Any) -> Raw:
+        made.append(Raw(url, *arguments))
         return made[-1]
 
     yield make
@@ -129,23 +141,16 @@ def medium(request, monkeypatch) -> str:
 
 
 @pytest.fixture
-def store(owner) -> Iterator[StoreClient]:
-    with contextlib.closing(StoreClient(owner, "secret")) as found:
-        yield found
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(64) as found:
         yield found
 
 
 @pytest.fixture
-def waits(owned) -> Callable[..., None]:
+def waits(table) -> Callable[..., None]:
     """KeyWaits until so many calls wait for a key or a queue."""
 
     def wait(key: str = "k", count: int = 1) -> None:
-        table = owned.table
         registered = lambda: len(table._watches.get(key, ())) + len(table._pending_pops.get(key, ()))  # noqa: E731
         wait_until(lambda: registered() == count, f"{count} waits for {key}")
 
@@ -174,11 +179,11 @@ class TestAConnection:
         assert line.sock.family == (socket.AF_UNIX if medium == "unix" else socket.AF_INET)
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
 
-    def test_large_values(self, medium, store, owned, threads, waits):
+    def test_large_values(self, medium, store, table, threads, waits):
         large = os.urandom(20 << 20)
         waiting = threads.submit(store.execute, Get("k", 30.0))
         waits()
-        Set("k", large).apply(owned.table)
+        Set("k", large).apply(table)
         assert waiting.result(30) == large
         store.execute(MultiSet((("a", large), ("b", b""))))
         assert store.execute(Get("a")) == large
@@ -190,7 +195,7 @@ class TestAConnection:
         assert one.result(Set("key", b"value")) is None
         assert one.ask(Get("key")) == b"value"
 
-    def test_threads_have_one_each_and_few_stay_idle(self, store, owned, threads, store_server, waits):
+    def test_threads_have_one_each_and_few_stay_idle(self, store, table, threads, store_server, waits):
         waiting = [threads.submit(store.execute, Get("k", 30.0)) for _ in range(40)]
         waits("k", 40)
         store.execute(Set("k", b"v"))
@@ -230,13 +235,13 @@ class TestAConnection:
                     line.call(Get("k"), 0.1 if result is StreamTimeoutError else 10.0)
             answering.result(10)
 
-    def test_closing_ends_calls_in_progress(self, medium, store, owned, threads, store_server, waits):
+    def test_closing_ends_calls_in_progress(self, medium, store, table, threads, store_server, waits):
         waiting = threads.submit(store.execute, Get("k", 30.0))
         waits()
         store.close()
         with pytest.raises(DistNetworkError, match="is closed"):
             waiting.result(10)
-        wait_until(lambda: not store_server._connections and not owned.table._watches, "the owner to learn it")
+        wait_until(lambda: not store_server._connections and not table._watches, "the server to learn it")
 
     def test_a_forked_child_closes_its_descriptors_only(self, store, store_server):
         store.execute(Set("k", b"v"))
@@ -248,6 +253,7 @@ class TestAConnection:
 
 
 HELLO = Challenge("secret", Protocol.STORE, client=True).hello()
+WRONG = bytes(PROOF_BYTES + STORE_ID_BYTES)
 
 
 class TestUnauthenticatedClients:
@@ -287,7 +293,7 @@ class TestUnauthenticatedClients:
     def test_a_wrong_proof(self, raw):
         with pytest.raises(AuthenticationError):
             raw("guess")
-        for begin, rest in ((HELLO, bytes(PROOF_BYTES)), (HELLO + bytes(PROOF_BYTES), b"")):
+        for begin, rest in ((HELLO, WRONG), (HELLO + WRONG, b"")):
             one = raw(None)
             one.sock.sendall(begin)
             one.read(HELLO_BYTES)
@@ -314,18 +320,19 @@ class TestUnauthenticatedClients:
         monkeypatch.setattr(store_server, "_on_ready", wait_and_go_on)
         one.sock.sendall(challenge.hello())
         challenge.receive_hello(one.read(HELLO_BYTES))
-        one.sock.sendall(challenge.proof())
+        challenge.attachment = NO_STORE_ID
+        one.sock.sendall(challenge.proof() + NO_STORE_ID)
         challenge.receive_proof(one.read(PROOF_BYTES))
 
-    def test_the_oldest_makes_room(self, raw, owner, threads, two_unauthenticated):
+    def test_the_oldest_makes_room(self, raw, url, threads, two_unauthenticated):
         silent = [raw(None) for _ in range(3)]
         assert silent[0].is_closed()
         with contextlib.ExitStack() as closing:
-            clients = [closing.enter_context(contextlib.closing(StoreClient(owner, "secret"))) for _ in range(20)]
+            clients = [closing.enter_context(contextlib.closing(StoreClient(url, "secret"))) for _ in range(20)]
             calls = [threads.submit(client.execute, Get("k")) for client in clients]
             assert [call.result(60) for call in calls] == [b"v"] * 20
 
-    def test_a_refused_client_tries_again(self, owner, monkeypatch):
+    def test_a_refused_client_tries_again(self, url, monkeypatch):
         refused = iter([1, 2])
         admit = UNAUTHENTICATED.admit
 
@@ -336,7 +343,7 @@ class TestUnauthenticatedClients:
             return admission
 
         monkeypatch.setattr(UNAUTHENTICATED, "admit", refuse_two)
-        with contextlib.closing(StoreClient(owner, "secret")) as client:
+        with contextlib.closing(StoreClient(url, "secret")) as client:
             assert client.execute(Get("k")) == b"v"
         assert next(refused, 0) == 0
 
@@ -366,7 +373,7 @@ class TestUnauthenticatedClients:
         one.sock.sendall(codec.encode_command(Set("k", bytes(1000)), 1)[:-1])
         one.sock.close()
 
-    def test_a_second_request_while_the_first_waits(self, raw, owned, waits):
+    def test_a_second_request_while_the_first_waits(self, raw, table, waits):
         one = raw()
         one.send(Get("none", 30.0))
         waits("none")
@@ -376,23 +383,23 @@ class TestUnauthenticatedClients:
 
 
 class TestTokens:
-    def test_the_owner_has_another_token(self, medium, owner):
+    def test_the_server_has_another_token(self, medium, url):
         began = time.monotonic()
         with (
-            contextlib.closing(StoreClient(owner, "guess")) as store,
+            contextlib.closing(StoreClient(url, "guess")) as store,
             pytest.raises(
-                AuthenticationError, match=f"{owner} has another token than this process: RANKMESH_TOKEN"
+                AuthenticationError, match=f"{url} has another token than this process: RANKMESH_TOKEN"
             ) as caught,
         ):
             store.execute_first(Count(), Deadline(60.0))
         assert time.monotonic() - began < 30
-        assert caught.value.address == owner
+        assert caught.value.address == url
 
-    @pytest.mark.parametrize("impostor", [True, False], ids=["an impostor", "an owner that ends"])
+    @pytest.mark.parametrize("impostor", [True, False], ids=["an impostor", "a server that ends"])
     def test_a_handshake_that_fails(self, threads, impostor):
         """The client refuses a server that does not know the token, and reveals nothing that it could use elsewhere.
 
-        An owner that ends closes the connection as it does with a wrong token, but the error is another one.
+        A server that ends closes the connection as it does with a wrong token, but the error is another one.
         """
 
         def serve() -> None:
@@ -423,52 +430,53 @@ class TestTokens:
 
 @pytest.mark.slow
 class TestWaits:
-    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, owned, waits):
+    def test_the_thread_that_sets_a_key_sends_the_response(self, raw, table, waits):
         """The response comes while the server's thread is blocked."""
         waiting, busy = raw(), raw()
         waiting.send(Get("k", 30.0))
         waits()
-        with owned.table._lock:
+        with table._lock:
             busy.send(Count())  # the server's thread waits for the lock from here on
-            Set("k", b"v").apply(owned.table)
+            Set("k", b"v").apply(table)
             assert waiting.result(Get("k")) == b"v"
         assert busy.result(Count()) == 1
 
-    def test_a_client_that_has_left_gets_nothing(self, raw, owned, waits):
+    def test_a_client_that_has_left_gets_nothing(self, raw, table, waits):
         one = raw()
         one.send(QueuePop("q", 30.0))
         waits("q")
-        with owned.table._lock:
+        with table._lock:
             other = raw()
             other.send(Count())
             one.sock.close()  # which the server's thread cannot see yet
-            QueuePush("q", b"1").apply(owned.table)
+            QueuePush("q", b"1").apply(table)
         assert other.result(Count()) == 0
         assert other.ask(QueuePop("q", 30.0)) == b"1"
 
-    def test_timers_are_removed(self, raw, owned, store_server, waits):
+    def test_timers_are_removed(self, raw, table, store_server, waits):
         one = raw()
         for number in range(100):
             one.send(Get(str(number), 1000.0))
             waits(str(number))
-            Set(str(number), b"").apply(owned.table)
+            Set(str(number), b"").apply(table)
             one.result(Get("k"))
         assert len(store_server._timers) < 80
 
     @pytest.mark.parametrize("closed", ["server", "table"])
     @pytest.mark.parametrize("command", [Get("k", 30.0), Wait(("k",), 30.0), QueuePop("k", 30.0)], ids=["g", "w", "p"])
-    def test_the_owner_ends(self, store, owned, store_server, threads, waits, command, closed):
+    def test_the_server_or_the_store_ends(self, store, table, store_server, threads, waits, command, closed):
         waiting = [threads.submit(store.execute, command) for _ in range(3)]
         waits("k", 3)
-        (store_server if closed == "server" else owned.table).close()
+        (store_server if closed == "server" else table).close()
         for call in waiting:
             with pytest.raises(DistNetworkError, match="cannot be reached"):
                 call.result(10)
-        wait_until(lambda: not store_server._thread.is_alive(), "the service to end with it")
+        ended = closed == "server"  # which may have other stores, too
+        wait_until(lambda: store_server._thread.is_alive() != ended, "the service to end with it")
 
-    def test_an_owner_that_does_not_respond(self, store, owned):
+    def test_a_server_that_does_not_respond(self, store, table):
         store.execute(Count())
-        with owned.table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
+        with table._lock, pytest.raises(DistNetworkError, match="cannot be reached: timed out"):
             store.execute(Add("k"), 0.1)
         assert not store._pool._all
 
@@ -488,7 +496,7 @@ class TestWaits:
         assert busy.wait(30)
         for number, client in enumerate(clients[1:], 1):
             client.send(QueuePush("q", b"%d" % number))
-        wait_until(lambda: all(client.arrived() for client in clients), "all requests to reach the owner's sockets")
+        wait_until(lambda: all(client.arrived() for client in clients), "all requests to reach the server's sockets")
         free.set()
         clients[0].result(Count())
 
@@ -503,41 +511,34 @@ class TestWaits:
 
 
 class TestBrokenConnections:
-    """The owner executes a request once, although its client sends it twice."""
+    """The server executes a request once, although its client sends it several times."""
 
     @pytest.fixture(autouse=True)
     def through_the_proxy(self, request, monkeypatch):
         if "losing" in request.fixturenames:
             monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
 
-    @pytest.mark.parametrize(
-        ("kind", "lost"), [(StoreClient, "request"), (StoreClient, "answer"), (BlockingHttpStore, "answer")]
-    )
-    def test_the_request_is_repeated(self, losing, owned, call, kind, lost):
+    @pytest.mark.parametrize("lost", ["request", "answer"])
+    def test_the_request_is_repeated(self, losing, table, call, lost):
         command, result, end = call
-        Set("k", b"1").apply(owned.table)
-        handshake = 3 if kind is StoreClient else 0
-        with losing(lost, after=handshake) as url, contextlib.closing(kind(url, "secret")) as store:
+        Set("k", b"1").apply(table)
+        with losing(lost) as url, contextlib.closing(StoreClient(url, "secret")) as store:
             assert store.execute(command) == result
-        assert owned.table.value("k") == end
+        assert table.value("k") == end
 
-    @pytest.mark.parametrize("kind", [StoreClient, BlockingHttpStore])
-    def test_it_is_repeated_once(self, losing, owned, owner, kind, monkeypatch):
-        handshake = 3 if kind is StoreClient else 0
-        with losing(after=handshake, times=2) as url, contextlib.closing(kind(url, "secret")) as store:
-            if kind is BlockingHttpStore:  # its first request to a server finds out the nonce
-                with contextlib.closing(kind(owner, "secret")) as first:
-                    first.execute(Count())
-                known = session_with(urlsplit(owner).netloc, "secret")
-                monkeypatch.setitem(http_sessions._sessions, (urlsplit(url).netloc, "secret"), known)
-            with pytest.raises(DistNetworkError, match="cannot be reached"):
-                store.execute(Add("k"))
-        assert owned.table.value("k") == b"1"
+    def test_it_is_repeated_once(self, losing, table):
+        with (
+            losing(times=2) as url,
+            contextlib.closing(StoreClient(url, "secret")) as store,
+            pytest.raises(DistNetworkError, match="cannot be reached"),
+        ):
+            store.execute(Add("k"))
+        assert table.value("k") == b"1"
 
     def test_a_repeated_wait_gets_the_rest_of_its_time(self, store, monkeypatch):
         asked = []
 
-        def ask(_, command: Command, patience: float, again: bytes = b"") -> Any:
+        def ask(_, command: Command, timeout: float, retried: bytes = b"", *, keyed: bool = False) -> Any:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
@@ -549,7 +550,7 @@ class TestBrokenConnections:
         assert asked[0] == 30.0
         assert 0.0 < asked[1] <= 29.95
 
-    def test_a_connection_that_the_owner_closed_while_it_was_idle(self, medium, store, store_server):
+    def test_a_connection_that_the_server_closed_while_it_was_idle(self, medium, store, store_server):
         assert store.execute(Add("k")) == 1
         for connection in list(store_server._connections.values()):
             connection.shut_down()
@@ -558,38 +559,59 @@ class TestBrokenConnections:
 
     @pytest.mark.parametrize("closed", [True, False], ids=["closed", "open"])
     def test_its_last_response_is_cached(self, raw, closed):
-        """Whether the owner has noticed the end of the first connection or not."""
+        """Whether the server has noticed the end of the first connection or not."""
         first, second, third = raw(), raw(), raw()
         assert first.ask(Add("k"), 7) == 1
         if closed:
             first.sock.close()
-        assert second.ask(Add("k"), 1, RETRIED_REQUEST.pack(first.name, 7)) == 1
+        assert second.ask(Add("k"), 1, REQUEST_ID.pack(first.name, 7)) == 1
         assert second.ask(Add("k"), 2) == 2
         if not closed:
             assert first.is_closed()
-        assert third.ask(Add("k"), 1, RETRIED_REQUEST.pack(second.name, 2)) == 2
-        assert third.ask(Add("k"), 2, RETRIED_REQUEST.pack(second.name, 2)) == 3  # the cache returns it once
+        assert [third.ask(Add("k"), seq, REQUEST_ID.pack(second.name, 2)) for seq in (1, 2)] == [2, 2]
+        assert second.is_closed()
         fourth = raw()
-        assert fourth.ask(Add("k"), 1, RETRIED_REQUEST.pack(third.name, 9)) == 4  # the response is another request's
+        assert fourth.ask(Add("k"), 1, REQUEST_ID.pack(third.name, 9)) == 3  # the response is another request's
 
     @pytest.mark.parametrize("arrived", [False, True], ids=["before the result", "with the result"])
-    def test_a_wait_moves(self, raw, owned, waits, arrived):
+    def test_a_wait_moves(self, raw, table, waits, arrived):
         first, second = raw(), raw()
         first.send(QueuePop("q", 30.0), 3)
         waits("q")
-        (taker,) = owned.table._pending_pops["q"]
+        (taker,) = table._pending_pops["q"]
         if arrived:
-            QueuePush("q", b"1").apply(owned.table)
+            QueuePush("q", b"1").apply(table)
             first.sock.close()
-        second.send(QueuePop("q", 30.0), 1, RETRIED_REQUEST.pack(first.name, 3))
+        second.send(QueuePop("q", 30.0), 1, REQUEST_ID.pack(first.name, 3))
         if not arrived:
             assert first.is_closed()
-            wait_until(lambda: taker.cancelled() and owned.table._pending_pops, "the second wait")
-            QueuePush("q", b"1").apply(owned.table)
+            wait_until(lambda: taker.cancelled() and table._pending_pops, "the second wait")
+            QueuePush("q", b"1").apply(table)
         assert second.result(QueuePop("q")) == b"1"
 
+    @pytest.mark.parametrize("arrived", [False, True], ids=["before the result", "with the result"])
+    def test_a_wait_moves_again(self, raw, table, waits, arrived):
+        """From the second connection to the third, although the server does not know yet that the second broke."""
+        first, second, third = raw(), raw(), raw()
+        again = REQUEST_ID.pack(first.name, 3)
+        first.send(QueuePop("q", 30.0), 3)
+        waits("q")
+        second.send(QueuePop("q", 30.0), 1, again)
+        assert first.is_closed()
+        waits("q")
+        if arrived:
+            QueuePush("q", b"1").apply(table)
+        third.send(QueuePop("q", 30.0), 1, again)
+        if not arrived:
+            with pytest.raises(QueueEmptyError):
+                second.result(QueuePop("q"))
+            waits("q")
+            QueuePush("q", b"1").apply(table)
+        assert third.result(QueuePop("q")) == b"1"
+        assert table.length("q") == 0
+
     def test_the_cache_is_bounded(self, raw, store_server, monkeypatch):
-        monkeypatch.setattr(idempotency, "MAX_REPLIES", 2)
+        monkeypatch.setattr(replies, "MAX_REPLIES", 2)
         names = []
         for _ in range(3):
             one = raw()
@@ -598,49 +620,126 @@ class TestBrokenConnections:
             one.sock.close()
             wait_until(lambda: not store_server._connections, "the end")
         last = raw()
-        assert last.ask(Add("k"), 1, RETRIED_REQUEST.pack(names[0], 1)) == 4  # evicted, so it is executed again
-        assert last.ask(Add("k"), 2, RETRIED_REQUEST.pack(names[2], 1)) == 3
-        assert store_server._replies._bytes == 24
+        assert last.ask(Add("k"), 1, REQUEST_ID.pack(names[0], 1)) == 4  # evicted, so it is executed again
+        assert last.ask(Add("k"), 2, REQUEST_ID.pack(names[2], 1)) == 3
+        assert store_server._replies._bytes == 2 * 24
 
     def test_the_cache_expires(self, raw, store_server, monkeypatch):
-        monkeypatch.setattr(idempotency, "RETENTION_SECONDS", 0.01)
+        monkeypatch.setattr(replies, "RETENTION_SECONDS", 0.01)
         one = raw()
         one.ask(Add("k"))
         one.sock.close()
         wait_until(lambda: not store_server._connections and not store_server._replies, "it to be forgotten")
 
 
-class TestOwnersWithoutTheProtocol:
+class TestALog:
     @pytest.fixture
-    def url(self, owned) -> Iterator[str]:
-        listener = bind("127.0.0.1", 0, purpose="test")
-        server = HttpServer(listener, "http only")
-        server.start(partial(create_store_app, owned, token="secret"))
-        yield url_of(listener)
-        server.close()
+    def log(self, table) -> Mock:
+        """A TableLog; what it is called with, and under which request, is in ``seen``."""
+        table.log = found = Mock(request_id=None, seen=[])
+        found.reply.return_value = None
+        for name in ("changed", "pushed", "popped", "handed_over"):
+            note = partial(lambda name, *given, **_: found.seen.append((name, found.request_id, given[-1])), name)
+            getattr(found, name).side_effect = note
+        return found
 
-    def test_the_client_uses_http(self, url, threads, waits):
-        with contextlib.closing(StoreClient(url, "secret")) as store:
-            with pytest.raises(QueueEmptyError):
-                store.execute(QueuePop("q"))
-            assert [store.execute(Add("k")) for _ in range(3)] == [1, 2, 3]
-            waiting = threads.submit(store.execute, Get("later", 30.0))
-            waits("later")
-            store.execute(Set("later", b"v"))
-            assert waiting.result(30) == b"v"
-            assert not store._pool._all
+    def test_it_knows_the_requests(self, raw, table, log, waits):
+        one, two = raw(), raw()
+        first, second = (partial(RequestId, NO_STORE_ID + each.name) for each in (one, two))
+        one.ask(Add("k"), 1)
+        one.send(QueuePop("q", 30.0), 2)
+        waits("q")
+        two.ask(QueuePush("q", b"v"), 5)
+        assert one.result(QueuePop("q")) == b"v"
+        two.ask(Add("k"), 6, REQUEST_ID.pack(b"n" * 64, 9))
+        again = RequestId(NO_STORE_ID + b"n" * 64, 9)
+        assert log.seen == [("changed", first(1), 1), ("handed_over", second(5), first(2)), ("changed", again, 2)]
+        assert log.request_id is None
 
-    def test_another_token_and_invalid_urls(self, url):
-        for other in (url, "http://", "http://[::1", "http://127.0.0.1:99999", "ftp://127.0.0.1"):
-            refused = pytest.raises(DistNetworkError, match=r"answered 401: .*RANKMESH_TOKEN" if other == url else None)
-            with contextlib.closing(StoreClient(other, "guess")) as store, refused:
-                store.execute(Get("k"))
+    def test_a_request_of_an_earlier_server_has_its_reply_there(self, raw, table, log):
+        log.reply.side_effect = lambda request: (9, codec.encode_result(0, 7))
+        one = raw()
+        assert one.ask(Add("k"), 3, REQUEST_ID.pack(b"n" * 64, 9)) == 7
+        log.reply.assert_called_with(RequestId(NO_STORE_ID + b"n" * 64, 9))
+        with pytest.raises(IdempotencyKeyReusedError):
+            one.ask(Add("k"), 4, REQUEST_ID.pack(b"n" * 64, 8), keyed=True)
+        assert table.value("k") is None
+
+    def test_what_cannot_be_recorded_is_an_error_of_both_requests_and_can_be_repeated(self, raw, table, log, waits):
+        one, two, again = raw(), raw(), REQUEST_ID.pack(b"n" * 64, 9)
+        one.send(QueuePop("q", 30.0), 1, again, keyed=True)
+        waits("q")
+        log.handed_over.side_effect = log.changed.side_effect = DistStoreError("the disk is full")
+        for seq, command in enumerate((Add("k"), QueuePush("q", b"v"))):
+            with pytest.raises(DistStoreError, match="the disk is full"):
+                two.ask(command, seq)
+        with pytest.raises(DistStoreError, match="the disk is full"):
+            one.result(QueuePop("q"))
+        assert (table.value("k"), table.length("q")) == (None, 0)
+        log.changed.side_effect = None
+        assert two.ask(Add("k"), 7) == 1
+        two.ask(QueuePush("q", b"v"), 8)
+        assert one.ask(QueuePop("q"), 2, again, keyed=True) == b"v"
+
+
+class TestSeveralStores:
+    """One server has two jobs' stores."""
+
+    IDS: ClassVar = {job: job.encode() * 16 for job in "ab"}
+
+    @pytest.fixture
+    def tables(self) -> dict[bytes, Table]:
+        return {store: Table() for store in self.IDS.values()}
+
+    @pytest.fixture
+    def store_server(self, tables) -> Iterator[StoreServer]:
+        def credentials(store: bytes) -> Credentials:
+            return Credentials("secret", job=next((job for job in self.IDS if self.IDS[job] == store), ""))
+
+        stores = SimpleNamespace(find=tables.get, credentials=credentials)
+        with contextlib.closing(StoreServer(stores, "secret")) as found:
+            yield found
+
+    @pytest.fixture
+    def connect(self, url) -> Iterator[Callable[..., StoreClient]]:
+        with contextlib.ExitStack() as opened:
+            yield lambda token, store: opened.enter_context(contextlib.closing(StoreClient(url, token, store)))
+
+    def test_each_has_its_own_keys_and_credential(self, medium, connect, tables):
+        for job, store in self.IDS.items():
+            for token in ("secret", for_job("secret", job)):
+                connect(token, store).execute(Append("k", job.encode()))
+        assert [table.value("k") for table in tables.values()] == [b"aa", b"bb"]
+        for store in (self.IDS["b"], NO_STORE_ID, b"c" * 16):
+            with pytest.raises(AuthenticationError):
+                connect(for_job("secret", "a"), store).execute(Set("k", b"stolen"))
+        assert [table.value("k") for table in tables.values()] == [b"aa", b"bb"]
+
+    def test_one_that_is_lost(self, medium, connect, store_server):
+        """It is an error of the call: the connection stays."""
+        store = connect("secret", b"c" * 16)
+        for command in (Get("k", 30.0), Set("k", b"v"), Add("k")) * 2:
+            with pytest.raises(StoreLostError, match="started after the job"):
+                store.execute(command)
+        assert len(store._pool._all) == len(store._pool._idle) == 1
+        wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
+
+    @pytest.mark.parametrize("keyed", [True, False], ids=["an Idempotency-Key", "a connection"])
+    def test_the_identity_of_a_request_is_its_stores(self, raw, tables, waits, keyed):
+        """Neither the reply nor the wait of another job's request is found under it."""
+        ours, theirs = (raw("secret", store) for store in self.IDS.values())
+        again = REQUEST_ID.pack(b"name" * 16 if keyed else theirs.name, 1)
+        theirs.send(Add("k", 5), 1, again if keyed else b"", keyed=keyed)
+        assert theirs.result(Add("k")) == 5
+        assert [ours.ask(Add("k", 5), seq, again, keyed=keyed) for seq in (1, 2)] == [5, 5]
+        assert [table.value("k") for table in tables.values()] == [b"5", b"5"]
+        assert theirs.ask(Add("k"), 2) == 6
 
 
 class TestTheServer:
-    def test_it_has_no_thread_before_the_first_client_and_none_after_its_end(self, owned):
+    def test_it_has_no_thread_before_the_first_client_and_none_after_its_end(self, table):
         before = threading.active_count()
-        idle = StoreServer(owned.table, "")
+        idle = StoreServer(SingleTable(table, ""), "")
         idle.close()
         idle.close()
         ours, theirs = socket.socketpair()
@@ -680,9 +779,9 @@ class TestTheServer:
             sock.sendall(HELLO)
             assert len(sock.recv(HELLO_BYTES)) == HELLO_BYTES
 
-    def test_plain_http_continues_on_the_same_port(self, owner, store):
+    def test_plain_http_continues_on_the_same_port(self, url, store):
         store.execute(Set("k", b"v"))
-        split = urlsplit(owner)
+        split = urlsplit(url)
         rest = b"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
         last = b"GET /v1/store-fast-path " + rest + b"Connection: close\r\n\r\n"
         asked = b"GET /v1/store/k " + rest + b"\r\n" + last

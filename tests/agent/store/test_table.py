@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from rankmesh_agent.store import idempotency
-from rankmesh_agent.store.commands import Add, Delete, Set
-from rankmesh_agent.store.idempotency import ReplyCache
-from rankmesh_agent.store.table import Table
+from rankmesh_agent.store import replies
+from rankmesh_agent.store.commands import Add, CompareSet, Delete, Get, MultiSet, QueuePop, QueuePush, Set
+from rankmesh_agent.store.replies import ReplyCache, RequestId
+from rankmesh_agent.store.table import Changes, Quota, Table
+from rankmesh_agent.wire.errors import DistStoreError, NotANumberError, StoreFullError
 
 
 @pytest.fixture
@@ -152,21 +154,141 @@ def test_a_value_passes_by_a_pop_that_was_cancelled_just_now(table) -> None:
     assert table.pop_one("queue") == b"value"
 
 
+class Log:
+    """A TableLog that notes what a table had before each change, and may fail.
+
+    Attributes:
+        records: the calls, with the contents before the change.
+        fails: whether it fails.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.request_id: RequestId | None = None
+        self.records: list[tuple[Any, ...]] = []
+        self.fails = False
+        self._table = table
+
+    def _note(self, *call: Any) -> None:
+        if self.fails:
+            raise DistStoreError("the disk is full")
+        values, queues = self._table.contents()
+        self.records.append((*call, {**values}, {**queues}))
+
+    def changed(self, changes: Changes, result: Any) -> None:
+        self._note("changed", dict(changes), result)
+
+    def pushed(self, key: str, value: bytes, *, first: bool) -> None:
+        self._note("pushed", key, value, first)
+
+    def popped(self, key: str, value: bytes, request_id: RequestId | None) -> None:
+        self._note("popped", key, value, request_id)
+
+    def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
+        self._note("handed over", value, request_id)
+
+    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
+        return None
+
+
+ONE, TWO = RequestId(b"one", 1), RequestId(b"two", 2)
+
+
+class TestALog:
+    @pytest.fixture
+    def log(self, table) -> Log:
+        table.fill({"k": b"1"}, {"q": [b"a", b"b"]})
+        table.log = Log(table)
+        return table.log
+
+    @pytest.mark.parametrize(
+        ("command", "record"),
+        [
+            (Set("k", b"2"), ("changed", {"k": b"2"}, None)),
+            (Add("k", 4), ("changed", {"k": b"5"}, 5)),
+            (Delete("k"), ("changed", {"k": None}, True)),
+            (MultiSet((("a", b""), ("k", b"2"))), ("changed", {"a": b"", "k": b"2"}, None)),
+            (QueuePush("q", b"c"), ("pushed", "q", b"c", False)),
+            (QueuePush("new", b"c"), ("pushed", "new", b"c", False)),
+            (QueuePop("q"), ("popped", "q", b"a", ONE)),
+        ],
+        ids=lambda value: getattr(value, "name", ""),
+    )
+    def test_it_has_each_change_before_the_table(self, table, log, command, record):
+        """If it fails, so does the command, which changes nothing, nor what counts for the quota."""
+        before, counted = table.contents(), (table._entries, table._bytes)
+        log.request_id, log.fails = ONE, True
+        with pytest.raises(DistStoreError, match="the disk is full"):
+            command.try_execute(table)
+        assert (table.contents(), table._entries, table._bytes) == (before, *counted)
+        log.fails = False
+        command.try_execute(table)
+        assert log.records == [(*record, *before)]
+        assert table.contents() != before
+
+    def test_a_command_that_changes_nothing_is_not_in_it(self, table, log):
+        for command in (Get("k"), CompareSet("k", b"0", b"2"), Delete("none"), QueuePop("none")):
+            command.try_execute(table)
+        with pytest.raises(NotANumberError):
+            Add("k", 1 << 70).try_execute(table)
+        assert log.records == []
+
+    def test_a_value_for_a_pop_that_waits_is_handed_over(self, table, log):
+        log.request_id = ONE
+        waiting = table.pop("new")
+        log.request_id = TWO
+        table.push("new", b"v")
+        assert log.records == [("handed over", b"v", ONE, *table.contents())]
+        assert waiting.result(0) == b"v"
+
+    def test_a_value_that_cannot_be_handed_over_is_nobodys(self, table, log):
+        """Both commands fail, of who pushes and of who waits."""
+        before, waiting = table.contents(), table.pop("new")
+        log.fails = True
+        with pytest.raises(DistStoreError, match="the disk is full"):
+            table.push("new", b"v")
+        assert isinstance(waiting.exception(0), DistStoreError)
+        log.fails = False
+        assert table.contents() == before
+        assert table._pending_pops == {}
+
+    def test_what_is_put_back_is_told_apart(self, table, log):
+        table.push("q", b"0", first=True)
+        assert log.records[0][:4] == ("pushed", "q", b"0", True)
+        assert [table.pop_one("q") for _ in range(3)] == [b"0", b"a", b"b"]
+
+
+def test_a_table_can_be_filled_and_its_contents_are_copies():
+    table = Table(Quota(3, 5))
+    table.fill({"k": b"1"}, {"q": [b"a"]})
+    values, queues = table.contents()
+    assert (values, queues) == ({"k": b"1"}, {"q": [b"a"]})
+    table.push("q", b"")
+    Set("k", b"2").apply(table)
+    assert (values, queues) == ({"k": b"1"}, {"q": [b"a"]})
+    with pytest.raises(StoreFullError, match="3 keys and queued values"):
+        table.push("q", b"")
+    Delete("k").apply(table)
+    with pytest.raises(StoreFullError, match="limit of 5"):
+        Set("k", b"123").apply(table)
+    table.count_call("set")
+    assert table.stats() == ({"set": 1}, 0)
+
+
 def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MAX_REPLIES", 3)
-    replies = ReplyCache[int, str]()
+    monkeypatch.setattr(replies, "MAX_REPLIES", 3)
+    kept = ReplyCache[int, str]()
     for number in range(5):
-        replies.add(number, "reply")
-    assert [replies.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]
+        kept.add(number, "reply")
+    assert [kept.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]
 
 
 def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MAX_REPLY_BYTES", 100 * idempotency.MAX_REPLIES)
-    replies = ReplyCache[str, str]()
-    replies.add("small", "reply", 100)
+    monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100 * replies.MAX_REPLIES)
+    kept = ReplyCache[str, str]()
+    kept.add("small", "reply", 100)
     for number in range(10):
-        replies.add(f"large {number}", "reply", 50 * idempotency.MAX_REPLIES)
-    replies.add("beyond the limit", "reply", 200 * idempotency.MAX_REPLIES)
-    assert list(replies._entries) == ["small", "large 9", "beyond the limit"]
-    replies.add("next", "reply", 1)
-    assert list(replies._entries) == ["small", "next"]
+        kept.add(f"large {number}", "reply", 50 * replies.MAX_REPLIES)
+    kept.add("beyond the limit", "reply", 200 * replies.MAX_REPLIES)
+    assert list(kept._entries) == ["small", "large 9", "beyond the limit"]
+    kept.add("next", "reply", 1)
+    assert list(kept._entries) == ["small", "next"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import subprocess
 import sys
 import threading
@@ -53,7 +54,8 @@ class Pair:
 
 
 @pytest.fixture
-async def pair(clock, make_framework_app) -> AsyncIterator[Pair]:
+async def pair(clock, make_framework_app, monkeypatch) -> AsyncIterator[Pair]:
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)  # ids of stores
     made = Pair(clock, make_framework_app)
     yield made
     for client in made.clients:

@@ -183,6 +183,33 @@ class TestClosing:
         with pytest.raises(GatewayClosingError):
             registry.join(ask.join(0, life=2))
 
+    def test_one_whose_host_has_left_admits_ranks_to_worlds_that_are_complete(self, registry, ask):
+        """New worlds meet at the next gateway, whose address is published in its place."""
+        for rank in range(2):
+            registry.join(ask.join(rank))
+        waiting = registry.join(ask.join(0, 3, job="other"))
+        registry.refuse_worlds()
+        assert waiting.cancelled()
+        for job in ("other", "third", "job"):
+            with pytest.raises(GatewayClosingError):
+                registry.join(ask.join(1, 3, job=job, life=2))
+        assert registry.join(ask.join(0)).result(0).complete
+        registry.join(ask.waiting(7))
+        assert all(registry.join(ask.growth(rank, 3)) for rank in range(2))
+        assert [each.state for each in registry.jobs("job")][-1] == "running"
+
+    def test_one_whose_host_has_gone_holds_no_ranks_for_worlds_that_linger(self, registry, ask):
+        """They may be on hosts that have been cut off, and the job starts again at the same address."""
+        form_again = [registry.join(ask.join(rank)) for rank in range(2)]
+        assert form_again[0].done()
+        with pytest.raises(RankTakenError):
+            registry.join(ask.join(0, life=2))
+        registry.release_ranks()
+        assert all(registry.join(ask.join(rank, life=2)) for rank in range(2))
+        assert registry.jobs("job")[-1].epoch == 2
+        with pytest.raises(RankTakenError):
+            registry.join(ask.join(0, life=3))
+
     def test_ranks_leave_and_reads_work(self, registry, ask):
         form(registry, ask)
         registry.close()

@@ -217,9 +217,9 @@ def test_a_damaged_schema(path):
 def test_a_file_of_another_version(path):
     Gateway(path).end()
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 3")
     database.close()
-    with pytest.raises(RegistryFileError, match="has format 2, this gateway's is 1"):
+    with pytest.raises(RegistryFileError, match="has format 3, this gateway's is 2"):
         RegistryFile(path)
 
 

@@ -1,28 +1,45 @@
-"""A gateway in this process, and its address as text."""
+"""A gateway that a process starts for its job, and its address as text."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.errors import AddressInUseError
-from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.host import host_id
+from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError, GatewayUnreachableError
+from rankmesh_agent.wire.schemas import Leave, Member
 
 
 @pytest.fixture
-def hosted(settings):
-    made = HostedGateway("127.0.0.1", 0, settings)
+def hosted(settings) -> Iterator[HostedGateway]:
+    made = HostedGateway("127.0.0.1", 0, settings, fixed=True)
     yield made
-    made.close(settings.job)
+    made.close()
 
 
-def join(hosted: HostedGateway, job: str, world_size: int = 1) -> None:
-    member = Member(0, f"instance of {job}", "here", "host", 1, ["127.0.0.1:1"], "http://127.0.0.1:1")
-    hosted._registry.join(JoinRequest(job, world_size, member))
+def member_of(pid: int) -> Member:
+    return Member(0, "instance", "here", host_id(Settings.shm_dir), pid, ["127.0.0.1:1"], "http://127.0.0.1:1")
+
+
+def join(hosted: HostedGateway, job: str, pid: int) -> GatewayClient:
+    """Have a process join a job of one rank; return its client."""
+    client = GatewayClient(lambda: hosted.address.url, "")
+    client.join(job, 1, member_of(pid), Deadline(60.0))
+    return client
 
 
 class TestAddress:
@@ -38,11 +55,12 @@ class TestAddress:
     def test_other_text_is_none(self, text):
         assert GatewayAddress.from_json(text) is None
 
-    def test_it_answers_while_that_very_gateway_is_there(self, hosted, settings):
+    def test_it_answers_while_that_very_gateway_is_there(self, hosted):
         wait_until(hosted.address.is_reachable, "the gateway to answer, whose service may still be loading")
         assert not hosted.address._replace(id="another's").is_reachable()
-        hosted.close(settings.job)
+        hosted.close()
         assert not hosted.address.is_reachable()
+        hosted.close()
 
 
 def test_a_place_that_is_taken(hosted, settings):
@@ -62,21 +80,75 @@ def test_a_wildcard_is_not_an_address_to_tell_others():
     try:
         assert hosted.address.url.startswith("http://gateway.example:")
     finally:
-        hosted.close("job")
+        hosted.close()
 
 
 def test_it_is_busy_once_a_world_of_the_job_has_come_together(hosted):
-    join(hosted, "other")
-    join(hosted, "job", world_size=2)
-    assert not hosted.has_world("job")
-    assert hosted.has_world("other")
+    with contextlib.closing(join(hosted, "other", os.getpid())):
+        wait_until(lambda: hosted.has_world("other"), "the gateway's report")
+        assert not hosted.has_world("job")
 
 
-def test_it_says_whose_jobs_it_leaves(hosted, settings, caplog):
-    join(hosted, "job")
-    join(hosted, "left behind")
+def test_it_outlives_its_host_until_the_last_rank_has_left(hosted):
+    with contextlib.closing(join(hosted, "job", os.getpid())) as client:
+        hosted.close()
+        assert hosted.address.is_reachable()
+        client.leave(Leave("job", 1, 0, "instance", ""))
+        wait_until(lambda: not hosted.address.is_reachable(), "the gateway's end")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_new_worlds_of_a_job_that_publishes_addresses_meet_elsewhere_once_the_host_has_gone(settings, dies):
+    hosted = HostedGateway("127.0.0.1", 0, settings)
+    with contextlib.closing(join(hosted, "job", os.getpid())) as client:
+        hosted._process.stdin.close() if dies else hosted.close()
+        wait_until(lambda: not hosted.address.is_reachable(), "the address to be another's")
+        assert gateway_id(hosted.address.url)
+        with pytest.raises(GatewayUnreachableError, match="about to end"):
+            GatewayClient(lambda: hosted.address.url, "").join("other", 1, member_of(1), Deadline(1.0))
+        client.leave(Leave("job", 1, 0, "instance", ""))
+        wait_until(lambda: gateway_id(hosted.address.url) is None, "the gateway's end")
+        hosted.close()
+
+
+def test_it_ends_with_ranks_that_are_killed(hosted):
+    """They tell nobody; nor does their host, as far as the gateway knows."""
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as rank,
+        contextlib.closing(join(hosted, "job", rank.pid)),
+    ):
+        wait_until(lambda: hosted.has_world("job"), "the gateway to see the rank")
+        hosted.close()
+        assert hosted.address.is_reachable()
+        rank.kill()
+        rank.wait()
+        wait_until(lambda: not hosted.address.is_reachable(), "the gateway's end", 5.0)
+
+
+def test_it_is_no_child_of_its_host_and_gets_no_signal_of_the_terminal(hosted):
+    pid = wait_until(lambda: hosted.pid, "the gateway")
+    assert os.getsid(pid) != os.getsid(0)
+    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    assert int(parent) != os.getpid()
+
+
+def test_its_log_is_its_hosts(settings, caplog):
     with caplog.at_level(logging.INFO, "rankmesh"):
-        hosted.close(settings.job)
-    (reported,) = caplog.messages
-    assert "ends with job 'job'" in reported
-    assert "ranks of 'left behind' are still there" in reported
+        hosted = HostedGateway("127.0.0.1", 0, settings)
+        hosted.close()
+    assert any(message.startswith(f"{hosted.address.url}: open to this user") for message in caplog.messages)
+
+
+def test_one_that_has_ended_is_an_error_with_its_last_words(hosted):
+    os.kill(wait_until(lambda: hosted.pid, "the gateway"), signal.SIGKILL)
+    wait_until(hosted._ended.is_set, "its end")
+    with pytest.raises(DistNetworkError, match=f"the gateway, process {hosted.pid} that this one started, has ended"):
+        hosted.raise_failure()
+
+
+def test_without_an_interpreter_there_is_a_reason(settings, monkeypatch):
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(DistNetworkError, match="cannot start the job's gateway, a process of '/nowhere/python'"):
+        HostedGateway("127.0.0.1", 0, settings)
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before

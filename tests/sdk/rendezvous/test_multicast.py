@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -13,7 +14,9 @@ from support.processes import wait_until
 from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
 from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.schemas import JoinRequest, Member
+from rankmesh_agent.membership.gateway_client import GatewayClient
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.schemas import Member
 
 pytestmark = pytest.mark.slow
 
@@ -109,8 +112,11 @@ def test_of_two_hosts_the_lower_name_stays(meet, answers):
 def test_a_host_whose_world_has_come_together_does_not_give_way(meet, port):
     host = meet(-1)
     url = found(host)[0]
-    member = Member(0, "instance", "here", "host", 1, ["127.0.0.1:1"], "http://127.0.0.1:1")
-    host._hosted._registry.join(JoinRequest("job", 1, member))
+    member = Member(0, "instance", "here", "host", os.getpid(), ["127.0.0.1:1"], "http://127.0.0.1:1")
+    client = GatewayClient(lambda: url, "")
+    client.join("job", 1, member, Deadline(60.0))
+    client.close()
+    wait_until(lambda: host._hosted.has_world("job"), "the gateway's report")
     other = meet(0)
     other._serve()
     channel = MulticastSocket(GROUP, port, "127.0.0.1", "")
@@ -174,7 +180,7 @@ def test_nothing_is_left_behind(meet):
     before = set(threading.enumerate())
     locator = meet(0)
     found(locator)
-    assert len(set(threading.enumerate()) - before) == 2, "one serves HTTP, one answers in the group"
+    assert len(set(threading.enumerate()) - before) == 2, "one has the gateway's log, one answers in the group"
     locator.close()
     locator.close()
     assert set(threading.enumerate()) <= before

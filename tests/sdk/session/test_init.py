@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -127,11 +126,17 @@ def test_rank_and_world_size_of_slurm_open_mpi_and_pmi(ranks: Ranks) -> None:
 # Ranks left out
 
 
+def resources_once_alone(me: Me) -> object:
+    """Return what the process has once the gateways that it had started have ended, after the last rank."""
+    wait_until(lambda: me.resources()[0] == ["MainThread"], "the end of all threads")
+    return me.resources()
+
+
 def without_ranks(me: Me, methods: list[str], explicit: dict[str, int]) -> None:
     """Join by every method twice, rank left out or explicit; say the ranks got."""
     rank = explicit.get(str(me.rank), -1)
     before, got = None, []
-    for number in range(2):
+    for _ in range(2):
         for method in methods:
             dist.init_process_group(init_method=method, world_size=me.size, rank=rank, timeout=30)
             everyone = [np.empty(2, np.int64) for _ in range(me.size)]
@@ -140,9 +145,9 @@ def without_ranks(me: Me, methods: list[str], explicit: dict[str, int]) -> None:
             assert len({got[1] for got in everyone}) == me.size, method
             got.append(dist.get_rank())
             dist.destroy_process_group()
-        if number == 0:
-            before = me.resources()
-    assert me.resources() == before, f"{before} became {me.resources()}"
+        after = resources_once_alone(me)
+        before = before or after
+    assert after == before, f"{before} became {after}"
     me.report(got=got)
 
 
@@ -257,7 +262,7 @@ def test_ranks_in_reverse_order_and_rank_0_late(ranks: Ranks) -> None:
 def again(me: Me, methods: list[str]) -> None:
     """Join and leave by every method, several times in the same process, rank and size being in the URL."""
     before = None
-    for number in range(2):
+    for _ in range(2):
         for method in methods:
             dist.init_process_group(init_method=method.format(rank=me.rank, size=me.size))
             assert (dist.get_rank(), dist.get_world_size()) == (me.rank, me.size), method
@@ -271,11 +276,9 @@ def again(me: Me, methods: list[str]) -> None:
             dist.destroy_process_group()
             assert not dist.is_initialized()
             del group, work  # they keep the group's memory as long as we have them
-        if number == 0:
-            before = me.resources()
-    after = me.resources()
+        after = resources_once_alone(me)
+        before = before or after
     assert after == before, f"{before} became {after}"
-    assert after[0] == ["MainThread"], after
 
 
 def test_join_and_leave_again_and_again_by_every_method(ranks: Ranks, gateway: str) -> None:
@@ -294,6 +297,27 @@ def test_join_and_leave_again_and_again_by_every_method(ranks: Ranks, gateway: s
     ]
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks.succeed(ranks.start(again, 2, env=env, methods=methods))
+
+
+def meet_again(me: Me, method: str) -> None:
+    """One rank lingers in the first world while the others, rank 0 last, begin the second one."""
+    for world in range(2):
+        dist.init_process_group(init_method=method, rank=me.rank, world_size=me.size, timeout=60)
+        dist.barrier()
+        if world == 0 and me.rank == 2:
+            me.wait_for("rank-1-is-back")
+            time.sleep(0.5)
+        dist.destroy_process_group()
+        if world == 0 and me.rank == 1:
+            me.mark("rank-1-is-back")
+        if world == 0 and me.rank == 0:
+            me.wait_for("rank-1-is-back")
+
+
+@pytest.mark.parametrize("method", ["file://{folder}/meet", "tcp://127.0.0.1:{port}"])
+def test_the_next_world_meets_while_a_rank_of_the_last_one_lingers(ranks: Ranks, method: str) -> None:
+    """The gateway of the first world outlives its host for that rank, and is not the second one's."""
+    ranks.succeed(ranks.start(meet_again, 3, method=method.format(folder=ranks.folder, port=free_port())))
 
 
 # Apart
@@ -333,7 +357,7 @@ def job_a(me: Me, method: str) -> None:
 
 
 def job_b(me: Me, method: str) -> None:
-    """Comes to the other job's gateway, outlives it, and is seen at the same address."""
+    """Comes to the other job's gateway, outlives that job, and is still seen there."""
     import urllib.request
 
     me.wait_for("a-is-up")
@@ -341,17 +365,17 @@ def job_b(me: Me, method: str) -> None:
     me.mark(f"b-{me.rank}-is-up")
 
     def seen() -> list:
-        url = f"{method.replace('tcp', 'http')}/v1/ranks"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-            return [(there["job"], there["member"]["rank"], there["state"]) for there in json.load(answer)]
-        return []
+        with urllib.request.urlopen(f"{method.replace('tcp', 'http')}/v1/ranks", timeout=60) as answer:
+            return sorted((there["job"], there["member"]["rank"], there["state"]) for there in json.load(answer))
 
-    wait_until(lambda: seen() == [("b", 0, "alive"), ("b", 1, "alive")], "the new gateway to know both ranks")
+    wait_until(lambda: seen() == [("a", 0, "left"), ("b", 0, "alive"), ("b", 1, "alive")], "the other job's end")
+    dist.get_default_store().add("there", 1)
     dist.barrier()
+    assert dist.get_default_store().get("there") == b"2"
     dist.destroy_process_group()
 
 
-def test_a_gateway_whose_job_ends_passes_to_the_other_job(ranks: Ranks) -> None:
+def test_a_gateway_whose_job_ends_stays_for_the_other_job(ranks: Ranks) -> None:
     method = f"tcp://127.0.0.1:{free_port()}"
     ranks.succeed([*ranks.start(job_a, 1, method=method), *ranks.start(job_b, 2, method=method)])
 
@@ -377,15 +401,16 @@ def test_a_stale_file_does_not_matter(ranks: Ranks) -> None:
         ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], methods=methods))
 
 
-def killed_with_its_gateway(me: Me) -> None:
-    me.init()
+def killed_with_its_gateway(me: Me, method: str) -> None:
+    dist.init_process_group(init_method=method, rank=me.rank, world_size=me.size)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_job_can_start_from_the_file_of_a_killed_one(ranks: Ranks) -> None:
-    ranks.wait(ranks.start(killed_with_its_gateway, 1))
+    method = f"file://{ranks.folder}/rendezvous"
+    ranks.wait(ranks.start(killed_with_its_gateway, 1, method=method))
     assert (ranks.folder / "rendezvous").exists()
-    ranks.run(by, 2, options={"init_method": f"file://{ranks.folder}/rendezvous"})
+    ranks.run(by, 2, options={"init_method": method})
 
 
 @pytest.mark.parametrize(

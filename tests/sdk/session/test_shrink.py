@@ -112,7 +112,7 @@ def test_groups_shrink_and_their_ranks_are_numbered_anew(me: Me) -> None:
     check_world(me, [0, 1, 3, 4])
     if me.rank == 0:
         dist.barrier()
-        me.wait_for("shrunk")  # its agent holds the store, its process the gateway
+        me.wait_for("shrunk")
         dist.destroy_process_group()
         return
     dist.barrier()
@@ -167,17 +167,21 @@ def test_survivors_shrink_the_world_by_what_the_error_names_and_go_on(ranks: Ran
 
 def shrink_by_the_first(me: Me) -> None:
     me.init()
+    dist.get_default_store().add("sum", 1)
     dist.barrier()
     me.mark(f"going-{me.rank}")
     reported = me.attempt(reduce_until_a_rank_fails)
     assert (reported["error"], reported["ranks"]) == ("RankFailedError", [0]), reported
     dist.shrink_group([0])
     check_world(me, [1, 2])
+    dist.get_default_store().add("sum", 10)
+    dist.barrier()
+    assert dist.get_default_store().get("sum") == b"23"
     dist.destroy_process_group()
 
 
 @pytest.mark.processes
-def test_survivors_go_on_without_rank_0_who_hosted_gateway_and_store(ranks: Ranks) -> None:
+def test_survivors_go_on_without_rank_0_who_had_started_the_gateway(ranks: Ranks) -> None:
     started = ranks.start(shrink_by_the_first, 3)
     ranks.wait_for(*(f"going-{rank}" for rank in range(3)))
     started[0].kill()

@@ -13,10 +13,9 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
-from rankmesh_agent.store.base import AsyncStore
+from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import (
-    FORWARDED_HEADER,
     AgentHealth,
     AgentInfo,
     FlightRecord,
@@ -39,7 +38,7 @@ class AgentInterface(Protocol):
 
     @property
     def store(self) -> AsyncStore:
-        """The job's store: the agent's own, or a client of the owner's."""
+        """The job's store."""
 
     def confined(self, grant: Grant) -> AgentInterface:
         """Return the agent as the holder of a job's or a lease's credential may use it: the job's, even if it changes.
@@ -97,9 +96,6 @@ class AgentInterface(Protocol):
     def vitals(self) -> AgentStats:
         """Return the agent's counters."""
 
-    async def aclose(self) -> None:
-        """Close the resources that belong to the running event loop, which ends."""
-
 
 class LeasableAgent(AgentInterface, Protocol):
     """A standalone agent, as the HTTP endpoints see it."""
@@ -145,9 +141,8 @@ ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 
 
-async def _store(request: Request, agent: AgentDep) -> AsyncStore:
-    store = agent.store
-    return store.local if FORWARDED_HEADER in request.headers else store
+async def _store(agent: AgentDep) -> AsyncStore:
+    return agent.store
 
 
 StoreDep = Annotated[AsyncStore, Depends(_store)]

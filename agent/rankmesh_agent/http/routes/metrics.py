@@ -60,14 +60,6 @@ def _metrics(info: AgentInfo, vitals: AgentStats) -> Iterator[Metric]:
         beats.add_metric(["unanswered"], pulse.unanswered)
         yield beats
         yield GaugeMetricFamily("rankmesh_heartbeat_age_seconds", "Time since the gateway last answered.", pulse.age)
-    if vitals.store is not None:
-        calls = CounterMetricFamily("rankmesh_store_operations", "Calls to the store in this process.", labels=["op"])
-        for op, number in sorted(vitals.store.operations.items()):
-            calls.add_metric([op], number)
-        yield calls
-        yield GaugeMetricFamily(
-            "rankmesh_store_keys", "Keys with values in the store in this process.", vitals.store.keys
-        )
 
 
 def _operations(operations: list[GroupOpStats]) -> Iterator[Metric]:

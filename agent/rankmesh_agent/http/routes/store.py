@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -15,9 +17,8 @@ from rankmesh_agent.http.routes.group_calls import cancel_on_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.condition import Condition, etag
-from rankmesh_agent.store.http_codec import from_base64, to_base64
 from rankmesh_agent.store.keys import MAX_KEYS, check_values
-from rankmesh_agent.wire.errors import KeyNotFoundError
+from rankmesh_agent.wire.errors import InvalidValueError, KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     MAX_KEY_BYTES,
@@ -156,7 +157,7 @@ async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
 @router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT)
 async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
-    expected, desired = from_base64(body.expected), from_base64(body.desired)
+    expected, desired = _from_base64(body.expected), _from_base64(body.desired)
     return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
 
 
@@ -172,13 +173,15 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
     values = await cancel_on_disconnect(request, store.execute(command))
     check_values(*values)
-    return StoreValues({key: to_base64(value) for key, value in zip(body.keys, values, strict=True)})
+    return StoreValues({key: _to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
 
 @router.post("/multi_set", **_NO_CONTENT)
 async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
-    await store.execute(commands.MultiSet(tuple((key, from_base64(value)) for key, value in body.values.items())), once)
+    await store.execute(
+        commands.MultiSet(tuple((key, _from_base64(value)) for key, value in body.values.items())), once
+    )
 
 
 @router.post("/queue_push", **_NO_CONTENT, openapi_extra=_OCTETS_IN)
@@ -243,6 +246,25 @@ async def delete_value(key: Key, store: StoreDep, condition: ConditionDep, once:
     """Remove a key."""
     if not await store.execute(commands.Delete(key, condition), once):
         raise KeyNotFoundError(f"key {key!r} is not set")
+
+
+def _to_base64(value: bytes) -> str:
+    """Return a value in its JSON form."""
+    return base64.b64encode(value).decode()
+
+
+def _from_base64(text: str) -> bytes:
+    """Return the value of the JSON form ``text``.
+
+    Raises:
+        InvalidValueError: it is not base64, or too large.
+    """
+    try:
+        value = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidValueError(f"{text[:32]!r} is not a value in base64") from None
+    check_values(value)
+    return value
 
 
 def _slice(seconds: float) -> float:

@@ -71,7 +71,6 @@ from rankmesh_agent.wire.schemas.probe import (
 )
 from rankmesh_agent.wire.schemas.problem import Problem
 from rankmesh_agent.wire.schemas.store import (
-    FORWARDED_HEADER,
     MAX_KEY_BYTES,
     StoreAdd,
     StoreCompareSet,

@@ -139,6 +139,7 @@ class JoinReply:
         grown: whether the world is an earlier one that has grown.
         joined: number of members that have joined.
         interval: seconds between the heartbeats that the gateway expects.
+        store: id of the job's key-value store at the gateway, 32 hexadecimal digits, once the world is complete.
     """
 
     complete: bool
@@ -150,6 +151,7 @@ class JoinReply:
     grown: Boolean = False
     joined: Integer = 0
     interval: Number = HEARTBEAT_SECONDS
+    store: str = ""
 
 
 @dataclass

@@ -10,7 +10,6 @@ from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
 
 MAX_KEY_BYTES = 8192
 """Maximum bytes of a key of the store, in UTF-8: as of torch's TCPStore."""
-FORWARDED_HEADER = "Rankmesh-Forwarded"
 """Header of a request to the store that another agent has forwarded: the agent answers it itself, or refuses it."""
 StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
 """A key of the store; the store itself checks it."""

@@ -15,10 +15,13 @@ from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
 from rankmesh_gateway.http.job_scope import check_body
 from rankmesh_gateway.snapshot import SnapshotCache
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 RegistryDep = Annotated[Registry, from_state("registry")]
 """The registry that the application serves."""
+StoresDep = Annotated[JobStores, from_state("stores")]
+"""The jobs' stores."""
 SnapshotDep = Annotated[SnapshotCache, from_state("snapshots")]
 """The application's snapshots."""
 DiagnosisDep = Annotated[DiagnosisService, from_state("diagnosis")]

@@ -148,7 +148,7 @@ async def rates(registry: RegistryDep, job: JobName = None) -> list[RateSample]:
 @router.get("/overview", responses=problems(422))
 async def overview(snapshots: SnapshotDep, job: JobName = None) -> Overview:
     """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
-    return await snapshots.refresh(job)
+    return snapshots.build(job)
 
 
 def _number(text: str) -> int:

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, StoresDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.state.event_log import EventKind
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,18 +35,18 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(registry: RegistryDep, request: Request, job: JobName = None) -> Response:
+async def metrics(registry: RegistryDep, stores: StoresDep, request: Request, job: JobName = None) -> Response:
     """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time.
 
     With `job`, those of its ranks, groups and agents alone.
     """
     from rankmesh_agent.http.prometheus import render_metrics
 
-    content, media_type = render_metrics(lambda: _metrics(registry, job), request.headers.get("accept"))
+    content, media_type = render_metrics(lambda: _metrics(registry, stores, job), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})
 
 
-def _metrics(registry: Registry, job: str | None = None) -> Iterator[Metric]:
+def _metrics(registry: Registry, stores: JobStores, job: str | None = None) -> Iterator[Metric]:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("rankmesh_gateway", "The gateway.", {"version": __version__, "id": registry.id})
@@ -70,7 +71,14 @@ def _metrics(registry: Registry, job: str | None = None) -> Iterator[Metric]:
         of_job = [each for each in groups if names.get(each.job) == name]
         members.add_metric([name], len(of_job))
         failures.add_metric([name], sum(bool(each.failure) for each in of_job))
-    yield from (ranks, ages, members, failures)
+    keys = GaugeMetricFamily("rankmesh_store_keys", "Keys with values in the job's store.", labels=["job"])
+    calls = CounterMetricFamily("rankmesh_store_operations", "Calls to the job's store.", labels=["job", "op"])
+    for store, stats in sorted(stores.stats().items()):
+        if job in (None, store) and names.get(store) == store:
+            keys.add_metric([store], stats.keys)
+            for op, number in sorted(stats.operations.items()):
+                calls.add_metric([store, op], number)
+    yield from (ranks, ages, members, failures, keys, calls)
 
     found = Counter(entry.state for entry in registry.agents.entries(job))
     agents = GaugeMetricFamily("rankmesh_gateway_agents", "Standalone agents by state.", labels=["state"])

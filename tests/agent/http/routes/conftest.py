@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -14,8 +14,10 @@ from rankmesh_agent.http.middleware import SecurityMiddleware
 
 
 @pytest.fixture
-def agent() -> FakeAgent:
-    return FakeAgent()
+def agent() -> Iterator[FakeAgent]:
+    found = FakeAgent()
+    yield found
+    found.store.close()
 
 
 class Current:

@@ -36,8 +36,6 @@ async def test_it_shows_what_has_been_counted(client, accept):
     assert found["rankmesh_heartbeats_total", ("result", "answered")] == 7
     assert found["rankmesh_heartbeats_total", ("result", "unanswered")] == 1
     assert found["rankmesh_heartbeat_age_seconds",] == 0.25
-    assert found["rankmesh_store_operations_total", ("op", "get")] == 5
-    assert found["rankmesh_store_keys",] == 3
     assert found["rankmesh_peers", ("medium", "segment")] == 2
     assert found["rankmesh_peers_lost",] == 1
     assert found["rankmesh_world_size",] == 4
@@ -64,4 +62,4 @@ async def test_an_agent_in_no_job_has_metrics_too(client, agent):
     agent.vitals = AgentStats
     found = await samples(client)
     assert found["process_cpu_seconds_total",] > 0
-    assert not any(name.startswith(("rankmesh_operation", "rankmesh_store", "rankmesh_heart")) for name, *_ in found)
+    assert not any(name.startswith(("rankmesh_operation", "rankmesh_heart")) for name, *_ in found)

@@ -19,8 +19,9 @@ from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.groups import GroupExistsError
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.routes import probe
+from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import QueuePush, Set
-from rankmesh_agent.store.http_client import HttpStore
 from rankmesh_agent.wire.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -183,7 +184,8 @@ async def test_every_documented_response_is_real(client, agent, document, method
     if status != 502:
         monkeypatch.setattr(Prober, "_list_agents", lambda self: iter([LISTED]))
     elif path.startswith("/v1/store"):
-        agent.store = HttpStore(f"http://127.0.0.1:{free_port()}")
+        agent.store.close()
+        agent.store = AsyncStore(lambda: StoreClient(f"http://127.0.0.1:{free_port()}"))
     if status == 503 and path == "/v1/probe":
         slots = threading.Semaphore(0)
         monkeypatch.setattr(probe, "_outgoing", slots)
@@ -197,7 +199,6 @@ async def test_every_documented_response_is_real(client, agent, document, method
     elif status in ERRORS and (is_call or path == "/v1/groups"):
         agent.error = ERRORS[status]
     answer = await client.request(method, target, **content)
-    await agent.store.close()
     assert answer.status_code == status, answer.text
     documented = document["paths"][path][method]["responses"][str(status)].get("content", {"": None})
     media_type = answer.headers.get("content-type", "")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.store import async_store
 from rankmesh_agent.store.condition import etag
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
@@ -75,6 +77,22 @@ SESSIONS: dict[str, list[Step]] = {
         delete(204, key="a/b"),
         delete(404, "key-not-found", key="a/b"),
         get("key-not-found:'a/b'", 404, key="a/b"),
+    ],
+    "any text is a key": [
+        each
+        for key in ("/a", "a//b/", ".", "..", "../up", "add", "a?b#c", "100%", "%2F", "a b+c", "世界", "\x00\n", "a\nb")
+        for name in [quote(key, safe="").replace(".", "%2E")]
+        for each in (
+            put(b"v", key=name),
+            get(b"v", key=name),
+            step("GET ", 200, [key], params={"prefix": key}),
+            delete(204, key=name),
+            step("POST /append", 204, params={"key": key}, content=b"0"),
+            step("POST /queue_push", 204, params={"key": key}, content=b"q"),
+            post("queue_len", {"value": 1}, {"key": key}),
+            get(b"0", key=name),
+            delete(204, key=name),
+        )
     ],
     "a body is bytes, whatever its type": [put(b"{", Content_Type="application/json"), get(b"{")],
     "invalid keys": [
@@ -259,6 +277,45 @@ class TestWaiting:
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
             await client.post(f"/v1/store/{path}", content=f'{{{reported}, "timeout": {written}}}', headers=JSON)
         assert waits == [given, given, given]
+
+
+class TestAServerThatIsGone:
+    """The agent's other endpoints answer as before."""
+
+    @pytest.mark.parametrize("ends", [True, False], ids=["it ends", "it is stopped"])
+    @pytest.mark.parametrize("waits", [True, False], ids=["a wait", "a change"])
+    async def test_it_is_named(self, client, agent, monkeypatch, ends, waits):
+        """Within the time limit of a response, 20 s."""
+        assert async_store.RESPONSE_SECONDS == 20
+        monkeypatch.setattr(async_store, "RESPONSE_SECONDS", 0.3)
+        monkeypatch.setattr(async_store, "MARGIN_SECONDS", 0.3)
+        await client.put("/v1/store/n", content=b"1")
+        with contextlib.nullcontext() if ends else agent.store.table._lock:
+            if ends:
+                agent.store._server.close()
+            asked = client.get("/v1/store/k?wait=0.1") if waits else client.post("/v1/store/add", json={"key": "n"})
+            asking = asyncio.create_task(asked)
+            assert (await client.get("/livez")).status_code == 200
+            answer = await asking
+        assert (answer.status_code, answer.json()["code"]) == (502, "network-error" if ends else "store-unresponsive")
+        assert answer.json()["address"] in answer.json()["detail"]
+
+    async def test_a_wait_ends_with_it(self, client, agent):
+        waiting = asyncio.create_task(client.get("/v1/store/k?wait=20"))
+        async with asyncio.timeout(15.0):
+            while not agent.store.table._watches:
+                await asyncio.sleep(0.005)
+            agent.store._server.close()
+            assert (await waiting).status_code == 502
+        assert agent.store.table._watches == {}
+
+    async def test_many_waits_do_not_keep_out_who_sets(self, client, agent):
+        async with asyncio.timeout(30.0):
+            gets = [asyncio.create_task(client.get("/v1/store/k?wait=20")) for _ in range(48)]
+            while len(agent.store.table._watches.get("k", ())) < 48:
+                await asyncio.sleep(0.005)
+            assert (await client.put("/v1/store/k", content=b"v")).status_code == 204
+            assert [answer.content for answer in await asyncio.gather(*gets)] == [b"v"] * 48
 
 
 class TestClientsThatGo:

@@ -1,0 +1,76 @@
+"""A gateway: the registry of jobs, their stores, and the port at which both are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.store.table import Quota
+from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.job_stores import JobStores
+from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.registry_file import RegistryFile
+from rankmesh_gateway.torch_store import PREFACE, TorchStore
+
+
+class Gateway:
+    """A gateway at a port, from ``start`` to ``close``.
+
+    Args:
+        http: the port.
+        settings: the process's settings.
+        credentials: those that clients need.
+        names: host names that requests may have, besides addresses and localhost.
+        torch_store: serves torch's TCPStore clients; None for no such clients.
+        file: keeps the state for the next gateway; it is closed with this one.
+
+    Attributes:
+        registry: the jobs, ranks and groups.
+
+    Raises:
+        RegistryFileError: the file is damaged.
+    """
+
+    def __init__(
+        self,
+        http: HttpServer,
+        settings: Settings,
+        credentials: Credentials,
+        *,
+        names: Iterable[str] = (),
+        torch_store: TorchStore | None = None,
+        file: RegistryFile | None = None,
+    ) -> None:
+        self.registry = Registry()
+        self._http = http
+        self._credentials, self._names = credentials, tuple(names)
+        self._torch_store, self._file = torch_store, file
+        if file is not None:
+            file.load(self.registry)
+            file.follow(self.registry)
+        quota = Quota(settings.store_keys, settings.store_bytes)
+        self._stores = JobStores(self.registry, credentials, quota, None if file is None else file.stores)
+
+    def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
+        """Begin to serve.
+
+        Args:
+            on_failure: called in another thread once the port cannot be served.
+        """
+        self._http.start(
+            lambda: create_app(self.registry, token=self._credentials, names=self._names, stores=self._stores),
+            {store_frames.UPGRADE: StoreServer(self._stores, self._credentials)},
+            protocols={} if self._torch_store is None else {PREFACE: self._torch_store.make_protocol},
+            on_failure=on_failure,
+        )
+
+    def close(self) -> None:
+        """Answer the requests that wait, stop serving, and write the rest of the state."""
+        self.registry.close()
+        self._http.close()
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,117 @@
+"""Key-value stores of the jobs: the gateway has a table for each, and serves its ranks."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from dataclasses import replace
+from typing import Protocol
+
+from rankmesh_agent.store.table import UNLIMITED, Quota, StoreStats, Table, TableLog
+from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_gateway.schemas import JobStore
+from rankmesh_gateway.state.registry import Registry
+
+SHOWN_NAMES = 100
+"""Limit of the key names of each store."""
+_SETTLED_SECONDS = 60.0
+"""After this long, the ranks of all live jobs have reported to a gateway that was restarted."""
+
+
+class StoreFile(Protocol):
+    """File of the stores, which outlives the gateway."""
+
+    def stores(self) -> dict[str, str]:
+        """Return the jobs, by the ids of their stores."""
+
+    def open(self, store: str, job: str, table: Table) -> TableLog:
+        """Fill an empty table with what the file has of a store, and return the log of its changes."""
+
+    def remove(self, store: str) -> None:
+        """Remove a store."""
+
+
+class JobStores:
+    """The stores of all jobs. Thread-safe.
+
+    Args:
+        registry: the registry, which knows the jobs and the ids of their stores.
+        token: the gateway's token, or all its credentials.
+        quota: limits of the keys and values of each store.
+        file: keeps them for the next gateway; None for no file.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        token: str | Credentials = "",
+        quota: Quota = UNLIMITED,
+        file: StoreFile | None = None,
+    ) -> None:
+        self._registry = registry
+        self._credentials = Credentials.of(token)
+        self._quota = quota
+        self._file = file
+        self._lock = threading.Lock()
+        self._tables: dict[str, Table] = {}
+        self._jobs: dict[str, str] = {} if file is None else file.stores()
+        self._started = time.monotonic()
+
+    def find(self, store: bytes) -> Table | None:
+        """Return the keys and values of a store; None if no job has it, any more."""
+        name = store.hex()
+        with self._lock:
+            table = self._tables.get(name)
+            job = self._job_of(name)
+            if table is None and job is not None:
+                table = Table(self._quota)
+                if self._file is not None:
+                    table.log = self._file.open(name, job, table)
+                self._tables[name], self._jobs[name] = table, job
+            return table
+
+    def credentials(self, store: bytes) -> Credentials:
+        """Return the credentials that the clients of a store have, or an unknown one's."""
+        with self._lock:
+            job = self._job_of(store.hex())
+        return self._credentials if job is None else replace(self._credentials, job=job)
+
+    def drop_unused(self) -> None:
+        """Remove the stores of worlds without live ranks. Called from time to time."""
+        used = self._registry.stores()
+        settled = time.monotonic() - self._started > _SETTLED_SECONDS
+        with self._lock:
+            unused = {store: job for store, job in self._jobs.items() if store not in used}
+            for store, job in unused.items():
+                if self._registry.has_unknown_store(job) or (store not in self._tables and not settled):
+                    continue  # of a rank that this gateway has yet to hear from
+                del self._jobs[store]
+                table = self._tables.pop(store, None)
+                if table is not None:
+                    table.close()
+                if self._file is not None:
+                    self._file.remove(store)
+
+    def contents(self, job: str | None = None) -> list[JobStore]:
+        """Return the number of keys and the first names of the latest store of each job, or of one, by job."""
+        latest: dict[str, JobStore] = {}
+        for name, table in self._latest(job).items():
+            latest[name] = JobStore(name, table.count(), heapq.nsmallest(SHOWN_NAMES, table.names()))
+        return [latest[name] for name in sorted(latest)]
+
+    def stats(self) -> dict[str, StoreStats]:
+        """Return the counts of the latest store of each job."""
+        return {name: table.stats() for name, table in self._latest().items()}
+
+    def _latest(self, job: str | None = None) -> dict[str, Table]:
+        used = self._registry.stores()
+        with self._lock:
+            return {
+                name: self._tables[store]
+                for store, name in used.items()
+                if store in self._tables and job in (None, name)
+            }
+
+    def _job_of(self, store: str) -> str | None:
+        return self._jobs.get(store) or self._registry.stores().get(store)

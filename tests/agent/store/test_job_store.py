@@ -1,0 +1,234 @@
+"""A rank's client of its job's store: while the gateway is away, calls wait for it; failures end waits."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from support.processes import free_port, wait_until
+
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.store import job_store
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.commands import Add, Get, QueueLen, QueuePop, QueuePush, Set, Wait
+from rankmesh_agent.store.job_store import JobStore, JobStoreClient
+from rankmesh_agent.wire.errors import (
+    DistNetworkError,
+    KeyNotFoundError,
+    ProtocolError,
+    QueueEmptyError,
+    RankFailedError,
+    StoreLostError,
+    StoreTimeoutError,
+    StoreUnresponsiveError,
+)
+from rankmesh_agent.wire.schemas import Member
+from rankmesh_agent.wire.store_frames import UPGRADE
+
+ID = "0f" * 16
+FAILURE = RankFailedError("rank 2 (host, pid 7) failed (killed)", ranks=[2], group="world")
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch) -> None:
+    monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+
+
+class Job(JobStore):
+    """A job's store that closes all its clients at its end."""
+
+    def blocking(self) -> JobStoreClient:
+        client = super().blocking()
+        self.__dict__.setdefault("clients", []).append(client)
+        return client
+
+
+@pytest.fixture
+def job() -> Iterator[Callable[..., JobStore]]:
+    """Makes the job's stores at a URL."""
+    with contextlib.ExitStack() as opened:
+        yield lambda url, *limits: opened.enter_context(contextlib.closing(Job(url, "secret", ID, *limits)))
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as found:
+        yield found
+
+
+class TestBreaks:
+    """Connections break one after the other, and the server executes each request once."""
+
+    @pytest.mark.parametrize("lost", ["request", "answer"])
+    @pytest.mark.parametrize("times", [1, 2, 5])
+    def test_writes(self, job, losing, table, call, lost, times):
+        command, result, end = call
+        Set("k", b"1").apply(table)
+        with losing(lost, times=times) as url:
+            assert job(url).blocking().execute(command) == result
+        assert table.value("k") == end
+
+    @pytest.mark.parametrize("lost", ["request", "answer"])
+    def test_queues(self, job, losing, table, lost):
+        with losing(lost, times=3) as url:
+            job(url).blocking().execute(QueuePush("q", b"1"))
+        table.push("q", b"2")
+        for left in (b"1", b"2"):
+            with losing(lost, times=3) as url:
+                assert job(url).blocking().execute(QueuePop("q", 30.0)) == left
+        assert table.length("q") == 0
+
+    def test_a_pop_that_waits(self, job, losing, table, threads):
+        """Each answer that is lost had the value; so has the last."""
+        with losing(times=4) as url:
+            popped = threads.submit(job(url).blocking().execute, QueuePop("q", 30.0))
+            wait_until(lambda: table._pending_pops, "the wait")
+            table.push("q", b"1")
+            table.push("q", b"2")
+            assert popped.result(30) == b"1"
+        assert table.length("q") == 1
+
+
+class TestAGatewayThatIsAway:
+    @pytest.fixture
+    def start(self, store_server) -> Iterator[Callable[[int], None]]:
+        """Starts the gateway at a port."""
+        with contextlib.ExitStack() as running:
+
+            def start(port: int) -> None:
+                http = HttpServer(bind("127.0.0.1", port, purpose="test"), "gateway")
+                http.start(lambda: None, {UPGRADE: store_server}, on_demand=True)
+                running.callback(http.close)
+
+            yield start
+
+    @pytest.mark.parametrize(
+        ("command", "result"), [(Add("n"), 8), (Get("n", 30.0), b"7"), (Wait(("n",), 30.0), None), (QueueLen("q"), 0)]
+    )
+    def test_calls_wait_for_it(self, job, start, table, threads, command, result):
+        Set("n", b"7").apply(table)
+        port = free_port()
+        called = threads.submit(job(f"http://127.0.0.1:{port}").blocking().execute, command)
+        time.sleep(0.1)
+        assert not called.done()
+        start(port)
+        assert called.result(30) == result
+
+    @pytest.mark.parametrize(("command", "seconds"), [(Add("n"), 0.3), (Get("n", 0.2), 0.1)])
+    def test_not_beyond_their_time_limit(self, job, command, seconds):
+        began = time.monotonic()
+        with pytest.raises(DistNetworkError, match=r"the job's store, at the gateway at \S+, cannot be reached"):
+            job(f"http://127.0.0.1:{free_port()}").blocking().execute(command, seconds)
+        assert time.monotonic() - began < 10
+
+    def test_one_that_does_not_respond(self, job):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with pytest.raises(StoreUnresponsiveError, match=rf"gateway at {url}, .* add within 0\.2 s\."):
+                job(url).blocking().execute(Add("n"), 0.2)
+
+    @pytest.mark.parametrize("end", ["a failure", "close"])
+    def test_the_end_of_waits(self, job, threads, monkeypatch, end):
+        """Only a wait ends with a failure; a call that does not wait goes on."""
+        monkeypatch.setattr(job_store, "_LONGEST_PAUSE", 0.05)
+        store = job(f"http://127.0.0.1:{free_port()}")
+        client = store.blocking()
+        waiting, writing = (threads.submit(client.execute, command) for command in (Get("k", 60.0), Set("k", b"")))
+        time.sleep(0.1)
+        if end == "a failure":
+            store.fail_waits(FAILURE)
+            with pytest.raises(RankFailedError, match=r"rank 2 .* cannot be reached"):
+                waiting.result(20)
+            assert not writing.done()
+        store.close()
+        for each in (writing, waiting):
+            assert each.exception(20) is not None
+
+
+class TestWaits:
+    @pytest.fixture
+    def begin(self, threads, table) -> Callable[[JobStoreClient, Command], Future]:
+        def begun(client: JobStoreClient, command: Command) -> Future:
+            waiting = threads.submit(client.execute, command)
+            wait_until(lambda: table._watches or table._pending_pops, "the wait")
+            wait_until(client.waits_under_way, "its record at the caller's side")
+            return waiting
+
+        return begun
+
+    def test_a_failure_ends_those_of_all_clients(self, job, url, begin):
+        store = job(url)
+        waiting = [begin(store.blocking(), command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
+        assert store.waiting()
+        assert sorted(wait.op for wait in store.pending_waits()) == ["get", "queue_pop"]
+        store.fail_waits(FAILURE)
+        for each in waiting:
+            with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed"):
+                each.result(20)
+        assert not store.waiting()
+
+    def test_for_good(self, job, url):
+        """Of clients that are opened later, too."""
+        store = job(url)
+        store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1]), for_good=True)
+        client = store.blocking()
+        with pytest.raises(StoreTimeoutError, match="no other rank is left"):
+            client.execute(Get("k", 60.0))
+        client.execute(Set("k", b"v"))
+        assert client.execute(Get("k", 60.0)) == b"v"
+
+    @pytest.mark.parametrize("command", [Get("k", 0.05), Wait(("k",), 0.05), QueuePop("k", 0.05)])
+    def test_one_in_vain_names_the_ranks_without_descriptors(self, job, url, command):
+        member = Member(3, "i", "host", "h", 7, [], "http://127.0.0.1:1")
+        asked: list[float] = []
+        store = job(url, lambda since: asked.append(since) or [(member, "no free descriptor")])
+        began = time.monotonic()
+        with pytest.raises(
+            StoreTimeoutError, match=r"waited 0\.05 s, but .*rank 3 .* reports: no free descriptor"
+        ) as caught:
+            store.blocking().execute(command)
+        assert caught.value.ranks == (3,)
+        assert asked[0] >= began - 0.05
+        with pytest.raises((KeyNotFoundError, StoreTimeoutError, QueueEmptyError)) as caught:
+            store.blocking().execute(command.with_timeout(0.0))
+        assert not caught.value.ranks
+
+
+def test_closing_ends_calls_and_later_ones(job, url, threads, table):
+    store = job(url)
+    client = store.blocking()
+    waiting = threads.submit(client.execute, Get("k", 60.0))
+    wait_until(lambda: table._watches, "the wait")
+    store.close()
+    with pytest.raises(DistNetworkError, match="is closed"):
+        waiting.result(20)
+    for each in (client, store.blocking()):
+        with pytest.raises(DistNetworkError, match="is closed"):
+            each.execute(Get("k"))
+
+
+def test_a_store_that_is_another_is_lost(job):
+    store = job("http://127.0.0.1:1")
+    store.check_same(ID)
+    for other in ("", "00" * 16):
+        with pytest.raises(StoreLostError, match=r"http://127\.0\.0\.1:1 was started after the job"):
+            store.check_same(other)
+    with pytest.raises(ProtocolError, match="of an earlier version"):
+        JobStore("http://127.0.0.1:1", "secret", "")
+
+
+def test_threads_share_a_client(job, url, table):
+    client = job(url).blocking()
+    threads = [threading.Thread(target=lambda: [client.execute(Add("n")) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert table.value("n") == b"200"
