@@ -63,7 +63,7 @@ def test_what_leaves_a_host_is_protected(hosts: Hosts, tmp_path, protection, tra
     assert [each.wait() for each in started] == [0, 0, 0], hosts.transcript()
     found = [json.loads(each.output.splitlines()[-1]) for each in started]
     assert found == [
-        {"1": "none", "2": protection, "store": protection},  # of rank 0, to the rank with the replica
+        {"1": "none", "2": protection, "store": "none"},  # the gateway is on the same host
         {"0": "none", "2": protection, "store": "none"},
         {"0": protection, "1": protection, "store": protection},
     ]
