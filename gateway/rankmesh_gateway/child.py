@@ -20,6 +20,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -34,6 +35,8 @@ from rankmesh_gateway.state.registry import Registry
 
 _TICK_SECONDS, _LAST_TICK_SECONDS = 1.0, 0.1
 """Interval of looking for ranks that are left, while the host needs the gateway, and afterwards."""
+_PAUSE_SECONDS, _PAUSES = 0.02, 20
+"""Minimum pause after looking, in seconds, and as a multiple of the time that it took."""
 _COLLECTED_OBJECTS = 20_000
 
 
@@ -68,13 +71,13 @@ def main() -> int:
     with registry.events.subscribe(lambda: wakes.put("event")):
         gateway.start(on_failure=lambda: wakes.put("failure"))
         while not http.failure:
-            with contextlib.suppress(Empty):
-                if wakes.get(timeout=_TICK_SECONDS if hosted else _LAST_TICK_SECONDS) == "host":
-                    hosted = False
-                    if options["fixed"]:
-                        registry.release_ranks()
-                    else:
-                        registry.refuse_worlds()
+            if "host" in _received(wakes, _TICK_SECONDS if hosted else _LAST_TICK_SECONDS):
+                hosted = False
+                if options["fixed"]:
+                    registry.release_ranks()
+                else:
+                    registry.refuse_worlds()
+            began = time.monotonic()
             anyone = here.anyone_left()
             if not hosted and not anyone:
                 break
@@ -83,8 +86,19 @@ def main() -> int:
                 _tell_host(worlds=sorted(worlds))
             if not hosted:
                 _tell_host(stays=True)
+            time.sleep(max(_PAUSE_SECONDS, _PAUSES * (time.monotonic() - began)))  # a large world has many events
     gateway.close()
     return 1 if http.failure else 0
+
+
+def _received(wakes: SimpleQueue[str], seconds: float) -> set[str]:
+    """Wait for the first word, for so many seconds, and return all that have come."""
+    words = set[str]()
+    with contextlib.suppress(Empty):
+        words.add(wakes.get(timeout=seconds))
+        while True:
+            words.add(wakes.get_nowait())
+    return words
 
 
 class _LocalProcesses:
