@@ -102,7 +102,7 @@ def _received(wakes: SimpleQueue[str], seconds: float) -> set[str]:
 
 
 class _LocalProcesses:
-    """Ranks of this host whose processes have been seen: those that are killed at once with all others tell nobody.
+    """Processes of this host's ranks: where all ranks are killed together, no peer reports the failures.
 
     Args:
         registry: the registry.
