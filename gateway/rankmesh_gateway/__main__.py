@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -24,22 +23,18 @@ from rankmesh_agent.config.settings import (
     require_token_beyond_loopback,
 )
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.descriptors import is_exhausted, raise_limit, reason
+from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.event_lines import log_events
-from rankmesh_gateway.server import Gateway
+from rankmesh_gateway.server import Gateway, prepare_process
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
 from rankmesh_gateway.torch_store import TorchStore
 
 USAGE_ERROR = 2
-_COLLECTED_OBJECTS = 20_000
-"""New objects after which Python's garbage collector runs. Some thousand connections have a million objects, and the
-default, 700, would take a tenth of the time of their joins."""
-
 _NO_TORCH_STORE = (
     "this gateway serves any number of jobs, and torch's protocol does not name one; the gateway that 'rankmesh run' "
     "hosts serves it"
@@ -61,8 +56,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
     options = parser.parse_args(arguments)
     if options.make_token and options.token_file is None:
         parser.error("--make-token needs --token-file, the file to write it to")
-    raise_limit()
-    gc.set_threshold(_COLLECTED_OBJECTS)
+    prepare_process()
     with contextlib.ExitStack() as opened:
         try:
             if options.make_token:

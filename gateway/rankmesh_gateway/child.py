@@ -15,7 +15,6 @@ if __name__ == "__main__" and os.fork():
     os._exit(0)  # so it is no child of the rank, whose program may wait for all of its own
 
 import contextlib
-import gc
 import json
 import logging
 import socket
@@ -26,18 +25,16 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.inherited import reset_inherited
 from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_gateway.server import Gateway
+from rankmesh_gateway.server import Gateway, prepare_process
 from rankmesh_gateway.state.registry import Registry
 
 _TICK_SECONDS, _LAST_TICK_SECONDS = 1.0, 0.1
 """Interval of looking for ranks that are left, while the host needs the gateway, and afterwards."""
 _PAUSE_SECONDS, _PAUSES = 0.02, 20
 """Minimum pause after looking, in seconds, and as a multiple of the time that it took."""
-_COLLECTED_OBJECTS = 20_000
 
 
 def main() -> int:
@@ -49,8 +46,7 @@ def main() -> int:
     _log_to_host(options["level"])
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the host may be bound to one core, for itself
-    raise_limit()
-    gc.set_threshold(_COLLECTED_OBJECTS)
+    prepare_process()
     listener = socket.socket(fileno=options["listener"])
     credentials = Credentials(**options["credentials"])
     settings = Settings(store_keys=options["store_keys"], store_bytes=options["store_bytes"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Quota
 from rankmesh_agent.wire import store_frames
@@ -15,6 +17,16 @@ from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
 from rankmesh_gateway.torch_store import PREFACE, TorchStore
+
+_COLLECTED_OBJECTS = 20_000
+"""New objects after which Python's garbage collector runs. Some thousand connections have a million objects, and the
+default, 700, would take a tenth of the time of their joins."""
+
+
+def prepare_process() -> None:
+    """Set the limits of a process that is a gateway and nothing else."""
+    raise_limit()
+    gc.set_threshold(_COLLECTED_OBJECTS)
 
 
 class Gateway:

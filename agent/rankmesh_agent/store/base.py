@@ -15,7 +15,7 @@ CONNECT_SECONDS = 25.0
 RESPONSE_SECONDS = 300.0
 """Default time limit of a call whose command does not wait."""
 MARGIN_SECONDS = 1.5
-"""Time limit of the response to a command that waits, after the owner's own limit."""
+"""Time limit of the response to a command that waits, after the server's own limit."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class BlockingStore(ABC):
     """Keys and values, local or remote; several threads may use it at a time.
 
     Attributes:
-        timeout: seconds in which a remote owner must respond to a command that does not wait.
+        timeout: seconds in which a remote server must respond to a command that does not wait.
         failures: the failures that have ended waits, see fail_waits.
     """
 
@@ -61,19 +61,19 @@ class BlockingStore(ABC):
 
         Args:
             command: the command.
-            timeout: seconds in which a remote owner must respond, besides the time that the command waits: the limit
+            timeout: seconds in which a remote server must respond, besides the time that the command waits: the limit
                 of connecting, sending and receiving together. If left out, MARGIN_SECONDS for a command that waits, and
                 the store's timeout for others. Local stores have no use for it.
 
         Raises:
             DistStoreError: the command failed and changed nothing.
-            StoreUnresponsiveError: the remote owner of the keys did not respond in time. It may execute the command
+            StoreUnresponsiveError: the server of the keys did not respond in time. It may execute the command
                 yet.
-            DistNetworkError: the remote owner of the keys is gone.
+            DistNetworkError: the server of the keys is gone.
         """
 
     def undo(self, command: QueuePop, value: bytes) -> None:
-        """Return a value to its queue; to the end of it where the owner is remote."""
+        """Return a value to its queue; to the end of it where the server is remote."""
         self.execute(QueuePush(command.key, value))
 
     @abstractmethod
@@ -116,7 +116,7 @@ class BlockingStore(ABC):
 
 
 def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
-    """Return the error of a call whose remote owner did not respond in time.
+    """Return the error of a call whose remote server did not respond in time.
 
     Args:
         store: the store, as text.
@@ -127,7 +127,7 @@ def unresponsive_error(store: str, url: str, command: Command[T], timeout: float
     limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
     limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
     return StoreUnresponsiveError(
-        f"{store} cannot be reached: timed out: its owner did not respond to {command.name} within {limit}. "
+        f"{store} cannot be reached: timed out: its server did not respond to {command.name} within {limit}. "
         "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
         address=url,
     )

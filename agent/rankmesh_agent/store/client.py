@@ -47,7 +47,7 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.handshake import Protocol, client_script
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between attempts to reach an owner that has not started yet, about an eighth of the time so far."""
+"""Seconds between attempts to reach an server that has not started yet, about an eighth of the time so far."""
 _MIN_SECONDS = 0.001
 _READ = 1 << 14
 
@@ -97,7 +97,7 @@ class Call:
 
 
 class ClientConnection(FramedStream):
-    """A connection to the owner, which carries one request at a time.
+    """A connection to the server, which carries one request at a time.
 
     Args:
         sock: a connected socket that has switched to the binary protocol.
@@ -131,7 +131,7 @@ class ClientConnection(FramedStream):
         Raises:
             DistStoreError: the command failed.
             ProtocolError: the response is malformed.
-            StreamClosedError: the connection broke; the owner may have executed the command or not.
+            StreamClosedError: the connection broke; the server may have executed the command or not.
             StreamTimeoutError: no response came in time.
         """
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
@@ -156,7 +156,7 @@ class ClientConnection(FramedStream):
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
         if not data:
-            raise StreamClosedError("the owner closed the connection")
+            raise StreamClosedError("the server closed the connection")
         if len(data) < store_frames.HEADER_BYTES:
             deadline = deadline or Deadline(timeout)
             data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
@@ -178,10 +178,10 @@ class StoreClient(BlockingStore):
     """A remote store for callers without an event loop.
 
     Concurrent threads use a connection each, so a waiting call does not delay others. If a connection breaks, its call
-    is repeated over another one, and the owner executes it once.
+    is repeated over another one, and the server executes it once.
 
     Args:
-        url: base URL of the owner of the keys and values.
+        url: base URL of the server of the keys and values.
         token: the job's token; empty for none.
         store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
@@ -197,10 +197,10 @@ class StoreClient(BlockingStore):
         self._unix_socket = unix_socket
 
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
-        """Execute a command that does not wait, at an owner that may not have started yet, or has too many clients.
+        """Execute a command that does not wait, at an server that may not have started yet, or has too many clients.
 
         Raises:
-            DistNetworkError: no owner serves this client before the deadline, or it is not a store.
+            DistNetworkError: no server serves this client before the deadline, or it is not a store.
         """
         while True:
             try:
@@ -222,8 +222,8 @@ class StoreClient(BlockingStore):
         """Return a connection for the caller's own use, which closes it.
 
         Raises:
-            DistNetworkError: the owner cannot be reached.
-            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
+            DistNetworkError: the server cannot be reached.
+            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
         try:
             return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
@@ -307,7 +307,7 @@ class StoreClient(BlockingStore):
         return [wait_info(*waits) for connection in self._pool.in_use() if (waits := connection.waits) is not None]
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
-        """See BlockingStore. The connections of the waits end, by which the owner learns that they are over."""
+        """See BlockingStore. The connections of the waits end, by which the server learns that they are over."""
         super().fail_waits(failure, for_good=for_good)
         for connection in self._pool.in_use():
             if connection.waits:
@@ -332,10 +332,10 @@ class StoreClient(BlockingStore):
         """Return a new connection, made before ``ends``, by time.monotonic.
 
         Raises:
-            DistNetworkError: caused by an OSError: the owner does not listen.
-            AuthenticationError: the owner has another token.
+            DistNetworkError: caused by an OSError: the server does not listen.
+            AuthenticationError: the server has another token.
             _NotSupported: the peer does not speak the binary protocol.
-            StreamClosedError, StreamTimeoutError: the owner ended, or does not respond.
+            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
         try:
             split = urlsplit(self._url)
@@ -346,7 +346,7 @@ class StoreClient(BlockingStore):
             raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
         with contextlib.suppress(AuthenticationError):
             return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
-        # The connection breaks without a message if the owner ends, too; then the second attempt finds no owner.
+        # The connection breaks without a message if the server ends, too; then the second attempt finds no server.
         return self._open_connection(split, _until(ends))
 
     def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
@@ -391,7 +391,7 @@ class StoreClient(BlockingStore):
         return unix
 
     def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an owner on this host, and of this user; None if its unix socket is not known yet."""
+        """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""
         if not self._unix_socket:
             return None
         with limit_named(f"cannot connect to the store at {self._url}"):
@@ -410,7 +410,7 @@ class StoreClient(BlockingStore):
         return sock
 
     def unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
-        """Return the error of a call to which the owner has not responded; the arguments are those of ``execute``."""
+        """Return the error of a call to which the server has not responded; the arguments are those of ``execute``."""
         return unresponsive_error(self._name(), self._url, command, timeout)
 
     def _closed_error(self) -> DistNetworkError:

@@ -6,30 +6,17 @@ import heapq
 import threading
 import time
 from dataclasses import replace
-from typing import Protocol
 
-from rankmesh_agent.store.table import UNLIMITED, Quota, StoreStats, Table, TableLog
+from rankmesh_agent.store.table import UNLIMITED, Quota, StoreStats, Table
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.state.registry import Registry
+from rankmesh_gateway.state.store_file import SQLiteStores
 
 SHOWN_NAMES = 100
 """Limit of the key names of each store."""
 _SETTLED_SECONDS = 60.0
 """After this long, the ranks of all live jobs have reported to a gateway that was restarted."""
-
-
-class StoreFile(Protocol):
-    """File of the stores, which outlives the gateway."""
-
-    def stores(self) -> dict[str, str]:
-        """Return the jobs, by the ids of their stores."""
-
-    def open(self, store: str, job: str, table: Table) -> TableLog:
-        """Fill an empty table with what the file has of a store, and return the log of its changes."""
-
-    def remove(self, store: str) -> None:
-        """Remove a store."""
 
 
 class JobStores:
@@ -47,7 +34,7 @@ class JobStores:
         registry: Registry,
         token: str | Credentials = "",
         quota: Quota = UNLIMITED,
-        file: StoreFile | None = None,
+        file: SQLiteStores | None = None,
     ) -> None:
         self._registry = registry
         self._credentials = Credentials.of(token)

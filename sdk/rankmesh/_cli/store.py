@@ -164,14 +164,14 @@ def open_store(gateway: str, agent: str, token_file: Any, job: str) -> Iterator[
     else:
         service = options.gateway(gateway, token_file, job)
         with contextlib.closing(service):
-            found, url = store_owner(service, job)
+            found, url = store_agent(service, job)
             secret = service.credential_for(found)
     with contextlib.closing(ServiceClient("agent", url, secret, _ANSWER_SECONDS)) as client:
         yield StoreSession(client)
 
 
-def store_owner(gateway: ServiceClient, job: str) -> tuple[str, str]:
-    """Return a job, and the URL of the agent that owns its store: its rank 0's.
+def store_agent(gateway: ServiceClient, job: str) -> tuple[str, str]:
+    """Return a job, and the URL of an agent of it, all of which serve its store: its first rank's.
 
     Args:
         gateway: client of the gateway.
@@ -193,7 +193,7 @@ def store_owner(gateway: ServiceClient, job: str) -> tuple[str, str]:
     ranks = [each for each in running if each["job"] == asked]
     newest = max(each["epoch"] for each in ranks)
     members = sorted((each["member"] for each in ranks if each["epoch"] == newest), key=lambda each: each["rank"])
-    url = str(members[0]["http"])  # rank 0's while it is alive; other agents forward
+    url = str(members[0]["http"])
     carriers = [each["agent"]["urls"] for each in gateway.get("/v1/agents") if url in each["agent"]["urls"]]
     return asked, _first_reachable(list(dict.fromkeys([url, *carriers[0]]))) if carriers else url
 
