@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             listener = bind(options.host, options.port, purpose="the gateway listens")
             opened.callback(listener.close)
             names = [options.host, socket.gethostname(), *(each.partition(":")[0] for each in settings.advertise)]
-            server = HttpServer(listener, "rankmesh-gateway", token=token)
+            server = HttpServer(listener, "rankmesh-gateway", token=credentials)
             refused = TorchStore(settings, closed=_NO_TORCH_STORE)
             gateway = Gateway(server, settings, credentials, names=names, torch_store=refused, file=file)
         except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:

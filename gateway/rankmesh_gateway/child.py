@@ -53,7 +53,7 @@ def main() -> int:
     http = HttpServer(
         listener,
         "rankmesh-gateway",
-        token=credentials.run,
+        token=credentials,
         host=options["host"],
         advertise=tuple(options["advertise"]),
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,6 @@ from support.hostile import Script, allocations_within, fuzzed, memory_within, s
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.stream import FramedStream, ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.call_stream import CallStream
@@ -145,58 +142,20 @@ def stream(*sent: bytes) -> FramedStream:
     return FramedStream(Script(*sent))  # type: ignore[arg-type]
 
 
-@contextlib.contextmanager
-def stream_with_macs(*sent: bytes) -> Iterator[FramedStream]:
-    """The same between hosts: the peer has the keys, so all its frames have valid MACs."""
-    ours, theirs = socket.socketpair()
-    keys = bytes(32), bytes([1]) * 32
-    with MacSocket(ours, *keys) as served, MacSocket(theirs, *reversed(keys)) as peer:
-        for each in sent:
-            if each:
-                peer.sendall(each)
-        peer.shutdown(socket.SHUT_WR)
-        responses = threading.Thread(target=drain, args=(peer,))
-        responses.start()
-        try:
-            yield FramedStream(served)
-        finally:
-            served.close()
-            responses.join(30)
-            assert not responses.is_alive()
+def serve_calls(*sent: bytes) -> None:
+    with contextlib.closing(Agent()) as agent:
+        CallStream(Session(agent, lambda *_: agent), stream(*sent)).serve()  # type: ignore[arg-type]
 
 
-def drain(sock: socket.socket) -> None:
-    """Receive the responses; not the whole one to a call whose result would be of gigabytes."""
-    for _ in range(100):
-        if not socket.socket.recv(sock, 1 << 20):
-            return
-    sock.shutdown(socket.SHUT_RD)
-
-
-def without_macs(*sent: bytes) -> contextlib.AbstractContextManager[FramedStream]:
-    return contextlib.nullcontext(stream(*sent))
-
-
-@pytest.fixture(params=[without_macs, stream_with_macs])
-def opened(request: pytest.FixtureRequest) -> Any:
-    """Returns a stream on which some frames have come."""
-    return request.param
-
-
-def serve_calls(*sent: bytes, opened: Any = without_macs) -> None:
-    with contextlib.closing(Agent()) as agent, opened(*sent) as served:
-        CallStream(Session(agent, lambda *_: agent), served).serve()  # type: ignore[arg-type]
-
-
-def serve_lease(*sent: bytes, opened: Any) -> None:
-    with contextlib.closing(Agent()) as agent, opened(*sent) as served:
-        lease = LeaseStream(None, served, {})  # type: ignore[arg-type]
+def serve_lease(*sent: bytes) -> None:
+    with contextlib.closing(Agent()) as agent:
+        lease = LeaseStream(None, stream(*sent), {})  # type: ignore[arg-type]
         lease.session = Session(agent, lambda *_: agent)  # type: ignore[arg-type]
         while True:
             lease._execute(lease._stream.receive(None))
 
 
-def test_mutated_calls_end_in_our_errors(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> None:
     @fuzzed
     @given(sequences_like(list(calls())))
     @example([[frame(Request.FAILURE, b"[" * 100_000)]])
@@ -205,21 +164,21 @@ def test_mutated_calls_end_in_our_errors(opened: Any, caplog: pytest.LogCaptureF
     @example([[frame(Request.DROP_GROUP, b'{"group": Infinity}')]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
-            serve_calls(*sent, opened=opened)
+            serve_calls(*sent)
 
     with memory_within(MEMORY), caplog.at_level(logging.ERROR):
         run()
     assert not caplog.records, caplog.text
 
 
-def test_mutated_requests_of_a_lease_end_in_our_errors(opened: Any) -> None:
+def test_mutated_requests_of_a_lease_end_in_our_errors() -> None:
     @fuzzed
     @given(sequences_like(list(lease_requests())))
     @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
             with contextlib.suppress(StreamClosedError, ProtocolError):
-                serve_lease(*sent, opened=opened)
+                serve_lease(*sent)
 
     with memory_within(MEMORY):
         run()

@@ -16,7 +16,6 @@ from hypothesis import given
 from support.hostile import allocations_within, fuzzed, memory_within, sequences_like
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED
-from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.condition import Condition
 from rankmesh_agent.store.server import SingleTable, StoreServer
@@ -29,14 +28,10 @@ MEMORY = 64 << 20
 
 
 class Server:
-    """A store's server without its thread, and one client that has proved a credential.
+    """A store's server without its thread, and one client that it has accepted."""
 
-    Args:
-        macs: whether the connection has MACs.
-    """
-
-    def __init__(self, *, macs: bool = False) -> None:
-        self._macs, self.table = macs, Table()
+    def __init__(self) -> None:
+        self.table = Table()
         self.server = StoreServer(SingleTable(self.table, ""), "")
         self.server._thread = SimpleNamespace(start=lambda: None, is_alive=lambda: False)  # type: ignore[assignment]
         self.server._start()
@@ -70,13 +65,7 @@ class Server:
         admission.end()
         self.server._timers.clear()
         client.setblocking(False)
-        if self._macs:
-            connection.sock = MacSocket(accepted, *KEYS)
-            return MacSocket(client, *reversed(KEYS))
         return client
-
-
-KEYS = bytes(32), bytes([1]) * 32
 
 
 def _readable(sock: socket.socket) -> bool:
@@ -116,9 +105,9 @@ def corpus() -> Iterator[bytes]:
             yield codec.encode_command(command, seq, retried=store_frames.REQUEST_ID.pack(b"a" * 64, 1), keyed=keyed)
 
 
-@pytest.fixture(params=[False, True], ids=["", "MACs"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    made = Server(macs=request.param)
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
     yield made
     made.close()
 

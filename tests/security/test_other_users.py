@@ -27,7 +27,7 @@ from rankmesh_agent.store.commands import Add
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
+from rankmesh_agent.wire.hello import Service, client_script, hello
 from rankmesh_agent.wire.upgrade import Upgrade
 
 pytestmark = [as_root, hosting.embedded_only("the agents of the tests have a token")]
@@ -66,11 +66,10 @@ def upgrade(url: str, protocol: Upgrade) -> str:
         return sock.recv(4096).decode()
 
 
-def challenge(sock: socket.socket, protocol: Protocol) -> str:
-    """Prove the empty token to a server."""
-    attachment = store_frames.NO_STORE_ID if protocol is Protocol.STORE else b""
-    script = client_script(Challenge("", protocol, client=True), AuthenticationError("refused"), attachment)
-    Handshake(sock, script).run(10)
+def greet_store(sock: socket.socket) -> str:
+    """Greet a store without a token."""
+    greeting = hello(Service.STORE, "", store_frames.NO_STORE_ID)
+    Handshake(sock, client_script(greeting, AuthenticationError("refused"))).run(10)
     return "admitted"
 
 
@@ -122,7 +121,7 @@ def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
     def connect() -> str:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(f"\0{name}")
-            return challenge(sock, Protocol.STORE)
+            return greet_store(sock)
 
     assert connect() == "admitted"
     assert as_other_user(connect).startswith(("ConnectionResetError", "BrokenPipeError"))

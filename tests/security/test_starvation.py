@@ -198,7 +198,9 @@ def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.Monke
     with contextlib.closing(agent), contextlib.ExitStack() as held:
         for _ in range(CLIENTS):
             held.enter_context(
-                connect_upgraded(agent.urls[0], attach_frames.UPGRADE, connect_seconds=DEADLINE, seconds=DEADLINE)[0]
+                connect_upgraded(
+                    agent.urls[0], attach_frames.UPGRADE, TOKEN, connect_seconds=DEADLINE, seconds=DEADLINE
+                )[0]
             )
         assert len(UNAUTHENTICATED) <= DESCRIPTORS // 8
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

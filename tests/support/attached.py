@@ -22,7 +22,7 @@ from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
-TOKEN = "a secret"
+TOKEN = "a5" * 32
 SECONDS = 30.0
 
 
@@ -36,7 +36,7 @@ def offer(agent: Standalone, *, nearby: bool = True) -> AgentHeartbeat:
 def gateway(registry: Registry) -> Iterator[str]:
     """Serve a gateway in this process; yields its URL."""
     listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
-    server = HttpServer(listener, "gateway")
+    server = HttpServer(listener, "gateway", token=TOKEN)
     stores = JobStores(registry, TOKEN)
     store_server = StoreServer(stores, TOKEN, "gateway-store")
     server.start(lambda: create_app(registry, token=TOKEN, stores=stores), {UPGRADE: store_server})

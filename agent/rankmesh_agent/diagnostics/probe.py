@@ -23,11 +23,10 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, NoResponseError
-from rankmesh_agent.net.http_sessions import session_with
-from rankmesh_agent.net.tls import DEFAULT_PORTS, client_side
+from rankmesh_agent.net.tls import DEFAULT_PORTS, client_side, secured
+from rankmesh_agent.net.tls_socket import OtherTokenError, TlsSocket
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
-from rankmesh_agent.wire.http_auth import HELLO_TARGET, INFO, MissingProofError, ReceivedResponse, exchange
 from rankmesh_agent.wire.schemas import (
     MAX_PROBE_BYTES,
     MAX_PROBE_SECONDS,
@@ -179,7 +178,7 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
     try:
         peer = urlsplit(url)
         port = peer.port or DEFAULT_PORTS.get(peer.scheme, 80)
-        with _connected(peer.scheme, peer.hostname or "", port, deadline, reply) as connection:
+        with _connected(peer.scheme, peer.hostname or "", port, token, deadline, reply) as connection:
             for _ in range(_ROUND_TRIPS):
                 seconds_taken = _fetch(connection, 0, token, deadline)
                 reply.round_trip = min(seconds_taken, reply.round_trip or seconds_taken)
@@ -194,7 +193,7 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
 
 @contextmanager
 def _connected(
-    scheme: str, host: str, port: int, deadline: Deadline, reply: ProbeReply
+    scheme: str, host: str, port: int, token: str, deadline: Deadline, reply: ProbeReply
 ) -> Iterator[http.client.HTTPConnection]:
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -211,10 +210,12 @@ def _connected(
             raise _connect_error(error, address[4][0], port, deadline) from error
         reply.connect = time.perf_counter() - began
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if scheme == "https":
-            sock = secured = client_side(sock, host, port)
+        sock = client_side(sock, host, port) if scheme == "https" else secured(sock, host, address[4], token)
+        if isinstance(sock, TlsSocket):
             try:
-                secured.handshake()
+                sock.handshake()
+            except OtherTokenError as error:
+                raise _other_token(f"{host} port {port}") from error
             except (OSError, AuthenticationError) as error:
                 raise _PathError("connect", f"no TLS with {host} port {port}: {error}") from error
         connection.sock = sock
@@ -253,11 +254,11 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, token: str, dead
         while True:
             began = time.perf_counter()
             sock.settimeout(max(1e-3, deadline.remaining()))
-            response = _request(connection, f"/v1/probe?bytes={nbytes}", token)
-            if response is None:
-                raise _PathError(
-                    "token", f"the agent at {peer} rejects the token of this agent: they are not of one job"
-                )
+            headers = {"authorization": b"Bearer " + token.encode()} if token else {}
+            connection.request("GET", f"/v1/probe?bytes={nbytes}", headers=headers)
+            response = connection.getresponse()
+            if response.status == HTTPStatus.UNAUTHORIZED:
+                raise _other_token(peer)
             if response.status != HTTPStatus.SERVICE_UNAVAILABLE or deadline.remaining() < _RETRY_SECONDS:
                 break
             response.read(_CHUNK_BYTES)
@@ -289,27 +290,5 @@ def _fetch(connection: http.client.HTTPConnection, nbytes: int, token: str, dead
         raise _PathError("answer", f"{peer} ended the connection: {error or type(error).__name__}") from error
 
 
-def _request(connection: http.client.HTTPConnection, target: str, token: str) -> http.client.HTTPResponse | None:
-    """Request bytes, and return the response, whose body has not been read; None if the agent refuses the token."""
-    host = f"[{connection.host}]" if ":" in connection.host else connection.host
-    netloc = f"{host}:{connection.port}"
-    if not token:
-        connection.request("GET", target)
-        response = connection.getresponse()
-        return None if response.status == HTTPStatus.UNAUTHORIZED else response
-    script = exchange(session_with(netloc, token), "GET", target, netloc, {})
-    step = next(script)
-    while True:
-        headers = {"host": netloc, "authorization": step.authorization}
-        connection.request("GET", target if step.own else HELLO_TARGET, headers=headers)
-        response = connection.getresponse()
-        challenge = response.getheader("WWW-Authenticate", "")
-        if response.status == HTTPStatus.UNAUTHORIZED:
-            response.read(_CHUNK_BYTES)
-        try:
-            step = script.send(ReceivedResponse(response.status, challenge, response.getheader(INFO, "")))
-        except MissingProofError as error:
-            peer = f"{connection.host} port {connection.port}"
-            raise _PathError("stranger", f"{peer} is not the agent that it should be: {error}") from error
-        except StopIteration as end:
-            return response if end.value else None
+def _other_token(peer: str) -> _PathError:
+    return _PathError("token", f"the agent at {peer} rejects the token of this agent: they are not of one job")

@@ -17,12 +17,12 @@ from typing import Final
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
-from rankmesh_agent.net.handshake import Handshake, challenge_on
-from rankmesh_agent.net.mac_socket import with_macs
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.tls import is_exposed
 from rankmesh_agent.store.base import KeyWaitInfo
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.handshake import Protocol, server_script
+from rankmesh_agent.wire.hello import Service, accepting_script
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
@@ -193,21 +193,12 @@ class SnapshotServer:
         try:
             sock.settimeout(_CLIENT_SECONDS)
             sock.sendall(UPGRADE.response())
-            challenge = challenge_on(
-                sock, self._token(), Protocol.SNAPSHOT, client=False, accepted=lambda _: self._token()
-            )
-            handshake = Handshake(sock, server_script(challenge))
-            try:
-                handshake.run(_CLIENT_SECONDS)
-            finally:
-                handshake.close()
+            exposed = is_exposed(sock, self._token())
+            script = accepting_script(lambda _: self._token(), Service.SNAPSHOT, 0, exposed)
+            client = Handshake(sock, script).run(_CLIENT_SECONDS)
             admission.end()
-            with self._lock:
-                thread = self._clients.pop(sock)
-                sock = with_macs(sock, challenge)
-                self._clients[sock] = thread
             with self._served:
-                found = self._take(challenge.grant)
+                found = self._take(client.grant)
                 sock.settimeout(_CLIENT_SECONDS)
                 sock.sendall(json.dumps(found, default=vars).encode())
         except (OSError, DistError) as error:

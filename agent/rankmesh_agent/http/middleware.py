@@ -4,10 +4,9 @@ Four checks, on every method and path:
 
 * *Host* must be an address or a name of this service, and *Origin*, which browsers send, must be the same. So a web
   page that the user visits cannot send requests to a service on the user's machine (DNS rebinding, CSRF).
-* If the job has a token, every path but health and the application's open ones needs a proof of a credential
-  (``wire.http_auth``), or the credential itself, for ``curl`` and browsers: ``Authorization: Bearer <token>``. This is
-  accepted only from clients on this host, over TLS, or on a network that the operator declares private.
-  Without either, the response of /health has no details.
+* If the job has a token, every path but health and the application's open ones needs a credential:
+  ``Authorization: Bearer <token>``. It is accepted only from clients on this host, over TLS, or on a network that the
+  operator declares private. Without it, the response of /health has no details.
 * The credential's role must include the one that the path needs.
 * The credential of one job, or of a lease, is restricted to it by the application's function ``confine``; without one,
   it is rejected.
@@ -19,8 +18,6 @@ It also holds the one way an error becomes an ``application/problem+json`` body 
 from __future__ import annotations
 
 import functools
-import hashlib
-import hmac
 import ipaddress
 import json
 import logging
@@ -32,18 +29,8 @@ from typing import Any
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.rate_limit import AddressRateLimit, WarningInterval
-from rankmesh_agent.wire.credentials import Credentials, Grant, Role, job_of, lease_of
+from rankmesh_agent.wire.credentials import Credentials, Grant, Role
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, ForbiddenJobError
-from rankmesh_agent.wire.http_auth import (
-    COVERED,
-    INFO,
-    SCHEME,
-    STREAM,
-    UNKNOWN_KEY,
-    AuthenticatedClient,
-    Authenticator,
-    digest,
-)
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES, Problem
 
 _log = logging.getLogger("rankmesh")
@@ -65,8 +52,6 @@ _MOST_DIGITS = 18
 _ANOTHER_TOKEN = (
     "the token of this service is another one than that given: RANKMESH_TOKEN must be the same there and here"
 )
-_PROVEN = tuple((name, name.encode()) for name in ("host", *COVERED))
-_INFO = INFO.lower().encode()
 _BEARER = b"Bearer "
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
@@ -165,9 +150,7 @@ class SecurityMiddleware:
         confine: Callable[[Message, Grant], None] = reject_job,
     ) -> None:
         self._app = app
-        self._credentials = credentials = Credentials.of(token)
-        self._bearers = [(grant, text.encode()) for grant, text in credentials.sufficient(Role.READ)]
-        self._authenticator = Authenticator(credentials) if credentials else None
+        self._credentials = Credentials.of(token)
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._max_body = max_body
         self._large_body = large_body
@@ -178,7 +161,6 @@ class SecurityMiddleware:
         self._role_of = role_of
         self._translate = translate
         self._confine = confine
-        self._private_network = credentials.private_network
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check a request, then forward it to the application."""
@@ -188,90 +170,49 @@ class SecurityMiddleware:
         headers = _joined(scope["headers"])
         if b"authorization" in headers:
             headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
-        caller = self._caller(scope, headers)
-        if isinstance(caller, str):
-            has_body = b"content-length" in headers or b"transfer-encoding" in headers
-            refusal = _unauthenticated(_ANOTHER_TOKEN if caller == UNKNOWN_KEY else "the proof is not of this request")
-            if caller == UNKNOWN_KEY:
-                _warn_of_another_token(scope)
-                if scope.get("client") is not None:
-                    refusal = self._limit_unauthenticated(scope["client"][0]) or refusal
-            await send_problem(refusal, send, challenge=caller, close=has_body)
-            return
-        response = _Response(caller, send)
         limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        held = self._bearer_grant(headers) if caller is None else caller.grant
-        in_clear = caller is None and self._authenticator is not None and not self._is_private(scope)
+        held = self._bearer_grant(headers)
+        in_clear = bool(self._credentials) and not self._is_private(scope)
         rejection = self._check(scope, headers, limit, held, in_clear)
         if rejection is not None:
             if rejection.status == 401 and scope.get("client") is not None:
                 rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
-            await send_problem(rejection, response.send)
+            await send_problem(rejection, send)
             return
         if held is None or in_clear:
             scope.setdefault("state", {})["details"] = False
-        received = 0
-        hashed = None if caller is None else hashlib.sha256()
+        received, started = 0, False
 
         async def receive_checked() -> Message:
             nonlocal received
             message = await receive()
-            body = message.get("body", b"")
-            received += len(body)
+            received += len(message.get("body", b""))
             if received > limit:
                 raise _BodyRejectedError(_too_large(limit))
-            if caller is not None and hashed is not None and message["type"] == "http.request":
-                hashed.update(body)
-                if not message.get("more_body") and hashed.hexdigest() != caller.content:
-                    raise _BodyRejectedError(_unauthenticated("the body is not the one that the client has signed"))
             return message
 
-        try:
-            await self._app(scope, receive_checked, response.send)
-        except _BodyRejectedError as error:
-            if not response.started:
-                await send_problem(error.problem, response.send)
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
 
-    def _caller(self, scope: Message, headers: dict[bytes, bytes]) -> AuthenticatedClient | str | None:
-        """Return the client that proves a credential, the challenge for one that does not, None without the scheme."""
-        if self._authenticator is None:
-            return None
-        authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if not authorization.startswith(SCHEME):
-            return None
-        target = scope.get("raw_path") or scope["path"].encode()
-        if scope.get("query_string"):
-            target += b"?" + scope["query_string"]
-        # A field that is there, but empty, is not one that the client has left out.
-        fields = {
-            name: (value or b" ").decode("latin-1")
-            for name, field in _PROVEN
-            if (value := headers.get(field)) is not None
-        }
-        return self._authenticator.authenticate(
-            authorization, scope["method"], target.decode("latin-1"), fields.get("host", ""), fields
-        )
+        try:
+            await self._app(scope, receive_checked, send_noted)
+        except _BodyRejectedError as error:
+            if not started:
+                await send_problem(error.problem, send)
 
     def _bearer_grant(self, headers: dict[bytes, bytes]) -> Grant | None:
         """Return what a request's bearer token permits; None without a token of this job, if it has one."""
-        if self._authenticator is None:
-            return Grant(Role.RUN)
         authorization = headers.get(b"authorization", b"")
-        if not authorization.startswith(_BEARER):
+        if self._credentials and not authorization.startswith(_BEARER):
             return None
-        given = authorization[len(_BEARER) :]
-        found = next((grant for grant, text in self._bearers if hmac.compare_digest(given, text)), None)
-        if found is None:
-            text = given.decode("latin-1")
-            job = job_of(text)
-            derived = () if job is None else self._credentials.of_job(job, lease_of(text))
-            found = next((grant for grant, each in derived if hmac.compare_digest(given, each.encode())), None)
-        return found
+        return self._credentials.grant_of(authorization[len(_BEARER) :].decode(errors="replace"))
 
     def _is_private(self, scope: Message) -> bool:
         """Return whether no network sees a request: it comes from this host, over TLS, or the network is private."""
         client, server = scope.get("client"), scope.get("server")
-        if self._private_network or scope.get("scheme") == "https":
+        if self._credentials.private_network or scope.get("scheme") == "https":
             return True
         if client is None or not _is_address(client[0]):  # not a TCP connection
             return True
@@ -378,9 +319,9 @@ def _check_role(held: Grant | None, needed: Role, in_clear: bool) -> Problem | N
         return problem(
             403,
             "cleartext-token",
-            "a bearer token is accepted from this host (127.0.0.1, or through 'ssh -L'), over https, or from a network "
-            "that RANKMESH_PRIVATE_NETWORK=1 declares private at the server; the 'rankmesh' command works from "
-            "everywhere, as it does not send the token",
+            "a bearer token is accepted from this host (127.0.0.1, or through 'ssh -L'), over https ('rankmesh token "
+            "--ca' prints the authority for 'curl --cacert'), or from a network that RANKMESH_PRIVATE_NETWORK=1 "
+            "declares private at the server; the 'rankmesh' command works from everywhere, as it uses TLS itself",
         )
     if held.role < needed:
         remedy = " ('rankmesh token --job JOB --lease ID' prints it)" if needed is Role.LEASE else ""
@@ -393,54 +334,18 @@ def _check_role(held: Grant | None, needed: Role, in_clear: bool) -> Problem | N
     return None
 
 
-class _Response:
-    """A response to a client; the proof goes into its head: of its body, too, if that comes in one piece.
-
-    Args:
-        caller: the client; None for one that does not expect a proof.
-        send: of the request.
-
-    Attributes:
-        started: whether there is a response.
-    """
-
-    def __init__(self, caller: AuthenticatedClient | None, send: Send) -> None:
-        self._caller = caller
-        self._send = send
-        self._head: Message | None = None
-        self.started = False
-
-    async def send(self, message: Message) -> None:
-        """Send a message; the head with the first piece of the body."""
-        self.started = True
-        if self._caller is not None:
-            if message["type"] == "http.response.start":
-                self._head = message
-                return
-            if self._head is not None:
-                head, self._head = self._head, None
-                body = message.get("body", b"")
-                complete = not message.get("more_body") or (b"content-length", b"%d" % len(body)) in head["headers"]
-                info = self._caller.sign_response(head["status"], digest(body) if complete else STREAM)
-                await self._send({**head, "headers": [*head["headers"], (_INFO, info.encode())]})
-        await self._send(message)
-
-
-async def send_problem(document: Problem, send: Send, *, challenge: str = "", close: bool = True) -> None:
-    """Respond to a request with a problem document.
+async def send_problem(document: Problem, send: Send) -> None:
+    """Respond to a request with a problem document, and end the connection: its body may not have been read.
 
     Args:
         document: the document.
         send: of the request.
-        challenge: value of the header WWW-Authenticate; that of bearer tokens if empty.
-        close: whether to end the connection: the request's body may not have been read.
     """
     headers, body = encode_problem(document)
     if document.status == 429:
         headers.append((b"retry-after", b"1"))
     if document.status == 401:
-        headers.append((b"www-authenticate", challenge.encode() or b'Bearer realm="rankmesh"'))
-    if close:
-        headers.append((b"connection", b"close"))
+        headers.append((b"www-authenticate", b'Bearer realm="rankmesh"'))
+    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": document.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -18,12 +19,14 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
+from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.http.acceptor import UpgradeAcceptor
 from rankmesh_agent.http.same_user import same_user_handler
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for, url_of
+from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.upgrade import Upgrade
 
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class HttpServer:
     Args:
         listener: a listening socket; this object closes it.
         name: name of the thread; one with the port if empty.
-        token: the job's token. Without one, only this user's processes and root's are served.
+        token: the job's token, or all credentials. Without one, only this user's processes and root's are served.
         host: the address that the socket was bound to; the socket's own if empty.
         advertise: addresses to use in place of this machine's.
 
@@ -81,16 +84,18 @@ class HttpServer:
         listener: socket.socket,
         name: str = "",
         *,
-        token: str = "",
+        token: str | Credentials = "",
         host: str = "",
         advertise: tuple[str, ...] = (),
     ) -> None:
-        self._tls = tls.server_context()
+        self._tls = tls_settings()
+        if self._tls.enabled:
+            tls.server_context(self._tls)
         address, self.port = listener.getsockname()[:2]
         self._listener = listener
         self._url = url_of(listener)  # a server that fails closes it
         self._name = name or f"rankmesh-http-{self.port}"
-        self._token = token
+        self._credentials = Credentials.of(token)
         self._host = host or address
         self._advertise = advertise
         self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
@@ -129,7 +134,7 @@ class HttpServer:
         """
         require_token_beyond_loopback(host, settings.token, role)
         listener = bind(host, port, purpose=purpose)
-        return cls(listener, name, token=settings.token, host=host, advertise=settings.advertise)
+        return cls(listener, name, token=settings.credentials, host=host, advertise=settings.advertise)
 
     @cached_property
     def _reachable(self) -> tuple[list[str], list[str]]:
@@ -171,15 +176,15 @@ class HttpServer:
             upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
                 them, the application is created at the first request, as such a connection needs none.
             protocols: of connections that are not HTTP, by their first bytes: ``uvicorn_protocol.ProtocolFactories``.
-            on_demand: load the server, too, when the first client connects that does not ask for another protocol:
-                most ranks have none. The client waits meanwhile. Not with TLS, which the HTTP server serves.
+            on_demand: load the server, too, when the first client connects that does not ask for another protocol, or
+                uses TLS: most ranks have none. The client waits meanwhile. Not with certificates in files.
             on_failure: called in the server's thread once ``failure`` is set.
         """
         self._upgrades = upgrades
         self._protocols = protocols
         self._on_failure = on_failure
-        _log.info("%s: %s", self._url, protection(self._token))
-        if on_demand and self._tls is None:
+        _log.info("%s: %s", self._url, protection(self._credentials.run))
+        if on_demand and not self._tls.cert:
             self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
         self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
         self._thread.start()
@@ -248,7 +253,7 @@ class HttpServer:
         """Return the handlers of upgraded connections; without a token, they close those of other users."""
         handlers: dict[Upgrade, Callable[[socket.socket], None]] = {}
         for upgrade, each in self._upgrades.items():
-            handlers[upgrade] = each.handle if self._token else same_user_handler(each.handle)
+            handlers[upgrade] = each.handle if self._credentials else same_user_handler(each.handle)
         return handlers
 
     def _check_descriptors(self) -> None:
@@ -256,6 +261,13 @@ class HttpServer:
         with contextlib.ExitStack() as opened:
             for _ in range(_START_DESCRIPTORS):
                 opened.callback(os.close, os.dup(self._listener.fileno()))
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        """Return the context for a client that uses TLS; None if this process has neither certificates nor a token."""
+        local = ("localhost", "127.0.0.1", "::1", socket.gethostname())
+        return tls.server_context(
+            self._tls, self._credentials, tuple(dict.fromkeys((*local, *self.names, *self.addresses)))
+        )
 
     def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
         """Load the HTTP server, and serve until it ends."""
@@ -266,7 +278,13 @@ class HttpServer:
 
             app = LazyApplication(make) if handlers else make()
             self._uvicorn = EventDrivenServer(
-                app, handlers, accepted, self._tls, same_user=not self._token, protocols=self._protocols
+                app,
+                handlers,
+                accepted,
+                self._tls_context,
+                tls_only=bool(self._tls.cert),
+                same_user=not self._credentials,
+                protocols=self._protocols,
             )
         if not self._stopping:
             self._uvicorn.run(sockets=[self._listener])

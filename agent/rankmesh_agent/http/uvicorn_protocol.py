@@ -18,9 +18,7 @@ from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import encode_problem, problem
 from rankmesh_agent.http.same_user import client_refusal
 from rankmesh_agent.net.admission import IDLE, Admission, ConnectionLimit
-from rankmesh_agent.net.peer_credentials import warn_refused
-from rankmesh_agent.net.tls import TlsSocket
-from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.net.tls_socket import TlsSocket
 from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -31,8 +29,6 @@ ProtocolFactories = Mapping[bytes, Callable[[Callable[[Exception | None], object
 BODY_SECONDS = 20.0
 """Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
 _MIN_BODY_BYTES_A_SECOND = 16 << 10
-_TLS_HELLO = b"\x16\x03"
-"""Type and version of the first record of TLS."""
 MAX_HEAD_BYTES = 64 << 10
 """Limit of a request's head, and so of its URL."""
 
@@ -93,12 +89,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
                     return
             data, self._head, self._is_http = self._head, b"", True
         cycle = self.cycle
-        if cycle is None and data.startswith(_TLS_HELLO):
-            warn_refused(
-                AuthenticationError(
-                    "the client uses TLS, and this process does not: set RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here"
-                )
-            )
         if cycle is None or (cycle.response_complete and not cycle.more_body):
             self._head_bytes += len(data)
         super().data_received(data)

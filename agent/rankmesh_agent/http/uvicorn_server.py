@@ -23,9 +23,14 @@ from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
 from rankmesh_agent.http.same_user import SameUserMiddleware
 from rankmesh_agent.http.uvicorn_protocol import ConnectionHandlers, LimitedProtocol, ProtocolFactories, protocol_with
+from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
+from rankmesh_agent.net.peer_credentials import warn_refused
+from rankmesh_agent.net.tls import RECORD, refuse_tls
+from rankmesh_agent.net.tls_socket import is_of_another_token
+from rankmesh_agent.wire.errors import AuthenticationError
 
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
@@ -56,9 +61,10 @@ class EventDrivenServer(uvicorn.Server):
         app: the ASGI application.
         upgrades: the handlers of upgraded connections.
         accepted: connections of the port that were accepted before, from which no byte has been read.
-        tls: the context of TLS; None to serve without.
+        tls: returns the context for a client that uses TLS; None if there is none.
+        tls_only: whether all other clients must use it, except for those of ``protocols``.
         same_user: whether to serve the processes of this user and of root alone.
-        protocols: the protocols of connections that are not HTTP, see ProtocolFactories; without TLS, too.
+        protocols: the protocols of connections that are not HTTP, see ProtocolFactories.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -68,13 +74,15 @@ class EventDrivenServer(uvicorn.Server):
         app: Any,
         upgrades: ConnectionHandlers,
         accepted: Sequence[socket.socket] = (),
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         *,
+        tls_only: bool = False,
         same_user: bool = False,
         protocols: ProtocolFactories = MappingProxyType({}),
     ) -> None:
         self._accepted = accepted
-        self._other_firsts = {preface[:1] for preface in protocols}
+        self._tls = tls
+        self._plain_firsts = {preface[:1] for preface in protocols} if tls_only else None
         self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
             uvicorn.Config(
@@ -91,7 +99,6 @@ class EventDrivenServer(uvicorn.Server):
             )
         )
         self.config.load()  # here rather than in the event loop, as it imports modules
-        self.config.ssl = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, the connections that were accepted before first."""
@@ -158,12 +165,14 @@ class EventDrivenServer(uvicorn.Server):
             protocol.admission = admission
             return protocol
 
-        tls = self.config.ssl
-        if tls is not None and self._other_firsts and await self._first_byte(sock) in self._other_firsts:
-            tls = None
-        limit = None if tls is None else HEAD_SECONDS
         assert self._loop is not None
-        await self._loop.connect_accepted_socket(make_protocol, sock, ssl=tls, ssl_handshake_timeout=limit)
+        first, context = await self._first_byte(sock), None
+        if first == RECORD or (self._plain_firsts is not None and first not in self._plain_firsts):
+            context = await self._loop.run_in_executor(None, self._tls)
+            if context is None:
+                raise refuse_tls(sock)
+        limit = None if context is None else HEAD_SECONDS
+        await self._loop.connect_accepted_socket(make_protocol, sock, ssl=context, ssl_handshake_timeout=limit)
 
     async def _first_byte(self, sock: socket.socket) -> bytes:
         """Return the first byte of a connection, which stays in the socket; empty if it has ended."""
@@ -181,6 +190,11 @@ class EventDrivenServer(uvicorn.Server):
         """Close a connection that is not served: one that failed, or was cancelled, maybe before its task began."""
         self._connecting.discard(task)
         error = None if task.cancelled() else task.exception()
+        if error is not None and is_of_another_token(error):
+            peer = peer_name(sock)
+            warn_refused(AuthenticationError(f"the client at {peer} has another token than this service"))
+        elif isinstance(error, ConnectionAbortedError):
+            warn_refused(AuthenticationError(str(error)))
         if task.cancelled() or error is not None:
             admission.end()
             sock.close()

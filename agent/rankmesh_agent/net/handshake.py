@@ -1,4 +1,4 @@
-"""Driver of the scripts of ``wire.handshake``: waits for one on a socket, or runs any number of them in one thread."""
+"""Driver of the scripts of ``wire.hello``: waits for one on a socket, or runs any number of them in one thread."""
 
 from __future__ import annotations
 
@@ -7,37 +7,14 @@ import socket
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from rankmesh_agent.net import tls
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.mac_socket import wants_macs
 from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.readiness import is_ready
-from rankmesh_agent.net.record_socket import NO_SIGNAL
-from rankmesh_agent.net.tls import ALERT, TlsSocket, binding_of
-from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.handshake import Challenge, ClientRefusedError, Protocol, Script
+from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsSocket
+from rankmesh_agent.wire.hello import ClientRefusedError, NeedsTlsError, Script
 
 T = TypeVar("T")
-
-
-def challenge_on(
-    sock: socket.socket,
-    token: str | Credentials,
-    protocol: Protocol,
-    *,
-    client: bool,
-    accepted: Callable[[bytes], str | Credentials] | None = None,
-) -> Challenge:
-    """Return one side of the challenge on a connection; the arguments are those of Challenge.
-
-    Args:
-        sock: the connection.
-        token: see Challenge.
-        protocol: see Challenge.
-        client: see Challenge.
-        accepted: the server's function of the attachment, in place of ``token``.
-    """
-    macs = wants_macs(sock, token)
-    return Challenge(accepted or token, protocol, client=client, binding=binding_of(sock), wants_macs=macs)
 
 
 class Handshake(Generic[T]):
@@ -45,22 +22,27 @@ class Handshake(Generic[T]):
 
     Args:
         sock: the socket that carries it.
-        script: this side's script.
+        script: this side's script, which begins after the handshake of TLS.
+        wrap: for a server: returns the socket to use if the client's first byte is that of TLS.
 
     Attributes:
         started: whether any byte has been sent or received.
         steps: number of steps of the script that have begun.
     """
 
-    def __init__(self, sock: socket.socket, script: Script[T]) -> None:
+    def __init__(self, sock: socket.socket, script: Script[T], wrap: Callable[[], socket.socket] | None = None) -> None:
         self.started = False
         self.steps = 0
-        self._sock = sock
         self._script = script
-        self._unsecured = sock if isinstance(sock, TlsSocket) and not sock.secured else None
+        self._wrap = wrap
         self._unsent = self._unfilled = memoryview(b"")
-        if self._unsecured is None:
-            self._begin_step(next(script))
+        self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._unsecured = sock if isinstance(sock, TlsSocket) and not sock.secured else None
+        if self._unsecured is None and self._wrap is None:
+            self._begin_step(next(self._script))
 
     def _begin_step(self, step: tuple[bytes, int]) -> None:
         outgoing, expected = step
@@ -86,6 +68,11 @@ class Handshake(Generic[T]):
             DistError: the script has failed.
         """
         try:
+            if self._wrap is not None:
+                first, wrap, self._wrap = self._sock.recv(1, socket.MSG_PEEK), self._wrap, None
+                if not first:
+                    raise ConnectionResetError("closed by the other side")
+                self._begin(wrap() if first == tls.RECORD else self._sock)
             if self._unsecured is not None:
                 secured = self._unsecured.handshake()
                 self.started = self.started or not self._unsecured.wants_to_write()
@@ -102,11 +89,7 @@ class Handshake(Generic[T]):
                 if self._unfilled:
                     received = self._sock.recv_into(self._unfilled)
                     if not received:
-                        raise ConnectionResetError(
-                            "the other side requires TLS: set RANKMESH_TLS_CERT, RANKMESH_TLS_KEY and RANKMESH_TLS_CA"
-                            if self._received.startswith(ALERT)
-                            else "closed by the other side"
-                        )
+                        raise ConnectionResetError("closed by the other side")
                     self._unfilled = self._unfilled[received:]
                     self.started = True
                     if self._unfilled:
@@ -119,6 +102,9 @@ class Handshake(Generic[T]):
             return result
         except ClientRefusedError as error:
             warn_refused(error)
+            raise
+        except NeedsTlsError:
+            tls.require_at(self._sock.getpeername())
             raise
         except OSError as error:
             self._script.throw(error)

@@ -6,8 +6,10 @@ no feature beyond this is needed here.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
 import socket
 import zlib
 from collections.abc import Mapping
@@ -17,28 +19,28 @@ from urllib.parse import urlsplit
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import detach
-from rankmesh_agent.net.http_sessions import session_with
 from rankmesh_agent.net.readiness import is_ready
-from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, connect
+from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, connect, require_at
+from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket
 from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import AuthenticationError
-from rankmesh_agent.wire.http_auth import (
-    HELLO_METHOD,
-    HELLO_TARGET,
-    INFO,
-    MissingProofError,
-    ReceivedResponse,
-    exchange,
-    needs_tls,
-    refusal,
-)
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
+from rankmesh_agent.wire.upgrade import NEEDS_TLS, needs_tls
 
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class NoResponseError(Exception):
     """The server is unreachable, or the connection ended before the response was complete."""
+
+
+class ConnectError(NoResponseError):
+    """No connection could be made."""
+
+
+class ResponseTooLargeError(NoResponseError):
+    """The response's body exceeds the limit."""
 
 
 class HttpResponse(NamedTuple):
@@ -64,20 +66,20 @@ class HttpResponse(NamedTuple):
 
 
 class UnauthenticatedServerError(AuthenticationError, NoResponseError):
-    """The server does not prove that it knows the token, so its response is not used."""
+    """The server has no TLS, or no certificate that is accepted."""
 
 
 class HttpClient:
     """Client of any number of servers, which keeps the latest connection open. One thread at a time may use it.
 
     Args:
-        token: the credential, which is proved by ``wire.http_auth`` and never sent; empty for none.
+        token: the credential, which is sent where ``tls.secured`` permits it; empty for none.
     """
 
     def __init__(self, token: str = "") -> None:
         self._token = token
         self._netloc = ""
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: _Connection | None = None
 
     def request(
         self,
@@ -88,6 +90,8 @@ class HttpClient:
         timeout: float,
         compressed: bool = False,
         content: bytes = b"",
+        connect_seconds: float = math.inf,
+        limit: int = MAX_BODY_BYTES,
     ) -> HttpResponse:
         """Send a request and return the response, whatever its status, without proxies and without redirects.
 
@@ -98,10 +102,13 @@ class HttpClient:
             timeout: maximum seconds of each connect, send, and receive.
             compressed: whether the server may compress the response's body.
             content: the request's body, if it is no document.
+            connect_seconds: a lower maximum for connects.
+            limit: maximum bytes of the response's body.
 
         Raises:
-            NoResponseError: no complete response has arrived.
-            UnauthenticatedServerError: the server does not prove that it knows the token.
+            NoResponseError: no complete response has arrived: ConnectError if there is no connection,
+                ResponseTooLargeError if its body exceeds the limit.
+            UnauthenticatedServerError: the server does not have what it needs for TLS.
             DescriptorLimitError: there is no free descriptor for a connection.
             AuthenticationError: the server's certificate is not accepted.
             ValueError: the URL is invalid, or without TLS where RANKMESH_TLS=require.
@@ -111,67 +118,67 @@ class HttpClient:
             raise ValueError(f"{url!r} is not a URL of the form http://host:port/path")
         check_scheme(split.scheme, url)
         netloc = split.netloc.rpartition("@")[2]
-        server = _Server(split.scheme, split.hostname, split.port, netloc, timeout)
+        server = _Server(
+            split.scheme, split.hostname, split.port, netloc, timeout, min(timeout, connect_seconds), limit
+        )
         target = f"{split.path}?{split.query}" if split.query else split.path
-        body, headers = content, {}
+        body, headers = content, dict[str, str | bytes]()
         if document is not None:
-            body, headers = json.dumps(document).encode(), {"content-type": "application/json"}
+            body, headers["content-type"] = json.dumps(document).encode(), "application/json"
         if compressed:
             headers["accept-encoding"] = "gzip"
+        if self._token:
+            headers["authorization"] = b"Bearer " + self._token.encode()
         try:
-            if not self._token:
-                return _decoded(*self._exchange(server, method, target, headers, body))
-            return self._request_proven(server, method, target, headers, body)
+            found = self._exchange(server, method, target, headers, body)
+            if found.status == HTTPStatus.FORBIDDEN and self._must_use_tls(found):
+                found = self._exchange(server, method, target, headers, body)
+            return found
+        except OtherTokenError:
+            self.close()
+            return HttpResponse(HTTPStatus.UNAUTHORIZED, _refusal(self._token))
+        except NoTlsError as error:
+            self.close()
+            text = f"{url} is not the server that it should be: {error}"
+            raise UnauthenticatedServerError(text, address=url) from None
         except (OSError, zlib.error, http.client.HTTPException, UnicodeError) as error:
+            kind = NoResponseError if self._connection is None or self._connection.connected else ConnectError
             self.close()
             raise_if_exhausted(error, f"cannot connect to {url}")
-            raise NoResponseError(str(error) or type(error).__name__) from error
-        except MissingProofError as error:
-            self.close()
-            if error.retryable:
-                raise NoResponseError(f"it answers {error.status} without a proof") from error
-            raise UnauthenticatedServerError(
-                f"{url} is not the server that it should be: {error}", address=url
-            ) from error
+            raise kind(str(error) or type(error).__name__) from error
         except BaseException:
             self.close()  # the next request must not receive this one's response
             raise
 
-    def _request_proven(
-        self, server: _Server, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> HttpResponse:
-        """Send a request with a proof of the token, and return the response of a server that proves it, too."""
-        session = session_with(server.netloc, self._token)
-        script = exchange(session, method, target, server.netloc, headers, body)
-        request = next(script)
-        while True:
-            authorization = {"authorization": request.authorization}
-            if request.own:
-                found, content = self._exchange(server, method, target, headers | authorization, body)
-            else:
-                found, content = self._exchange(server, HELLO_METHOD, HELLO_TARGET, authorization, b"")
-            challenge = found.getheader("WWW-Authenticate", "")
-            try:
-                request = script.send(ReceivedResponse(found.status, challenge, found.getheader(INFO, ""), content))
-            except StopIteration as end:
-                refused = HttpResponse(HTTPStatus.UNAUTHORIZED, refusal(self._token))
-                return _decoded(found, content) if end.value else refused
-
     def _exchange(
-        self, server: _Server, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request, and return the response's head and body as they come."""
+        self, server: _Server, method: str, target: str, headers: dict[str, str | bytes], body: bytes
+    ) -> HttpResponse:
+        """Send a request, and return the response."""
         connection = self._connection_to(server)
         connection.request(method, target, body or None, {"host": server.netloc, **headers})
         response = connection.getresponse()
-        content = response.read(MAX_BODY_BYTES)
+        content = response.read(server.limit + 1)
+        if len(content) > server.limit:
+            raise ResponseTooLargeError(f"the response has more than {server.limit} bytes")
         if response.length:  # read() with a limit does not raise this itself
             raise http.client.IncompleteRead(content, response.length)
         if needs_tls(response.status, content):
-            raise MissingProofError(response.status, content)
-        if not response.isclosed():  # the body has no length, or exceeds the limit
-            self.close()
-        return response, content
+            raise UnauthenticatedServerError(f"the server at {server.netloc} refuses the request: {NEEDS_TLS}")
+        if response.getheader("Content-Encoding") == "gzip":
+            content = zlib.decompressobj(wbits=_GZIP).decompress(content, server.limit)
+        return HttpResponse(response.status, content, dict(response.getheaders()))
+
+    def _must_use_tls(self, refused: HttpResponse) -> bool:
+        """Return whether the next connection to the server uses TLS, as it refuses the token without.
+
+        That is so where a process of this host passes connections on: of a container's published port, say.
+        """
+        peer = None if self._connection is None else self._connection.plain_peer
+        if peer is None or b'"cleartext-token"' not in refused.body:
+            return False
+        require_at(peer)
+        self.close()
+        return True
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -179,19 +186,25 @@ class HttpClient:
         if connection is not None:
             connection.close()
 
+    def abort(self) -> None:
+        """End the request in progress with an error. From any thread."""
+        connection = self._connection
+        with contextlib.suppress(OSError, AttributeError):  # there is none, or no more
+            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
     def close_in_child(self) -> None:
         """Close the connection in a forked child; the parent's stays open."""
         connection = self._connection
         if connection is not None and connection.sock is not None:
             detach([connection.sock.fileno()])
 
-    def _connection_to(self, server: _Server) -> http.client.HTTPConnection:
+    def _connection_to(self, server: _Server) -> _Connection:
         """Return a connection to a server: the kept one if it is still open, else a new one."""
         netloc = f"{server.scheme}://{server.host}:{server.port}"
         connection = self._connection
         if connection is None or connection.sock is None or netloc != self._netloc or _readable(connection.sock):
             self.close()
-            connection = self._connection = _Connection(server.scheme, server.host, server.port, timeout=server.timeout)
+            connection = self._connection = _Connection(server, self._token)
             self._netloc = netloc
         else:
             connection.sock.settimeout(server.timeout)
@@ -199,31 +212,51 @@ class HttpClient:
 
 
 class _Server(NamedTuple):
-    """A server, as its URL has it, and the time limit of a request to it."""
+    """A server, as its URL has it, and the limits of a request to it."""
 
     scheme: str
     host: str
     port: int | None
     netloc: str
     timeout: float
+    connect_timeout: float
+    limit: int
 
 
-def _decoded(response: http.client.HTTPResponse, content: bytes) -> HttpResponse:
-    if response.getheader("Content-Encoding") == "gzip":
-        content = zlib.decompressobj(wbits=_GZIP).decompress(content, MAX_BODY_BYTES)
-    return HttpResponse(response.status, content, dict(response.getheaders()))
+def _refusal(credential: str) -> bytes:
+    """Return the body of a response 401, as the server has another token and so ends the handshake of TLS."""
+    return json.dumps(
+        {
+            "type": "about:blank",
+            "title": HTTPStatus.UNAUTHORIZED.phrase,
+            "status": HTTPStatus.UNAUTHORIZED,
+            "detail": f"its token is another one than that given: {remedy(credential)}",
+            "code": "unauthenticated",
+        }
+    ).encode()
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connection to a server, with TLS if the scheme is https."""
+    """Connection to a server, with TLS if it needs that.
 
-    def __init__(self, scheme: str, host: str, port: int | None, *, timeout: float) -> None:
-        self.default_port = DEFAULT_PORTS[scheme]  # the Host field leaves it out
-        super().__init__(host, port, timeout=timeout)
-        self._scheme, self._seconds = scheme, timeout
+    Attributes:
+        plain_peer: the server's socket address, if it is connected without TLS.
+        connected: whether it has ever been connected.
+    """
+
+    def __init__(self, server: _Server, token: str) -> None:
+        self.default_port = DEFAULT_PORTS[server.scheme]  # the Host field leaves it out
+        super().__init__(server.host, server.port, timeout=server.timeout)
+        self._server, self._token = server, token
+        self.plain_peer: tuple[Any, ...] | None = None
+        self.connected = False
 
     def connect(self) -> None:
-        self.sock = connect(self._scheme, self.host, self.port, self._seconds)
+        server = self._server
+        self.sock = connect(server.scheme, self.host, self.port, server.connect_timeout, self._token)
+        self.sock.settimeout(server.timeout)
+        self.connected = True
+        self.plain_peer = None if isinstance(self.sock, TlsSocket) else self.sock.getpeername()
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

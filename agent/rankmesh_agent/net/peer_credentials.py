@@ -4,6 +4,8 @@ Without a token, a server accepts the processes of its own user and of root alon
 SO_PEERCRED. The peer of a TCP connection is the owner of the socket with the same two addresses, exchanged, in
 /proc/net/tcp. A socket that its process has closed has no owner: the kernel then reports inode 0, and user 0, which
 must not count as root.
+
+With a token, a client sends it without TLS within its host, after it has looked up the user of the listening socket.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ _WARN_SECONDS = 60.0
 _IPV6_BYTES = 16
 _MAPPED = bytes(10) + b"\xff\xff"
 """Start of an IPv6 address that stands for an IPv4 one."""
+
+_LISTENS = " 0A "
+"""The state of a listening socket, as a column of the table."""
+_LISTENERS_SECONDS = 1.0
+"""Lifetime of the table of listening sockets; a port that it does not have is looked up again."""
+_listeners: tuple[float, dict[int, list[tuple[str, int]]]] = (float("-inf"), {})
 
 _log = logging.getLogger("rankmesh")
 _warn_at = 0.0
@@ -90,6 +98,45 @@ def check_tcp_peer(peer: Endpoint, own: Endpoint) -> None:
         text = f"no process of this host has the connection from {peer[0]} port {peer[1]} open"
         raise _refusal(text, PeerNotLocalError)
     _check_uid(uid)
+
+
+def is_trusted_listener(host: str, port: int) -> bool:
+    """Return whether a port of this host is one of this user or of root, so that a client may send it a credential.
+
+    Args:
+        host: numeric address.
+        port: the port.
+    """
+    global _listeners
+    address = _packed(host)
+    whole = address if len(address) == _IPV6_BYTES else _MAPPED + address
+    bound = {_words(each) for each in (address, whole, bytes(len(address)), bytes(_IPV6_BYTES))}
+    began = time.monotonic()
+    while True:
+        read, rows = _listeners
+        found = [uid for each, uid in rows.get(port, ()) if each in bound] if began - read < _LISTENERS_SECONDS else []
+        if found or read >= began:
+            return bool(found) and all(map(_is_trusted, found))
+        _listeners = time.monotonic(), _read_listeners()
+
+
+def _read_listeners() -> dict[int, list[tuple[str, int]]]:
+    """Return the listening sockets of this host by port: the address of each, as the table has it, and its user."""
+    found: dict[int, list[tuple[str, int]]] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(path) as table:  # another system, or without IPv6
+            for row in (line.split() for line in table if _LISTENS in line):
+                address, _, port = row[1].partition(":")
+                found.setdefault(int(port, 16), []).append((address, int(row[7])))
+    return found
+
+
+def _is_trusted(uid: int) -> bool:
+    try:
+        _check_uid(uid)
+    except PeerRefusedError:
+        return False
+    return True
 
 
 def admit_peer(sock: socket.socket, token: str | Credentials) -> bool:

@@ -7,19 +7,19 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.mac_socket import with_macs
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.wire.handshake import Challenge, Script
+from rankmesh_agent.wire.hello import Script
 
+T = TypeVar("T")
 Buffer = memoryview | bytes | bytearray
 SEND_SECONDS = 30.0
 """Seconds without a sent or received byte of a frame after which the stream fails."""
@@ -234,10 +234,6 @@ class FramedStream:
         except OSError:
             return True
 
-    def _use(self, sock: socket.socket) -> None:
-        """Use a socket from now on."""
-        self.sock = sock
-
     def shutdown(self) -> None:
         """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""
         with contextlib.suppress(OSError):
@@ -247,20 +243,20 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def authenticate(self, script: Script[Challenge], seconds: float) -> None:
-        """Run the mutual challenge: both ends prove that they know the credential. MACs begin where one wants them.
+    def greet(self, script: Script[T], seconds: float) -> T:
+        """Run the exchange of HELLO and WELCOME; return the script's result.
 
         Args:
             script: this end's side of it.
             seconds: time limit.
 
         Raises:
-            AuthenticationError: the peer has another token.
+            AuthenticationError: the server has another token, or the client has.
             ProtocolError: the peer uses another protocol, or another version of it.
             StreamClosedError, StreamTimeoutError: see receive.
         """
         try:
-            self._use(with_macs(self.sock, Handshake(self.sock, script).run(seconds)))
+            return Handshake(self.sock, script).run(seconds)
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
         except OSError as error:

@@ -13,13 +13,14 @@ _READ_BYTES = 1 << 14
 
 
 def connect_upgraded(
-    url: str, upgrade: Upgrade, *, connect_seconds: float, seconds: float
+    url: str, upgrade: Upgrade, token: str, *, connect_seconds: float, seconds: float
 ) -> tuple[socket.socket, bytes]:
     """Connect to an HTTP server and switch to another protocol.
 
     Args:
         url: base URL of the server.
         upgrade: the protocol. The server must not send anything in it before the client does.
+        token: this process's credential; empty for none.
         connect_seconds: maximum duration of the connect.
         seconds: timeout of each receive; the socket keeps it.
 
@@ -35,7 +36,7 @@ def connect_upgraded(
     split = urlsplit(url)
     if not split.hostname:
         raise ValueError("the URL is not of the form http://host:port")
-    sock = tls.connect(split.scheme, split.hostname, split.port, connect_seconds)
+    sock = tls.connect(split.scheme, split.hostname, split.port, connect_seconds, token)
     try:
         head = request_upgrade(sock, upgrade, split.netloc, seconds)
     except BaseException:

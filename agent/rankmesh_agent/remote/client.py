@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
-from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
@@ -19,7 +18,7 @@ from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
-from rankmesh_agent.wire.credentials import job_digest, lease_key, remedy
+from rankmesh_agent.wire.credentials import for_lease, job_digest, lease_key, remedy
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistError,
@@ -28,7 +27,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     RankFailedError,
 )
-from rankmesh_agent.wire.handshake import Protocol, client_script
+from rankmesh_agent.wire.hello import Service, client_script, hello
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
 _CONNECT_SECONDS = 5.0
@@ -59,18 +58,20 @@ class AgentDialer:
     def __init__(self, agent: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
-        self._token = token
+        self._job, self._token = job, token
+        self._credential = token
         self._remedy = remedy(token)
         self._attachment = Attachment(agent.id, job_digest(job))
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
 
     def use_lease(self, lease: str) -> None:
         """Have further connections be for the calls of a lease."""
-        self._token = lease_key(self._token, lease)
+        self._credential = lease_key(self._token, lease)  # without a token, too
+        self._token = for_lease(self._token, self._job, lease)
         self._attachment = self._attachment._replace(lease=lease)
 
     def connect(self, deadline: Deadline) -> FramedStream:
-        """Return a stream over which both ends have proved that they know the token.
+        """Return a stream to the agent, which has accepted this process's credential.
 
         Raises:
             DistNetworkError: no address answers; lists each with its error.
@@ -104,14 +105,16 @@ class AgentDialer:
         if address == self._path:
             sock = socket.socket(socket.AF_UNIX)
         else:
-            sock, _ = connect_upgraded(address, attach_frames.UPGRADE, connect_seconds=seconds, seconds=seconds)
+            sock, _ = connect_upgraded(
+                address, attach_frames.UPGRADE, self._token, connect_seconds=seconds, seconds=seconds
+            )
         try:
             if address == self._path:
                 sock.connect(address)
             stream = FramedStream(sock)
             refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
-            challenge = challenge_on(sock, self._token, Protocol.ATTACH, client=True)
-            stream.authenticate(client_script(challenge, refusal, self._attachment.encode()), seconds)
+            greeting = hello(Service.ATTACH, self._credential, self._attachment.encode())
+            stream.greet(client_script(greeting, refusal), seconds)
         except BaseException:
             sock.close()
             raise

@@ -16,10 +16,10 @@ import time
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.tls import is_exposed
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
@@ -28,7 +28,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
 from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
 from rankmesh_agent.wire.errors import DistNetworkError, ForbiddenJobError, LeaseEndedError
-from rankmesh_agent.wire.handshake import Protocol, server_script
+from rankmesh_agent.wire.hello import Service, accepting_script
 
 CHALLENGE_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
@@ -165,11 +165,9 @@ class SessionServer:
 
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
-            challenge = challenge_on(
-                stream.sock, self._credentials, Protocol.ATTACH, client=False, accepted=self._accepted
-            )
-            stream.authenticate(server_script(challenge, attach_frames.ATTACHMENT_BYTES), CHALLENGE_SECONDS)
-            attachment = Attachment.decode(challenge.attachment)
+            exposed = is_exposed(stream.sock, self._credentials)
+            script = accepting_script(self._accepted, Service.ATTACH, attach_frames.ATTACHMENT_BYTES, exposed)
+            attachment = Attachment.decode(stream.greet(script, CHALLENGE_SECONDS).attachment)
             admission.end()
             if not self._has_room(stream):
                 _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)

@@ -11,14 +11,13 @@ from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
-from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
-from rankmesh_agent.net.record_socket import RecordChangedError
 from rankmesh_agent.net.retry import until_accepted
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.tls import connect
+from rankmesh_agent.net.tls_socket import RecordChangedError
 from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import (
@@ -44,7 +43,7 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.handshake import Protocol, client_script
+from rankmesh_agent.wire.hello import Service, client_script, hello, new_name
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts to reach an server that has not started yet, about an eighth of the time so far."""
@@ -113,10 +112,6 @@ class ClientConnection(FramedStream):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.seq = 0
-        self._use(sock)
-
-    def _use(self, sock: socket.socket) -> None:
-        super()._use(sock)
         self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
 
     def call(self, command: Command[T], timeout: float, retried: bytes = b"", *, keyed: bool = False) -> T:
@@ -355,9 +350,9 @@ class StoreClient(BlockingStore):
         )
         connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
         try:
-            challenge = challenge_on(connection.sock, self._token, Protocol.STORE, client=True)
-            connection.authenticate(client_script(challenge, refusal, self._store), deadline.remaining())
-            connection.name = challenge.name
+            connection.name = new_name()
+            greeting = hello(Service.STORE, self._token, self._store, connection.name)
+            connection.greet(client_script(greeting, refusal), deadline.remaining())
         except BaseException:
             connection.close()
             raise
@@ -366,7 +361,9 @@ class StoreClient(BlockingStore):
     def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
         """Return a socket whose peer speaks the binary protocol from now on."""
         try:
-            sock = connect(split.scheme, str(split.hostname), split.port, min(CONNECT_SECONDS, _positive(deadline)))
+            sock = connect(
+                split.scheme, str(split.hostname), split.port, min(CONNECT_SECONDS, _positive(deadline)), self._token
+            )
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
@@ -399,7 +396,7 @@ class StoreClient(BlockingStore):
         try:
             sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
             sock.connect(f"\0{self._unix_socket}")
-            check_peer(sock)  # the name came without a MAC: a process in the way may have sent it
+            check_peer(sock)  # before the HELLO shows it the token
         except (OSError, PeerRefusedError):
             sock.close()
             self._unix_socket = ""

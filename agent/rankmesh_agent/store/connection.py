@@ -15,7 +15,7 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.handshake import Challenge
+from rankmesh_agent.wire.hello import Client
 from rankmesh_agent.wire.store_frames import HEADER_BYTES
 
 
@@ -64,10 +64,10 @@ class Connection:
     )
 
     def __init__(
-        self, sock: socket.socket, poll: select.epoll, handshake: Handshake[Challenge], admission: Admission
+        self, sock: socket.socket, poll: select.epoll, handshake: Handshake[Client], admission: Admission
     ) -> None:
         self.sock = sock
-        self.handshake: Handshake[Challenge] | None = handshake
+        self.handshake: Handshake[Client] | None = handshake
         self.admission = admission
         self.step_began = time.monotonic()
         self.name = b""

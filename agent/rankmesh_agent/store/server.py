@@ -27,18 +27,17 @@ from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.net.handshake import Handshake, challenge_on
-from rankmesh_agent.net.mac_socket import with_macs
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import admit_peer
-from rankmesh_agent.net.record_socket import buffered
 from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
+from rankmesh_agent.net.tls import is_exposed
+from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
 from rankmesh_agent.store.replies import ReplyCache, RequestId
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire import handshake as wire_handshake
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import (
@@ -48,7 +47,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     StoreLostError,
 )
-from rankmesh_agent.wire.handshake import Challenge, server_script
+from rankmesh_agent.wire.hello import Client, Service, accepting_script
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
@@ -264,10 +263,9 @@ class StoreServer:
     def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
         try:
             sock.setblocking(False)
-            challenge = challenge_on(
-                sock, self._token, wire_handshake.Protocol.STORE, client=False, accepted=self._tables.credentials
-            )
-            script = server_script(challenge, store_frames.STORE_ID_BYTES)
+            exposed = is_exposed(sock, self._token)
+            accepted = self._tables.credentials
+            script = accepting_script(accepted, Service.STORE, store_frames.STORE_ID_BYTES, exposed)
             connection = Connection(sock, poll, Handshake(sock, script), admission)
             poll.register(sock, select.EPOLLIN)
         except BaseException:
@@ -368,20 +366,19 @@ class StoreServer:
         if not received:
             received += data
 
-    def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Challenge]) -> None:
+    def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Client]) -> None:
         """Continue the handshake.
 
         Raises:
             OSError, DistNetworkError: the client fails it.
         """
         steps = client_handshake.steps
-        challenge = client_handshake.advance()
-        if challenge is not None:
-            connection.handshake, connection.name = None, challenge.attachment + challenge.name
-            connection.found_table = self._tables.find(challenge.attachment)
+        client = client_handshake.advance()
+        if client is not None:
+            connection.handshake, connection.name = None, client.attachment + client.name
+            connection.found_table = self._tables.find(client.attachment)
             self._by_name[connection.name] = connection
             connection.admission.end()
-            connection.sock = with_macs(connection.sock, challenge)
         elif client_handshake.steps > steps:
             connection.step_began = time.monotonic()
             connection.admission.renew()

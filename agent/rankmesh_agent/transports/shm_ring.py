@@ -38,7 +38,7 @@ from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
 from rankmesh_agent.transports.tcp import ACCEPTED, LINKED, NEEDS_LINK, PROPOSAL, Proposal, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
-from rankmesh_agent.wire.handshake import Script
+from rankmesh_agent.wire.hello import Script, welcome
 
 RING_BYTES = 1 << 18
 _DATA = 4 * CACHE_LINE
@@ -350,22 +350,22 @@ class RingTransport(TcpTransport):
             return super()._offer()
         return _RingOffer(mapping, self._ring_bytes, strict=self._strict)
 
-    def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
+    def _answer(self, connection: TcpConnection, proposal: bytes, greeting: bytes = welcome()) -> Script[Connection]:
         proposed, ring_bytes, handle, nonce = PROPOSAL.unpack(proposal)
         mapping = None
         if proposed and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
             try:
                 mapping = self._open(handle, ring_bytes)
             except UnreachableHandleError:
-                yield proof + NEEDS_LINK, len(LINKED)
-                proof = b""
+                yield greeting + NEEDS_LINK, len(LINKED)
+                greeting = b""
                 mapping = self._open(handle, ring_bytes, linked=True)
         expected = nonce.rstrip(b"\0")
         if mapping is None or mapping.bytes[_DATA : _DATA + len(expected)].tobytes() != expected:
-            return (yield from super()._answer(connection, proposal, proof))
+            return (yield from super()._answer(connection, proposal, greeting))
         _publish_address(mapping, _DATA + ring_bytes)
         rings = RingConnection(mapping, ring_bytes, connection, client=False)
-        yield proof + ACCEPTED, 0
+        yield greeting + ACCEPTED, 0
         return rings
 
     def _open(self, handle: bytes, ring_bytes: int, *, linked: bool = False) -> Mapping | None:

@@ -1,23 +1,16 @@
-"""TCP transport; each connection starts with the mutual challenge of wire.handshake, between hosts inside TLS.
+"""TCP transport; each connection starts with the HELLO of wire.hello, between hosts inside TLS.
 
 ::
 
-    client → server   HELLO
-    server → client   HELLO
-    client → server   PROOF   PROPOSAL   IDENTITY
-    server → client   PROOF   ANSWER
+    client → server   HELLO     PROPOSAL   IDENTITY
+    server → client   WELCOME   ANSWER
 
 If the server cannot reach the descriptor of the proposed shared memory, two messages follow::
 
     client → server   LINKED
     server → client   ANSWER
 
-Without them, these are two round trips: the client's proposal and identity travel with its proof. They hold no secrets,
-and the server reads them only if the proof is valid. The client in turn reads the answer only if the server's proof is
-valid.
-
-Frames between hosts have MACs (``net.mac_socket``), unless TLS protects them, both ranks share memory, or
-RANKMESH_PRIVATE_NETWORK declares the network private.
+Without them, this is one round trip, besides that of TLS, in whose handshake both ranks show certificates.
 """
 
 from __future__ import annotations
@@ -35,18 +28,17 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
-from rankmesh_agent.net import record_socket, tls
+from rankmesh_agent.net import tls
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
-from rankmesh_agent.net.handshake import Handshake, challenge_on
-from rankmesh_agent.net.mac_socket import with_macs
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
+from rankmesh_agent.net.tls_socket import buffered, committed
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.wire import handshake
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, Script
+from rankmesh_agent.wire.hello import Script, Service, client_script, hello, server_script, welcome
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of the handshake of a client that is not yet authenticated."""
@@ -60,9 +52,9 @@ _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
 PROPOSAL = struct.Struct("!BQ160s32s")
-"""The client sends this with its proof: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
+"""The client sends this with its HELLO: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
 ACCEPTED, DECLINED, REJECTED, NEEDS_LINK = b"\1", b"\0", b"\2", b"\3"
-"""The server's answer, with its own proof: the proposal is accepted, it is declined, the client is rejected, or the
+"""The server's answer, with its WELCOME: the proposal is accepted, it is declined, the client is rejected, or the
 client must link the shared memory."""
 LINKED = b"\1"
 """The client has linked the shared memory, or cannot."""
@@ -108,7 +100,7 @@ class TcpConnection(Connection):
             raise connection_lost(self.peer, error.strerror or str(error)) from error
 
     def committed(self) -> int:
-        return record_socket.committed(self.socket)
+        return committed(self.socket)
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
@@ -128,7 +120,7 @@ class TcpConnection(Connection):
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
     def has_work(self, writing: bool) -> bool:
-        return record_socket.buffered(self.socket)
+        return buffered(self.socket)
 
     def prepare_wait(self, writing: bool) -> bool:
         return True
@@ -196,14 +188,19 @@ class PendingTcpConnection:
     Args:
         address: host and port.
         script: returns this side's script for a connection.
-        settings: decide whether the connection has TLS.
+        token: the job's secret.
+        settings: name the certificates, if they are in files.
     """
 
     def __init__(
-        self, address: str, script: Callable[[TcpConnection], Script[Connection]], settings: TlsSettings
+        self,
+        address: str,
+        script: Callable[[TcpConnection], Script[Connection]],
+        token: str,
+        settings: TlsSettings,
     ) -> None:
         self._address = address
-        self._tls = settings
+        self._token, self._tls = token, settings
         self._script = script
         self._socket_addresses = _resolve(address)
         self._connect_next()
@@ -262,8 +259,7 @@ class PendingTcpConnection:
                 raise _unreachable(self._address, error) from error
             self._connect_next()
             return
-        if tls.secures(self._tls, sock, socket_address[0]):
-            sock = tls.client_side(sock, *split_address(self._address), self._tls)
+        sock = tls.secured(sock, split_address(self._address)[0], socket_address, self._token, self._tls)
         self._connection = TcpConnection(sock, self._address)
         self._handshake = Handshake(sock, self._script(self._connection))
 
@@ -285,7 +281,8 @@ class TcpListener:
     Args:
         listening: the listening socket.
         script: returns the server's side of the handshake on a connection.
-        settings: decide which connections have TLS.
+        token: the job's secret.
+        settings: name the certificates, if they are in files.
 
     Attributes:
         address: the address that peers pass to TcpTransport.dial.
@@ -295,9 +292,10 @@ class TcpListener:
         self,
         listening: socket.socket,
         script: Callable[[TcpConnection, Admit], Script[_Admitted]],
+        token: str,
         settings: TlsSettings,
     ) -> None:
-        self._tls = settings
+        self._token, self._tls = token, settings
         host, port = listening.getsockname()[:2]
         self.address = f"{host}:{port}"
         listening.setblocking(False)
@@ -384,15 +382,18 @@ class TcpListener:
     def _start_handshake(self, sock: socket.socket, host: str, port: int, admits: Admit) -> None:
         peer = f"{host}:{port}"
         try:
-            if tls.secures(self._tls, sock, host):
-                sock = tls.server_side(sock, peer, self._tls)
             connection = TcpConnection(sock, peer)
         except OSError as error:  # the client has closed the connection already
             sock.close()
             raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             return
         admission = UNAUTHENTICATED.admit(sock)
-        started = Handshake(sock, self._script(connection, admits))
+
+        def wrap() -> socket.socket:
+            connection.socket = tls.server_side(connection.socket, peer, self._token, self._tls)
+            return connection.socket
+
+        started = Handshake(sock, self._script(connection, admits), wrap)
         incoming = _IncomingConnection(connection, started, Deadline(HANDSHAKE_SECONDS), admission)
         self._handshakes[connection.fileno()] = incoming
         self._advance(connection.fileno(), started)  # its first message has usually arrived
@@ -424,8 +425,7 @@ class TcpTransport:
     """
 
     def __init__(self, token: str = "") -> None:
-        self._token = token
-        self._tls = tls_settings()
+        self._token, self._tls = token, tls_settings()
 
     def listen(self, address: str) -> TcpListener:
         """Listen at ``address``.
@@ -435,9 +435,12 @@ class TcpTransport:
             DistNetworkError: the address cannot be used.
             ValueError: this process's TLS settings are invalid.
         """
-        tls.server_context(self._tls)
+        if self._tls.enabled:
+            tls.server_context(self._tls)
         host, port = split_address(address)
-        return TcpListener(bind(host, port, purpose="the agent listens for peers"), self._server_script, self._tls)
+        return TcpListener(
+            bind(host, port, purpose="the agent listens for peers"), self._server_script, self._token, self._tls
+        )
 
     def dial(self, address: str, identity: bytes = b"") -> PendingTcpConnection:
         """Begin to connect to a listener.
@@ -451,30 +454,29 @@ class TcpTransport:
             DistNetworkError: no listener can have this address.
         """
         identity = identity.ljust(IDENTITY_BYTES, b"\0")
-        return PendingTcpConnection(address, lambda connection: self._client_script(connection, identity), self._tls)
+        return PendingTcpConnection(
+            address, lambda connection: self._client_script(connection, identity), self._token, self._tls
+        )
 
     def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        challenge = challenge_on(connection.socket, self._token, Protocol.MESH, client=False)
-        yield from handshake.verify_client(challenge, PROPOSAL.size + IDENTITY_BYTES)
+        size, exposed = PROPOSAL.size + IDENTITY_BYTES, tls.is_exposed(connection.socket, self._token, self._tls)
+        client = yield from server_script(lambda _: self._token, Service.MESH, size, exposed)
         if not admit_peer(connection.socket, self._token):
             raise DistNetworkError(f"{connection.peer} is a process of another user", address=connection.peer)
-        proposal, identity = challenge.attachment[: PROPOSAL.size], challenge.attachment[PROPOSAL.size :]
+        proposal, identity = client.attachment[: PROPOSAL.size], client.attachment[PROPOSAL.size :]
         if not admits(identity):
-            yield challenge.proof() + REJECTED, 0
+            yield welcome() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)
-        answered = yield from self._answer(connection, proposal, challenge.proof())
-        return identity, _with_macs(answered, challenge)
+        return identity, (yield from self._answer(connection, proposal))
 
     def _client_script(self, connection: TcpConnection, identity: bytes) -> Script[Connection]:
-        challenge = challenge_on(connection.socket, self._token, Protocol.MESH, client=True)
-        yield from handshake.client_hello(challenge)
         with contextlib.closing(self._offer()) as offer:
             refusal = AuthenticationError(
                 f"{connection.peer} has another token than this rank: RANKMESH_TOKEN must be the same on every rank",
                 address=connection.peer,
             )
-            attachment = offer.proposal + identity
-            answer = yield from handshake.client_proof(challenge, refusal, attachment, len(ACCEPTED))
+            greeting = hello(Service.MESH, self._token, offer.proposal + identity)
+            answer = yield from client_script(greeting, refusal, len(ACCEPTED))
             if answer == NEEDS_LINK:
                 with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines
                     offer.link()
@@ -484,24 +486,17 @@ class TcpTransport:
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
                     address=connection.peer,
                 )
-            return _with_macs(offer.resolve(connection, answer == ACCEPTED), challenge)
+            return offer.resolve(connection, answer == ACCEPTED)
 
     def _offer(self) -> Proposal:
         """Return the proposal of this transport."""
         return Proposal()
 
-    def _answer(self, connection: TcpConnection, proposal: bytes, proof: bytes) -> Script[Connection]:
-        """Answer a client's proposal, after this side's proof; return the connection to use."""
+    def _answer(self, connection: TcpConnection, proposal: bytes, greeting: bytes = welcome()) -> Script[Connection]:
+        """Answer a client's proposal, after the greeting; return the connection to use."""
         connection.configure_for_data()
-        yield proof + DECLINED, 0
+        yield greeting + DECLINED, 0
         return connection
-
-
-def _with_macs(connection: Connection, challenge: Challenge) -> Connection:
-    """Return a connection to use after the handshake."""
-    if isinstance(connection, TcpConnection):
-        connection.socket = with_macs(connection.socket, challenge)
-    return connection
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -13,8 +13,9 @@ The text of a job's or a lease's credential begins with its name, so that a serv
     rankmesh-job:JOB:run:KEY        use, read in place of run; JOB percent-encoded, KEY 64 hexadecimal digits
     rankmesh-job:JOB:lease-ID:KEY
 
-No credential is sent by RankMesh's clients: ``wire.handshake`` and ``wire.http_auth`` prove the knowledge of one. Every
-key is derived for one purpose by HKDF-SHA256 (RFC 5869), so a proof of one protocol is worth nothing in another one.
+A client sends its credential over TLS alone, within its host, and over a network that is declared private. Every key is
+derived for one purpose by HKDF-SHA256 (RFC 5869). That of the authority whose certificates both ends of TLS show is one
+of them (``net.authority``): the client names its credential in the handshake by ``server_name``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from rankmesh_agent.wire.errors import ForbiddenJobError
 
 _HASH_BYTES = 32
 _PREFIX = "rankmesh-job:"
+NAMES = "rankmesh.internal"
+"""Domain of the names of credentials, see ``server_name``. DNS has no names in ``internal``."""
+_RANDOM = re.compile(r"[0-9A-Fa-f]{32,}")
 _TEXT = re.compile(_PREFIX + r"([A-Za-z0-9_.~%-]+):(run|use|read|lease-([0-9a-f]{32})):([0-9a-f]{64})")
+
+_JOB_NAME = re.compile(r"(run|use|read|lease-([0-9a-f]{32}))\.([0-9a-f]{32})\.([0-9a-f]{32})\." + re.escape(NAMES))
 
 
 class Role(enum.IntEnum):
@@ -102,7 +108,7 @@ class Credentials:
         run: the job's token; empty for none, then every client has every role.
         use: credential of the role ``use``; empty for the one derived from the token.
         read: credential of the role ``read``; empty for the one derived from the token.
-        private_network: whether clients on other hosts may send a credential itself, without TLS.
+        private_network: whether clients on other hosts may connect without TLS.
         job: the job that the server is in; empty for none, or several.
     """
 
@@ -120,6 +126,28 @@ class Credentials:
     def __bool__(self) -> bool:
         """Return whether clients need a credential."""
         return bool(self.run)
+
+    def grant_of(self, credential: str) -> Grant | None:
+        """Return what a client's credential permits; None for one that is not accepted."""
+        if not self.run:
+            return Grant(Role.RUN)
+        given = key_material(credential)
+        job = job_of(credential)
+        derived = () if job is None else self.of_job(job, lease_of(credential))
+        accepted = (*_accepted(self), *derived)
+        return next((grant for grant, each in accepted if hmac.compare_digest(given, key_material(each))), None)
+
+    def named(self, name: str) -> str:
+        """Return the credential, or its key, that a client names by ``server_name``; empty for an unknown one."""
+        of_job = _JOB_NAME.fullmatch(name)
+        if not self.run:
+            return ""
+        if of_job is None:
+            found = [credential for _, credential in _accepted(self)]
+            return next((credential for credential in found if server_name(credential) == name), "")
+        what, lease, digest = of_job[1], of_job[2], bytes.fromhex(of_job[3] + of_job[4])
+        key = self.key_of_job(digest)
+        return lease_key(key, lease) if lease else _role_key(key, what)
 
     @property
     def of_own_job(self) -> str:
@@ -156,7 +184,7 @@ def derive(token: str, role: Role) -> str:
     if role is Role.RUN:
         return token
     name, job = role.name.lower(), job_of(token)
-    key = hkdf(key_material(token), f"rankmesh role {name}").hex()
+    key = _role_key(token, name)
     return key if job is None else _text(job, name, key)
 
 
@@ -204,6 +232,19 @@ def lease_of(credential: str) -> str:
     return "" if match is None else match[3] or ""
 
 
+@functools.lru_cache(256)
+def server_name(credential: str) -> str:
+    """Return the name by which a client of TLS names a credential to the server, in the format of a host name.
+
+    It is visible on the network, and does not reveal the credential: the digest of a job's name, or of the credential.
+    """
+    match = _TEXT.fullmatch(credential)
+    if match is None:
+        return f"{hkdf(tls_secret(credential), 'rankmesh name').hex()[:32]}.{NAMES}"
+    digest = job_digest(unquote(match[1], errors="surrogatepass")).hex()
+    return f"{match[2]}.{digest[:32]}.{digest[32:]}.{NAMES}"
+
+
 def remedy(credential: str) -> str:
     """Return what to do where a server does not accept a credential."""
     job = job_of(credential)
@@ -228,6 +269,19 @@ def check_form(credential: str) -> str:
     return credential
 
 
+@functools.lru_cache(256)
+def tls_secret(credential: str) -> bytes:
+    """Return the secret of a credential's authority and name, of which a network sees what can be computed from it.
+
+    Who sees that could try tokens. One that is not made of 128 random bits is therefore stretched by scrypt (RFC 7914),
+    by which a try takes some 0.1 s and 32 MiB.
+    """
+    material = key_material(credential)
+    if not _RANDOM.fullmatch(credential) and material == credential.encode():
+        material = hashlib.scrypt(material, salt=b"rankmesh token", n=1 << 15, r=8, p=1, maxmem=1 << 26, dklen=32)
+    return hkdf(material, "rankmesh tls")
+
+
 def key_material(credential: str) -> bytes:
     """Return the secret part of a credential."""
     match = _TEXT.fullmatch(credential)
@@ -237,6 +291,11 @@ def key_material(credential: str) -> bytes:
 def job_digest(job: str) -> bytes:
     """Return a job's name in 32 bytes."""
     return hashlib.sha256(job.encode("utf-8", "surrogatepass")).digest()
+
+
+@functools.lru_cache(64)
+def _accepted(credentials: Credentials) -> tuple[tuple[Grant, str], ...]:
+    return tuple(credentials.sufficient(Role.READ))
 
 
 @functools.lru_cache(256)
@@ -249,6 +308,10 @@ def _of_job(token: str, job: str, lease: str) -> tuple[tuple[Grant, str], ...]:
 
 def _job_key(token: str, digest: bytes) -> str:
     return hkdf(token.encode(), "rankmesh job", context=digest).hex()
+
+
+def _role_key(credential: str, role: str) -> str:
+    return credential if role == "run" else hkdf(key_material(credential), f"rankmesh role {role}").hex()
 
 
 def _text(job: str, what: str, key: str) -> str:
@@ -266,8 +329,3 @@ def hkdf(secret: bytes, info: str, salt: bytes = b"", context: bytes = b"") -> b
     """
     extracted = hmac.digest(salt or bytes(_HASH_BYTES), secret, "sha256")
     return hmac.digest(extracted, info.encode() + context + b"\x01", "sha256")
-
-
-def encode(*fields: bytes) -> bytes:
-    """Return the fields as one sequence of bytes, each behind its length: no other fields have the same."""
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)

@@ -59,8 +59,8 @@ RETRY = 0x80
 KEYED = 0x40
 """A flag, with RETRY: the identity is an Idempotency-Key and a digest of the command."""
 REQUEST_ID = struct.Struct("!64sI")
-"""First part of a retry: name of the broken connection (both nonces of its challenge), and number of the request; or a
-digest of the key, and one of the command."""
+"""First part of a retry: name of the broken connection in its HELLO, and number of the request; or a digest of the key,
+and one of the command."""
 
 
 class Kind(enum.IntEnum):

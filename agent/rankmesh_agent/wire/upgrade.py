@@ -5,11 +5,13 @@ An agent thus needs one port, and a server that does not know the protocol respo
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.http_auth import NEEDS_TLS, needs_tls
 
 MAX_HEAD_BYTES = 8192
 """Maximum bytes of an HTTP head before the switch."""
+NEEDS_TLS = "it takes connections with TLS alone: set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here, too"
 _SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n"
 _END = b"\r\n\r\n"
 
@@ -48,6 +50,11 @@ class Upgrade:
         if _END not in head:
             return None if len(head) < MAX_HEAD_BYTES else False
         return head.endswith(_END) and self._field in head.lower()
+
+
+def needs_tls(status: int, body: bytes) -> bool:
+    """Return whether a response is that of a port for TLS to a request without: RankMesh's, nginx's or Go's."""
+    return status == HTTPStatus.BAD_REQUEST and b"HTTPS" in body[:1000]
 
 
 def is_complete(head: bytes) -> bool:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-import httpx
-
-from rankmesh_agent.net.httpx_proof import prove
-from rankmesh_agent.net.tls import check_scheme, client_context
+from rankmesh_agent.net.http_client import ConnectError, HttpClient, NoResponseError, ResponseTooLargeError
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
-from rankmesh_agent.wire.errors import ForbiddenJobError
-from rankmesh_agent.wire.http_auth import MissingProofError, refusal
+from rankmesh_agent.wire.errors import AuthenticationError, DistError, ForbiddenJobError
 
 CONNECT_SECONDS = 2.0
 """Limit for connecting to an agent."""
 MAX_ANSWER_BYTES = 1 << 20
 """Limit of the bytes of a response."""
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+_CONCURRENCY = 256
 
 
 class AgentReply(NamedTuple):
@@ -96,92 +93,59 @@ class AgentClient:
             token = for_job(self._token, job)
         except ForbiddenJobError as error:  # restored from the file of a gateway with another token
             return {rank: AgentReply(0, detail=error.message) for rank in urls}
-        # Loading the certificate authorities takes 20 ms, and plain HTTP does not need them.
-        verify = client_context() if any(url.startswith("https:") for url in urls.values()) else False
-        async with httpx.AsyncClient(limits=_LIMITS, trust_env=False, verify=verify, follow_redirects=False) as client:
-            asking = {
-                asyncio.ensure_future(_request(client, token, method, url, document, seconds)): rank
-                for rank, url in urls.items()
-            }
-            found: dict[int, AgentReply] = {}
-            try:
-                while len(found) < len(urls):
-                    waited = [task for task, rank in asking.items() if rank not in found]
-                    done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                    found |= {asking[task]: task.result() for task in done}
-                    if all_or_none and not all(reply.ok for reply in found.values()):
-                        break
-            finally:
-                for task in asking:
-                    task.cancel()
-                await asyncio.gather(*asking, return_exceptions=True)
+        clients = {rank: HttpClient(token) for rank in urls}
+        pool = ThreadPoolExecutor(max(1, min(_CONCURRENCY, len(urls))), "rankmesh-agents")
+        loop = asyncio.get_running_loop()
+        asking = {
+            loop.run_in_executor(pool, _request, clients[rank], method, url, document, seconds): rank
+            for rank, url in urls.items()
+        }
+        found: dict[int, AgentReply] = {}
+        try:
+            end = loop.time() + seconds
+            while len(found) < len(urls):
+                waited = [task for task, rank in asking.items() if rank not in found]
+                limit = max(0.0, end - loop.time())
+                done, late = await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+                found |= {asking[task]: task.result() for task in done}
+                if not done:
+                    found |= {asking[task]: _late(urls[asking[task]], seconds) for task in late}
+                if all_or_none and not all(reply.ok for reply in found.values()):
+                    break
+        finally:
+            for client in clients.values():
+                client.abort()
+            pool.shutdown(wait=False, cancel_futures=True)
         return found
 
 
-async def _request(
-    client: httpx.AsyncClient, token: str, method: str, url: str, document: Any, seconds: float
-) -> AgentReply:
-    timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+def _request(client: HttpClient, method: str, url: str, document: Any, seconds: float) -> AgentReply:
+    connect_seconds = min(CONNECT_SECONDS, seconds)
     try:
-        check_scheme(httpx.URL(url).scheme, url)
-        request = client.build_request(method, url, json=document, timeout=timeout)
-        async with asyncio.timeout(seconds):
-            if token:
-                return _parse(*await _request_proven(client, token, request))
-            answer, body = await _exchange(client, request)
-            return _parse(answer.status_code, body)
-    except _ResponseTooLargeError as error:
-        return AgentReply(error.status, detail=f"its answer has more than {MAX_ANSWER_BYTES} bytes")
-    except MissingProofError as error:
-        return AgentReply(error.status, detail=f"{url} is not the agent that it should be: {error}")
-    except httpx.ConnectTimeout:
-        return AgentReply(0, detail=f"no answer at {url} within {timeout.connect:g} s")
-    except (httpx.TimeoutException, TimeoutError):
-        return AgentReply(0, detail=f"{url} did not answer within {seconds:g} s")
-    except httpx.ConnectError as error:
-        if "SSL" in str(error):
-            return AgentReply(0, detail=f"no TLS with {url}: {error}")
+        found = client.request(
+            method, url, document, timeout=seconds, connect_seconds=connect_seconds, limit=MAX_ANSWER_BYTES
+        )
+        return _parse(found.status, found.body)
+    except ResponseTooLargeError:
+        return AgentReply(0, detail=f"its answer has more than {MAX_ANSWER_BYTES} bytes")
+    except ConnectError as error:
+        if isinstance(error.__cause__, TimeoutError):
+            return AgentReply(0, detail=f"no answer at {url} within {connect_seconds:g} s")
         return AgentReply(0, detail=f"no process listens at {url}")
-    except ValueError as error:
+    except AuthenticationError as error:
+        return AgentReply(0, detail=f"{url} is not the agent that it should be: {error}")
+    except NoResponseError as error:
+        if isinstance(error.__cause__, TimeoutError):
+            return _late(url, seconds)
+        return AgentReply(0, detail=f"the answer of {url} broke off: {error}")
+    except (ValueError, DistError) as error:
         return AgentReply(0, detail=str(error))
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return AgentReply(0, detail=f"the answer of {url} broke off: {error or type(error).__name__}")
-
-
-async def _request_proven(client: httpx.AsyncClient, token: str, request: httpx.Request) -> tuple[int, bytes]:
-    """Send a request with a proof of the token, and return status and body from an agent that proves it, too."""
-    script = prove(request, token)
-    sent = next(script)
-    while True:
-        answer, body = await _exchange(client, sent)
-        try:
-            sent = script.send((answer, body))
-        except StopIteration as end:
-            return (answer.status_code, body) if end.value else (HTTPStatus.UNAUTHORIZED, refusal(token))
-
-
-class _ResponseTooLargeError(Exception):
-    def __init__(self, status: int) -> None:
-        super().__init__()
-        self.status = status
-
-
-async def _exchange(client: httpx.AsyncClient, request: httpx.Request) -> tuple[httpx.Response, bytes]:
-    """Send a request, and return the response and its body.
-
-    Raises:
-        _ResponseTooLargeError: the body is too long.
-    """
-    answer = await client.send(request, stream=True)
-    try:
-        body = bytearray()
-        async for piece in answer.aiter_bytes():
-            body += piece
-            if len(body) > MAX_ANSWER_BYTES:
-                raise _ResponseTooLargeError(answer.status_code)
-        return answer, bytes(body)
     finally:
-        await answer.aclose()
+        client.close()
+
+
+def _late(url: str, seconds: float) -> AgentReply:
+    return AgentReply(0, detail=f"{url} did not answer within {seconds:g} s")
 
 
 def _parse(status: int, body: bytes) -> AgentReply:

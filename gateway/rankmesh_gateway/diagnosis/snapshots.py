@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.handshake import Handshake, challenge_on
-from rankmesh_agent.net.mac_socket import with_macs
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
-from rankmesh_agent.wire.handshake import Protocol, client_script
+from rankmesh_agent.wire.hello import Service, client_script, hello
 from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
 from rankmesh_gateway.diagnosis.reports import RankReport, Snapshot
 
@@ -76,27 +75,21 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
         ValueError: the document is invalid.
     """
     deadline = Deadline(seconds)
-    sock, _ = connect_upgraded(url, UPGRADE, connect_seconds=seconds, seconds=seconds)
+    sock, _ = connect_upgraded(url, UPGRADE, token, connect_seconds=seconds, seconds=seconds)
     with sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")
-        challenge = challenge_on(sock, token, Protocol.SNAPSHOT, client=True)
-        handshake = Handshake(sock, client_script(challenge, refusal))
-        try:
-            handshake.run(deadline.remaining())
-        finally:
-            handshake.close()
-        with with_macs(sock, challenge) as secured:
-            document = bytearray()
-            while True:
-                secured.settimeout(max(1e-3, deadline.remaining()))
-                chunk = secured.recv(_CHUNK_BYTES)
-                if not chunk:
-                    break
-                document += chunk
-                if deadline.expired():
-                    raise TimeoutError
-                if len(document) > MAX_SNAPSHOT_BYTES:
-                    raise ValueError("the snapshot is too large")
+        Handshake(sock, client_script(hello(Service.SNAPSHOT, token), refusal)).run(deadline.remaining())
+        document = bytearray()
+        while True:
+            sock.settimeout(max(1e-3, deadline.remaining()))
+            chunk = sock.recv(_CHUNK_BYTES)
+            if not chunk:
+                break
+            document += chunk
+            if deadline.expired():
+                raise TimeoutError
+            if len(document) > MAX_SNAPSHOT_BYTES:
+                raise ValueError("the snapshot is too large")
     found = json_text.loads(document)
     if found is not None and not isinstance(found, dict):
         raise ValueError("the snapshot is not an object")

@@ -37,7 +37,8 @@ class LauncherGateway:
         self._warned = False
         self._gateway: Gateway | None = None
         self._torch_store: TorchStore | None = None
-        self._http = HttpServer(listener, "rankmesh-gateway", token=job.token)
+        self._settings = replace(Settings.from_env(os.environ), token=job.token)
+        self._http = HttpServer(listener, "rankmesh-gateway", token=self._settings.credentials)
 
     def start(self, on_failure: Callable[[], object]) -> None:
         """Start serving. Does nothing the second time.
@@ -50,12 +51,12 @@ class LauncherGateway:
         from rankmesh_gateway.server import Gateway
         from rankmesh_gateway.torch_store import TorchStore
 
-        settings = Settings.from_env(os.environ)
+        settings = self._settings
         self._torch_store = TorchStore(settings, on_default_group=self._warn_of_gloo)
         self._gateway = Gateway(
             self._http,
             settings,
-            replace(settings, token=self._job.token).credentials,
+            settings.credentials,
             names=(self._job.options.master_addr,),
             torch_store=self._torch_store,
         )

@@ -40,7 +40,7 @@ class TCPStoreServer:
         self.table = Table(Quota(settings.store_keys, settings.store_bytes))
         self._references = 0
         name = f"rankmesh-store-{self.port}"
-        self._http = HttpServer(listener, name, token=settings.token, advertise=settings.advertise)
+        self._http = HttpServer(listener, name, token=settings.credentials, advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app

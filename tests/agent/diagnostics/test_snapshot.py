@@ -14,7 +14,7 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import AuthenticationError
-from rankmesh_agent.wire.handshake import Challenge, Protocol, client_script
+from rankmesh_agent.wire.hello import Service, client_script, hello
 from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
 
 TOKEN = "a secret"
@@ -43,9 +43,7 @@ def ask(server: SnapshotServer, token: str) -> bytes:
     with connect(server) as sock:
         sock.settimeout(SECONDS)
         assert sock.recv(1000) == UPGRADE.response()
-        Handshake(sock, client_script(Challenge(token, Protocol.SNAPSHOT, client=True), AuthenticationError("no"))).run(
-            SECONDS
-        )
+        Handshake(sock, client_script(hello(Service.SNAPSHOT, token), AuthenticationError("no"))).run(SECONDS)
         sock.settimeout(SECONDS)
         return sock.makefile("rb").read()
 

@@ -357,7 +357,6 @@ class TestInvalidRequests:
     @pytest.mark.parametrize(
         ("sent", "status", "code"),
         [
-            (b"\x16\x03\x01\r\n\r\n", 400, "bad-request"),
             (b"GET / HTTP/1.1\r\nHost: a\r\nno field\r\n\r\n", 400, "bad-request"),
             (b"GET /" + b"a" * MAX_HEAD_BYTES, 431, "head-too-large"),
             (b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"b" * MAX_HEAD_BYTES, 431, "head-too-large"),

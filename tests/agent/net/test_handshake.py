@@ -10,13 +10,27 @@ import pytest
 
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire.errors import AuthenticationError
-from rankmesh_agent.wire.handshake import HELLO_BYTES, Challenge, Protocol, client_script, server_script
+from rankmesh_agent.wire.hello import (
+    WELCOME_BYTES,
+    Client,
+    Script,
+    Service,
+    accepting_script,
+    client_script,
+    hello,
+    new_name,
+    welcome,
+)
 
 REFUSAL = AuthenticationError("refused")
 
 
-def challenge(token: str, *, client: bool = True) -> Challenge:
-    return Challenge(token, Protocol.STORE, client=client)
+def client_of(token: str, name: bytes = b"") -> Script[bytes]:
+    return client_script(hello(Service.STORE, token, name=name), REFUSAL)
+
+
+def server_of(token: str) -> Script[Client]:
+    return accepting_script(lambda _: token, Service.STORE, 0, exposed=False)
 
 
 @pytest.fixture
@@ -29,13 +43,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_blocking_client_and_a_server_that_does_not_block(ends):
     client, server = ends
     server.setblocking(False)
-    serving = Handshake(server, server_script(challenge("secret", client=False)))
+    serving, name = Handshake(server, server_of("secret")), new_name()
     assert (serving.advance(), serving.started) == (None, False)
     with ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(Handshake(client, client_script(challenge("secret"), REFUSAL)).run, 10.0)
+        connecting = pool.submit(Handshake(client, client_of("secret", name)).run, 10.0)
         while (served := serving.advance()) is None:
             pass
-        assert connecting.result().name == served.name
+        assert connecting.result() == b""
+    assert served.name == name
     assert client.gettimeout() is None
     client.sendall(b"next")
     assert server.recv(10) == b"next", "no byte after the handshake has been read"
@@ -44,32 +59,23 @@ def test_a_blocking_client_and_a_server_that_does_not_block(ends):
 def test_messages_that_arrive_byte_by_byte(ends):
     client, server = ends
     server.setblocking(False)
-    serving = Handshake(server, server_script(challenge("secret", client=False)))
-    ours = challenge("secret")
-
-    def send(data: bytes) -> Challenge | None:
-        for byte in data:
-            assert served is None
-            client.send(bytes([byte]))
-            found = serving.advance()
-        return found
-
-    served = None
-    served = send(ours.hello())
-    ours.receive_hello(client.recv(HELLO_BYTES))
-    served = send(ours.proof())
+    serving, served = Handshake(server, server_of("secret")), None
+    for byte in hello(Service.STORE, "secret"):
+        assert served is None
+        client.send(bytes([byte]))
+        served = serving.advance()
     assert served is not None
-    assert served.name == ours.name
+    assert client.recv(100) == welcome()
 
 
-@pytest.mark.parametrize("received", [0, HELLO_BYTES])
+@pytest.mark.parametrize("received", [0, WELCOME_BYTES - 1])
 def test_the_end_of_the_connection_is_no_refusal(ends, received):
     """A server that fails, or has no descriptors left, closes it at any moment."""
     client, server = ends
-    server.send(challenge("secret", client=False).hello()[:received])
+    server.send(welcome()[:received])
     server.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionResetError):
-        Handshake(client, client_script(challenge("secret"), REFUSAL)).run(10.0)
+        Handshake(client, client_of("secret")).run(10.0)
 
 
 def test_a_refusal(ends, caplog, monkeypatch):
@@ -77,9 +83,9 @@ def test_a_refusal(ends, caplog, monkeypatch):
     monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
     client, server = ends
     with ThreadPoolExecutor() as threads:
-        refusing = threads.submit(Handshake(server, server_script(challenge("secret", client=False))).run, 10.0)
+        refusing = threads.submit(Handshake(server, server_of("secret")).run, 10.0)
         with pytest.raises(AuthenticationError) as caught:
-            Handshake(client, client_script(challenge("another"), REFUSAL)).run(10.0)
+            Handshake(client, client_of("another")).run(10.0)
         assert caught.value is REFUSAL
         with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
             refusing.result()
@@ -88,4 +94,4 @@ def test_a_refusal(ends, caplog, monkeypatch):
 
 def test_a_time_limit_of_the_whole_handshake(ends):
     with pytest.raises(TimeoutError, match=r"not complete after 0\.05 s"):
-        Handshake(ends[0], client_script(challenge("secret"), REFUSAL)).run(0.05)
+        Handshake(ends[0], client_of("secret")).run(0.05)

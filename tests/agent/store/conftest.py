@@ -88,7 +88,7 @@ def losing(url) -> Callable[..., contextlib.AbstractContextManager[str]]:
     """Opens a proxy before the server that ends connections instead of forwarding."""
 
     @contextlib.contextmanager
-    def proxy(what: str = "answer", *, after: int = 3, times: int = 1) -> Iterator[str]:
+    def proxy(what: str = "answer", *, after: int = 2, times: int = 1) -> Iterator[str]:
         """The URL of a proxy.
 
         Args:

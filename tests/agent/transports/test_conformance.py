@@ -14,7 +14,7 @@ from support.certificates import in_environment, required
 from support.connecting import connect, dial, look, meet, recv_exactly, send_all, wait_ready
 from support.threads import TRANSPORTS, in_threads, transport_named
 
-from rankmesh_agent.net import mac_socket
+from rankmesh_agent.net import tls
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES
@@ -24,7 +24,7 @@ PIECE = bytes(range(256)) * 256
 MOST_BUFFERED = 64 << 20
 
 
-@pytest.fixture(params=[*TRANSPORTS, "tls", "macs"])
+@pytest.fixture(params=[*TRANSPORTS, "tls", "tls of the token"])
 def name(request):
     return request.param
 
@@ -36,8 +36,8 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture
 def transport(name, shm, certificates, monkeypatch):
-    if name == "macs":
-        monkeypatch.setattr(mac_socket, "leaves_host", lambda sock: True)
+    if name == "tls of the token":
+        monkeypatch.setattr(tls, "is_trusted_listener", lambda host, port: False)
         return transport_named("tcp")
     if name != "tls":
         return transport_named(name)

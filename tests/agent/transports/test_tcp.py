@@ -13,9 +13,9 @@ from support.connecting import connect, dial, look, meet, recv_exactly, send_all
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.transports import tcp
-from rankmesh_agent.transports.tcp import TcpTransport, split_address
+from rankmesh_agent.transports.tcp import IDENTITY_BYTES, PROPOSAL, TcpTransport, split_address
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
-from rankmesh_agent.wire.handshake import Challenge, Protocol
+from rankmesh_agent.wire.hello import HELLO_BYTES, Service, Verdict, hello, welcome
 
 
 @pytest.fixture
@@ -55,11 +55,12 @@ def receive(sock: socket.socket, listener) -> bytes:
     raise AssertionError("the connection stays open")
 
 
+ALERT = b"\x15"
 GARBAGE = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: localhost:29500\r\nAccept: */*\r\n\r\n",
-    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(100),
+    "TLS": bytes.fromhex("1603010005") + bytes(5),
     "noise": random.Random(0).randbytes(500),
-    "another version": b"RKMH-HI\x01" + bytes(32),
+    "no version": b"RKMH-HX\x03" + bytes(HELLO_BYTES),
 }
 
 
@@ -67,20 +68,19 @@ GARBAGE = {
 def test_connections_with_garbage_are_closed(listener, data):
     with stranger(listener.address, data) as sock:
         check_a_proper_client_gets_in(listener)
-        assert receive(sock, listener) == b""
+        assert receive(sock, listener)[:1] in (b"", ALERT)
 
 
 def test_handshakes_that_stop_delay_no_other_and_time_out(listener, monkeypatch):
     monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.5)
-    challenge = Challenge("secret", Protocol.MESH, client=True)
+    begun = hello(Service.MESH, "secret")
     with contextlib.ExitStack() as strangers:
-        silent = [strangers.enter_context(stranger(listener.address, data)) for data in (b"", b"", b"RKMH")]
-        greeted, proven = (strangers.enter_context(stranger(listener.address, challenge.hello())) for _ in range(2))
-        assert len(receive(greeted, listener)) == 40, "its HELLO, which is no secret"
-        challenge.receive_hello(receive(proven, listener))
-        proven.sendall(challenge.proof())
+        silent = [
+            strangers.enter_context(stranger(listener.address, data))
+            for data in (b"", b"RKMH", b"\x16", b"\x16\3", begun)
+        ]
         check_a_proper_client_gets_in(listener)
-        for sock in (*silent, greeted, proven):
+        for sock in silent:
             assert receive(sock, listener) == b""
 
 
@@ -125,16 +125,12 @@ def web(sock: socket.socket) -> None:
 
 
 def impostor(sock: socket.socket) -> None:
-    challenge = Challenge("guess", Protocol.MESH, client=False)
-    challenge.receive_hello(sock.recv(40))
-    sock.sendall(challenge.hello())
-    sock.recv(32)
-    sock.sendall(challenge.proof())
+    sock.recv(1000)
+    sock.sendall(welcome(Verdict.OTHER_TOKEN))
 
 
 def mirror(sock: socket.socket) -> None:
-    sock.sendall(sock.recv(40))
-    sock.sendall(sock.recv(32))
+    sock.sendall(sock.recv(1000))
 
 
 @pytest.mark.parametrize(
@@ -158,14 +154,14 @@ def test_a_client_that_is_ready_stays_although_the_next_one_finds_no_descriptor(
     def exhausted(admits):
         raise DescriptorLimitError("no free descriptor")
 
-    with contextlib.closing(TcpTransport("secret").dial(listener.address)) as connecting:
+    greeting = hello(Service.MESH, "secret", PROPOSAL.pack(0, 0, b"", b"") + bytes(IDENTITY_BYTES))
+    with stranger(listener.address, greeting[:10]) as connecting:
         while not listener.busy():
-            connecting.advance()
             assert look(listener) == []
         with socket.create_connection(split_address(listener.address)), monkeypatch.context() as limited:
             limited.setattr(listener, "_accept_clients", exhausted)
+            connecting.sendall(greeting[10:])
             while listener.busy():
-                connecting.advance()
                 with contextlib.suppress(DescriptorLimitError):
                     assert look(listener) == [], "the next client did not wait"
         ((_, accepting),) = look(listener)

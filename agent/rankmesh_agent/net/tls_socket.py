@@ -1,0 +1,394 @@
+"""Socket with TLS: the calls, flags and partial sends of a socket, on the standard library's TLS without a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from rankmesh_agent.config.tls import tls_settings
+from rankmesh_agent.net.peer_credentials import warn_refused
+from rankmesh_agent.wire.credentials import remedy
+from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.hello import ClientRefusedError
+
+NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""Flag of a send that raises no SIGPIPE; other systems than Linux lack it, and Python ignores the signal."""
+_BATCH_BYTES = 1 << 18
+"""Plaintext encrypted for one system call."""
+_RECORD_BYTES = 1 << 14
+"""Maximum plaintext of a record (RFC 8446, section 5.1)."""
+_SMALL_BYTES = 1 << 12
+"""Buffers up to this size are copied together into one record."""
+_LEAST_READ, _MOST_READ = 17 << 10, 1 << 18
+"""Ciphertext read in one system call: a record and more, though not much more than the caller asks for."""
+_NAMES_SECONDS = 2.0
+_NAME_MISMATCH = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH."""
+_UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
+"""Of an authority that is not trusted, or of none."""
+_HTTP_REFUSAL = b"This port serves HTTPS; the request came without TLS. Set RANKMESH_TLS_CA, or use https://.\n"
+_HTTP_RESPONSE = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (len(_HTTP_REFUSAL), _HTTP_REFUSAL)
+)
+_REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
+_NO_TLS = "the other side does not use TLS: set RANKMESH_TLS_CERT and RANKMESH_TLS_KEY there"
+_REASONS = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": _NO_TLS,
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the other side requires a certificate: set RANKMESH_TLS_CERT and "
+    "RANKMESH_TLS_KEY",
+    "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know the authority of this host's certificate: RANKMESH_TLS_CA "
+    "must have it there",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this host's certificate has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the other side does not accept this host's certificate",
+}
+_OTHER_AUTHORITY = frozenset(
+    {
+        "TLSV1_UNRECOGNIZED_NAME",
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "TLSV1_ALERT_DECRYPT_ERROR",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+    }
+)
+"""OpenSSL's reasons for the alerts of an end that does not accept the authority of the other one."""
+_scratch = threading.local()
+
+
+class RecordChangedError(ConnectionError):
+    """A record is not the one that the peer has sent: the connection has ended, by an attack or an error of memory."""
+
+
+class OtherTokenError(AuthenticationError):
+    """At a client: the server has another token, and so another authority."""
+
+
+class NoTlsError(AuthenticationError):
+    """At a client: the server does not use TLS with certificates of a token."""
+
+
+class TlsObject(ssl.SSLObject):
+    """TLS state of one connection, with its memory BIOs.
+
+    Attributes:
+        failed: why a server has ended the handshake.
+    """
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    failed: ssl.SSLError | None = None
+
+    def do_handshake(self) -> None:
+        """As SSLObject's, but a client that is refused learns why: asyncio would close the connection before the alert.
+
+        One that sends HTTP without TLS gets a response that says so.
+        """
+        if self.failed is not None:
+            raise self.failed
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLWantReadError) or not self.server_side:
+                raise
+            if error.reason == "HTTP_REQUEST":
+                warn_refused(AuthenticationError(f"the client does not use TLS, as this process does: {_REMEDY} there"))
+                self.outgoing.write(_HTTP_RESPONSE)
+            self.failed = error
+            raise ssl.SSLWantReadError from error  # the caller sends what is in the BIO; then the client closes
+
+
+class TlsContext(ssl.SSLContext):
+    """Context whose TLS objects have their BIOs, so that a connection can be taken over from asyncio."""
+
+    credential = ""
+    """The credential of whose authority the certificate is; empty for files."""
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        tls = super().wrap_bio(incoming, outgoing, *args, **kwargs)
+        assert isinstance(tls, TlsObject)
+        tls.incoming, tls.outgoing = incoming, outgoing
+        return tls
+
+
+class TlsSocket(socket.socket):
+    """A connected socket with TLS on top, which needs no other code than a socket.
+
+    ``send`` reports the bytes whose records the kernel has taken. Those of further records are encrypted, too: the next
+    call must begin with them (see ``committed``). Bytes may be ready although the descriptor is not readable: a receive
+    that returns fewer bytes than it could leaves none; else see ``buffered``.
+
+    One thread may send while another one receives.
+
+    Args:
+        sock: the socket, which this object takes over.
+        tls: the TLS state.
+        peer: the peer's address, for errors.
+
+    Attributes:
+        secured: whether the TLS handshake is complete.
+    """
+
+    def __init__(self, sock: socket.socket, tls: ssl.SSLObject, peer: str = "") -> None:
+        timeout = sock.gettimeout()
+        super().__init__(fileno=sock.detach())
+        self.settimeout(timeout)
+        assert isinstance(tls, TlsObject)
+        self.secured = tls.version() is not None
+        self.peer = peer
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._unsent = memoryview(b"")
+        self._records: deque[tuple[int, int]] = deque()
+        """Bytes of plaintext and of ciphertext of each record that has not left entirely."""
+        self._left = 0
+        """Bytes of the first one that have left."""
+        self._peeked = b""
+        self._more = False
+
+    def handshake(self) -> bool:
+        """Continue the TLS handshake; return whether it is complete. A blocking socket completes it.
+
+        Raises:
+            AuthenticationError: the peer's certificate is not accepted.
+            OSError: the handshake has failed, or the connection has ended.
+        """
+        while not self.secured:
+            try:
+                self._drain()
+                self._tls.do_handshake()
+                self.secured = True
+            except ssl.SSLWantReadError:
+                try:
+                    self._drain()
+                    if not self._fill(_LEAST_READ, 0):
+                        raise ConnectionResetError
+                except BlockingIOError:
+                    return False
+                except ConnectionResetError:
+                    if self._tls.failed is not None:
+                        raise self._explained(self._tls.failed) from None
+                    variable = "RANKMESH_TOKEN" if self._credential() else "RANKMESH_TLS_CERT"
+                    raise ConnectionResetError(
+                        f"closed by the other side in the TLS handshake: is {variable} set there?"
+                    ) from None
+            except ssl.SSLError as error:
+                with contextlib.suppress(OSError):
+                    self._drain()  # the alert
+                raise self._explained(error) from None  # a cause would be the network's, to try again
+        self._drain()
+        return True
+
+    def wants_to_write(self) -> bool:
+        """Return whether ciphertext waits for room in the socket's buffer."""
+        return bool(self._unsent)
+
+    def committed(self) -> int:
+        """Return how many bytes have been encrypted, but not reported: the next ``send`` must begin with them."""
+        return sum(plain for plain, _ in self._records)
+
+    def buffered(self) -> bool:
+        """Return whether bytes can be received although the descriptor may not be readable."""
+        return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._tls.incoming.pending))
+
+    # As a socket's
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self.sendmsg((data,), (), flags)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[self.send(view, flags) :]
+
+    def sendmsg(  # type: ignore[override]
+        self, buffers: Any, ancdata: Sequence[Any] = (), flags: int = 0, address: Any = None
+    ) -> int:
+        with self._lock:
+            sent = self._drain(flags)
+            if not self._unsent:
+                self._encrypt(buffers, sent)
+                sent += self._drain(flags)
+            if self._unsent and not sent:
+                raise BlockingIOError
+            return sent
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        view = memoryview(buffer).cast("B")
+        if nbytes:
+            view = view[:nbytes]
+        wanted, filled = len(view), 0
+        if self._peeked:
+            filled = min(wanted, len(self._peeked))
+            view[:filled] = self._peeked[:filled]
+            self._peeked = self._peeked[filled:]
+        while filled < wanted:
+            try:
+                with self._lock:  # the stubs know only one of the two results
+                    count: Any = self._tls.read(wanted - filled, view[filled:])
+            except ssl.SSLWantReadError:
+                self._more = False
+                if filled and not flags & socket.MSG_WAITALL:
+                    return filled
+                try:
+                    if not self._fill(wanted - filled, flags):
+                        return filled
+                except BlockingIOError:
+                    if filled:
+                        return filled
+                    raise
+                continue
+            except ssl.SSLZeroReturnError:
+                return filled
+            except ssl.SSLError as error:
+                raise self._explained(error) from None  # a cause would be the network's, to try again
+            if not count:
+                return filled
+            filled += count
+        self._more = True
+        return filled
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        if flags & socket.MSG_PEEK:
+            if not self._peeked:
+                self._peeked = self.recv(bufsize, flags & ~socket.MSG_PEEK)
+            return self._peeked[:bufsize]
+        data = bytearray(bufsize)
+        return bytes(memoryview(data)[: self.recv_into(data, 0, flags)])
+
+    def _encrypt(self, buffers: Sequence[Any], skipped: int) -> None:
+        """Encrypt a batch of what follows the first ``skipped`` bytes."""
+        room, small, small_bytes = _BATCH_BYTES, [], 0
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            if skipped:
+                view, skipped = view[skipped:], max(0, skipped - len(view))
+            view = view[:room]
+            room -= len(view)
+            if len(view) <= _SMALL_BYTES and small_bytes <= _RECORD_BYTES - _SMALL_BYTES:
+                small.append(view)
+                small_bytes += len(view)
+            else:
+                self._write(b"".join(small))
+                small, small_bytes = [], 0
+                self._write(view)
+            if not room:
+                break
+        self._write(b"".join(small))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view, outgoing = memoryview(data), self._tls.outgoing
+        while view:
+            before = outgoing.pending
+            written = self._tls.write(view[:_RECORD_BYTES])
+            self._records.append((written, outgoing.pending - before))
+            view = view[written:]
+
+    def _drain(self, flags: int = 0) -> int:
+        """Send as much ciphertext as fits now; return the bytes of plaintext in the records that have left."""
+        if not self._unsent and self._tls.outgoing.pending:
+            self._unsent = memoryview(self._tls.outgoing.read())
+            known = sum(cipher for _, cipher in self._records)
+            if known < len(self._unsent):  # the handshake's, an alert, or an update of the keys: before the data
+                self._records.appendleft((0, len(self._unsent) - known))
+        reported = 0
+        while self._unsent:
+            try:
+                sent = socket.socket.send(self, self._unsent, flags | NO_SIGNAL)
+            except BlockingIOError:
+                break
+            self._unsent = self._unsent[sent:]
+            self._left += sent
+            while self._records and self._left >= self._records[0][1]:
+                plain, cipher = self._records.popleft()
+                self._left -= cipher
+                reported += plain
+        return reported
+
+    def _fill(self, wanted: int, flags: int) -> int:
+        """Receive ciphertext; return how many bytes, 0 at the end of the connection."""
+        scratch: bytearray | None = getattr(_scratch, "buffer", None)
+        if scratch is None:
+            scratch = _scratch.buffer = bytearray(_MOST_READ)
+        size = min(max(wanted + (wanted >> 6), _LEAST_READ), _MOST_READ)
+        received = super().recv_into(scratch, size, flags & ~(socket.MSG_PEEK | socket.MSG_WAITALL))
+        with self._lock:
+            self._tls.incoming.write(memoryview(scratch)[:received])
+        return received
+
+    def _explained(self, error: ssl.SSLError) -> Exception:
+        """Return the error to raise in place of OpenSSL's."""
+        if error.reason == "DECRYPTION_FAILED_OR_BAD_RECORD_MAC":
+            return RecordChangedError("a record was changed on its way")
+        if credential := self._credential():
+            return self._explained_of_token(error, credential)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return AuthenticationError(
+                f"the certificate of {self.peer} is not accepted: {self._verification_reason(error)}", address=self.peer
+            )
+        reason = _REASONS.get(error.reason or "", error.strerror or str(error))
+        if "CERTIFICATE" in (error.reason or "") or "UNKNOWN_CA" in (error.reason or ""):
+            return AuthenticationError(f"{self.peer}: {reason}", address=self.peer)
+        return OSError(reason)
+
+    def _credential(self) -> str:
+        return getattr(self._tls.context, "credential", "")
+
+    def _explained_of_token(self, error: ssl.SSLError, credential: str) -> Exception:
+        if self._tls.server_side:
+            if is_of_another_token(error):
+                return ClientRefusedError(f"the client at {self.peer} has another token than this service")
+        elif is_of_another_token(error):
+            text = f"{self.peer} has another token than this process: {remedy(credential)}"
+            return OtherTokenError(text, address=self.peer)
+        elif not self.secured:
+            text = "another program has the port, or RankMesh there has no token, or is of another version"
+            return NoTlsError(f"{self.peer} does not use TLS: {text}", address=self.peer)
+        return OSError(error.strerror or str(error))
+
+    def _verification_reason(self, error: ssl.SSLCertVerificationError) -> str:
+        if error.verify_code in _UNKNOWN_ISSUER:
+            known = tls_settings().ca
+            return f"no authority in {f'RANKMESH_TLS_CA ({known})' if known else 'the system'} has signed it"
+        if error.verify_code in _NAME_MISMATCH and not self._tls.server_side:
+            names = ", ".join(_names_at(self.getpeername())) or "no names"
+            return f"it has {names}, and not {self._tls.server_hostname}"
+        return error.verify_message
+
+
+def buffered(sock: socket.socket) -> bool:
+    """Return whether bytes can be received from a socket although its descriptor may not be readable."""
+    return isinstance(sock, TlsSocket) and sock.buffered()
+
+
+def committed(sock: socket.socket) -> int:
+    """Return how many bytes a socket has encrypted, but not reported: the next ``send`` must begin with them."""
+    return sock.committed() if isinstance(sock, TlsSocket) else 0
+
+
+def is_of_another_token(error: BaseException) -> bool:
+    """Return whether the failure of a handshake, with certificates of the token, is that the other end has another."""
+    return isinstance(error, ssl.SSLCertVerificationError) or getattr(error, "reason", None) in _OTHER_AUTHORITY
+
+
+def _names_at(address: Any) -> list[str]:
+    """Return the names in the certificate of the server at an address, if a trusted authority has signed it."""
+    settings = tls_settings()
+    context = ssl.create_default_context(cafile=settings.ca or None)
+    context.check_hostname = False
+    if settings.cert:
+        context.load_cert_chain(settings.cert, settings.key)
+    try:
+        with (
+            socket.create_connection(address[:2], _NAMES_SECONDS) as sock,
+            context.wrap_socket(sock) as secured,
+        ):
+            certificate = secured.getpeercert() or {}
+    except OSError:
+        return []
+    return [str(entry[1]) for entry in certificate.get("subjectAltName", ())]
