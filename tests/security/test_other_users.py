@@ -1,4 +1,4 @@
-"""Without a token, processes of other users of this host get no more than health."""
+"""Processes of other users of this host get no more than health without a token, and no token that is not theirs."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from support import hosting
-from support.attached import offer
+from support.attached import TOKEN, offer
+from support.connecting import dial
 from support.users import as_other_user, as_root
 
 from rankmesh._session.session import current
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.diagnostics.probe import measure
 from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 from rankmesh_agent.net.peer_credentials import check_peer
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.standalone import Standalone
-from rankmesh_agent.store.commands import Add
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.commands import Add, Set
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames, snapshot, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -113,6 +118,55 @@ def test_another_user_cannot_attach(standalone: Standalone):
             sock.connect(path)
 
     assert as_other_user(connect).startswith("PermissionError")
+
+
+def http(url: str) -> object:
+    return HttpClient(TOKEN).request("POST", f"{url}/v1/join", {"body": "of the job"}, timeout=10)
+
+
+def store(url: str) -> object:
+    return StoreClient(url, TOKEN).execute(Set("k", b"body of the job"), 5.0)
+
+
+def peer(url: str) -> object:
+    return dial(TcpTransport(TOKEN), url.removeprefix("http://"))
+
+
+def probed(url: str) -> object:
+    reply = measure(url, TOKEN, 10, 5.0)
+    assert not reply.reached
+    raise DistNetworkError(reply.error)
+
+
+@pytest.mark.parametrize("client", [http, store, peer, probed])
+def test_another_users_port_does_not_get_the_token(client: Callable[[str], object]):
+    """Nor anything else: whoever takes the port of a rank that has ended, say."""
+    reader, writer = os.pipe()
+
+    def squat() -> str:
+        received = b""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(1.0)
+            os.write(writer, listener.getsockname()[1].to_bytes(2, "big"))
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    sock, _ = listener.accept()
+                    with sock, contextlib.suppress(OSError):
+                        received += sock.recv(1 << 16)
+                        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        return received.decode("latin-1")
+
+    with ThreadPoolExecutor(1) as pool:
+        squatting = pool.submit(as_other_user, squat)
+        port = int.from_bytes(os.read(reader, 2), "big")
+        with pytest.raises((DistNetworkError, NoResponseError)):
+            client(f"http://127.0.0.1:{port}")
+        received = squatting.result().encode("latin-1")
+    os.close(reader)
+    os.close(writer)
+    assert received.startswith(b"\x16\x03")
+    assert TOKEN.encode() not in received
+    assert b"of the job" not in received
 
 
 def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):

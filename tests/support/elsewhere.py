@@ -24,7 +24,7 @@ _MODULES = ["fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "_posixs
 _PRELUDE = """
 import asyncio, concurrent.futures, ctypes, http.client, importlib.metadata, mmap, multiprocessing, os, platform
 import select, signal, socket, ssl, statistics, subprocess, sys, sysconfig, tempfile, threading, webbrowser
-import anyio, cryptography.x509, httpcore, httpx, numpy, rich.console, rich.live, rich.table, typer, typer.completion
+import cryptography.x509, numpy, rich.console, rich.live, rich.table, typer, typer.completion
 
 sysconfig.get_config_vars(), platform.uname()
 

@@ -25,7 +25,7 @@ from rankmesh_agent.http.same_user import same_user_handler
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
-from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for, url_of
+from rankmesh_agent.net.sockets import bind, interfaces, reachable_addresses, url_for, url_of
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.upgrade import Upgrade
 
@@ -264,10 +264,9 @@ class HttpServer:
 
     def _tls_context(self) -> ssl.SSLContext | None:
         """Return the context for a client that uses TLS; None if this process has neither certificates nor a token."""
-        local = ("localhost", "127.0.0.1", "::1", socket.gethostname())
-        return tls.server_context(
-            self._tls, self._credentials, tuple(dict.fromkeys((*local, *self.names, *self.addresses)))
-        )
+        names = ["localhost", "127.0.0.1", "::1", socket.gethostname(), *self.names, *self.addresses]
+        names += [each.address for each in interfaces()]
+        return tls.server_context(self._tls, self._credentials, tuple(dict.fromkeys(names)))
 
     def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
         """Load the HTTP server, and serve until it ends."""

@@ -113,6 +113,7 @@ def refuse_tls(sock: socket.socket) -> ConnectionAbortedError:
     """Tell a client that uses TLS that this process has neither certificates nor a token; return the error to raise."""
     with contextlib.suppress(OSError):
         sock.recv(_HELLO_BYTES, socket.MSG_DONTWAIT)  # with unread bytes, the close would be a reset
+    with contextlib.suppress(OSError):
         sock.send(_NO_TOKEN_ALERT, NO_SIGNAL)
     return ConnectionAbortedError("the client uses TLS, and this process has neither certificates nor a token")
 

@@ -36,8 +36,8 @@ _WELCOME = struct.Struct("!7sBB")
 WELCOME_BYTES = _WELCOME.size
 
 _NEEDS_TLS = (
-    "the other side requires TLS: set RANKMESH_TLS_CERT, RANKMESH_TLS_KEY and RANKMESH_TLS_CA here, too, if they are set "
-    "there, and RANKMESH_PRIVATE_NETWORK only if it is"
+    "the other side requires TLS: set RANKMESH_TLS_CERT, RANKMESH_TLS_KEY and RANKMESH_TLS_CA here, too, if they are "
+    "set there, and RANKMESH_PRIVATE_NETWORK only if it is"
 )
 
 T = TypeVar("T")

@@ -1,9 +1,10 @@
-"""``rankmesh token`` and ``rankmesh get``: credentials of a job, and a request that proves one without sending it."""
+"""``rankmesh token`` and ``rankmesh get``: credentials of a job, and a request with one."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
@@ -46,6 +47,10 @@ def token(
         str,
         typer.Option(metavar="ID", help="Only for the rank of this lease of a standalone agent; needs --job."),
     ] = "",
+    ca: Annotated[
+        bool, typer.Option("--ca", help="Print the certificate of its authority, for 'curl --cacert' and browsers.")
+    ] = False,
+    new: Annotated[bool, typer.Option("--new", help="Print a new token, of 256 random bits.")] = False,
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
 ) -> int:
@@ -54,6 +59,9 @@ def token(
     A client sets it as its RANKMESH_TOKEN; with --job, so can all ranks of that job, which need no RANKMESH_JOB then.
     No request is sent: --gateway or --job selects one of several jobs.
     """
+    if new:
+        write(secrets.token_hex(32) + "\n")
+        return OK
     secret = options.token(token_file)
     if not secret:
         with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
@@ -70,7 +78,11 @@ def token(
             "--lease needs --job, and the 32 hexadecimal digits that POST /v1/lease returns as id", USAGE
         )
     try:
-        if lease:
+        if ca:
+            from rankmesh_agent.net.authority import authority_pem
+
+            found = authority_pem(for_job(secret, job) if job else secret).rstrip()
+        elif lease:
             found = for_lease(for_job(secret, job), job, lease)
         else:
             found = of_role(for_job(secret, job) if job else secret, role)
@@ -90,7 +102,7 @@ def get(
     token_file: TokenFileOption = None,
     job: JobOption = "",
 ) -> int:
-    """Print the response to GET, as curl does, but from any host: the token is proved, not sent."""
+    """Print the response to GET, as curl does, but from any host: over TLS where curl would need it."""
     base, target = re.findall(r"^((?:[A-Za-z]+://)?[^/?#]*)([^#]*)", url)[0]
     target = target if target.startswith("/") else f"/{target}"
     if base:

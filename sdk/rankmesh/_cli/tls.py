@@ -1,4 +1,4 @@
-"""``rankmesh tls``: makes an authority and the certificates of hosts. Needs the extra ``rankmesh[tls]``."""
+"""``rankmesh tls``: makes an authority and the certificates of hosts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,6 @@ def make(
         raise CommandError(f"the files of {_AUTHORITY!r} are the authority's: give that host's full name first", USAGE)
     try:
         make_certificates(directory, hosts, datetime.timedelta(days=days))
-    except ImportError as error:
-        raise CommandError(f"this command needs the extra: pip install 'rankmesh[tls]' ({error})", USAGE) from error
     except OSError as error:
         raise CommandError(f"cannot write to {directory}: {error.strerror}") from error
     for names in hosts:
@@ -83,7 +81,6 @@ def make_certificates(directory: Path, hosts: list[list[str]], validity: datetim
         validity: of the hosts' certificates, from now on.
 
     Raises:
-        ImportError: the library ``cryptography`` is missing.
         OSError: a file cannot be written.
         CommandError: the files of an authority are there, but invalid.
     """

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.certificates import in_environment, required, tls_of
 
-from rankmesh_agent.config.tls import TlsSettings
+from rankmesh_agent.config.tls import TlsSettings, tls_settings
 from rankmesh_agent.net import tls
-from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket, buffered
-from rankmesh_agent.wire.credentials import Credentials, Role, derive, for_job, for_lease, server_name
-from rankmesh_agent.wire.hello import ClientRefusedError
+from rankmesh_agent.net.tls_socket import TlsSocket, buffered
 
 DATA = bytes(range(256)) * 4096
 
@@ -30,7 +26,7 @@ def ends(folder):
     """A client's and a server's end, which block."""
     with in_environment(tls_of(folder)), socket.create_server(("127.0.0.1", 0)) as listener:
         client = tls.client_side(socket.create_connection(listener.getsockname()), "localhost", 1)
-        server = tls.server_side(listener.accept()[0], "client", "")
+        server = tls.server_side(listener.accept()[0], "client", "", tls_settings())
         thread = threading.Thread(target=server.handshake)
         thread.start()
         client.handshake()
@@ -136,14 +132,14 @@ def tls_record(sock: TlsSocket, data: bytes) -> bytes:
 )
 def test_a_file_that_cannot_be_used_is_named(folder, changes, error):
     with in_environment(tls_of(folder) | changes), pytest.raises(ValueError, match=error):
-        tls.server_context()
+        tls.server_context(tls_settings())
 
 
 def test_a_key_of_another_certificate_is_named(folder):
     of_another = {"RANKMESH_TLS_KEY": tls_of(folder, "there")["RANKMESH_TLS_KEY"]}
     error = r"the key in RANKMESH_TLS_KEY .* does not belong to"
     with in_environment(tls_of(folder) | of_another), pytest.raises(ValueError, match=error):
-        tls.server_context()
+        tls.server_context(tls_settings())
 
 
 @pytest.mark.parametrize(
@@ -204,105 +200,3 @@ def test_a_connection_that_is_passed_on_has_tls(monkeypatch):
     for port, expected in ((80, True), (81, False)):
         with Attempt("127.0.0.1") as sock, tls.secured(sock, "127.0.0.1", ("127.0.0.1", port), "secret") as found:
             assert isinstance(found, TlsSocket) is expected
-
-
-TOKEN = "0123456789abcdef" * 4
-OWN = for_job(TOKEN, "train")
-LEASE = for_lease(OWN, "train", "ab" * 16)
-
-
-def shake_hands(given: str, accepted: str | Credentials, *, mutual: bool = True) -> tuple[object, object]:
-    """Return what each end finds, the client and the server: its error, or None."""
-
-    def of(end: TlsSocket) -> Exception | None:
-        try:
-            end.handshake()
-            end.sendall(b"x")
-            end.recv(1)  # the client learns only now whether its certificate is accepted
-        except Exception as error:
-            return error
-        return None
-
-    client_end, server_end = socket.socketpair()
-    context = tls.server_context(accepted, mutual=mutual)
-    with (
-        tls.client_side(client_end, "there", 1, given) as client,
-        TlsSocket(
-            server_end, context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True), "a client"
-        ) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        for end in (client, server):
-            end.settimeout(10)
-        serving = pool.submit(of, server)
-        found = of(client)
-        client.close()
-        return found, serving.result()
-
-
-@pytest.mark.parametrize("mutual", [True, False], ids=["ranks", "HTTP"])
-@pytest.mark.parametrize(
-    ("given", "accepted"),
-    [
-        (TOKEN, TOKEN),
-        ("a token of few bits", "a token of few bits"),
-        (derive(TOKEN, Role.READ), TOKEN),
-        ("users' own", Credentials(TOKEN, use="users' own")),
-        (OWN, TOKEN),
-        (OWN, OWN),
-        (derive(OWN, Role.USE), TOKEN),
-        (derive(OWN, Role.READ), OWN),
-        (LEASE, TOKEN),
-        (LEASE, OWN),
-    ],
-)
-def test_both_ends_prove_that_they_know_the_credential(given, accepted, mutual):
-    assert shake_hands(given, accepted, mutual=mutual) == (None, None)
-
-
-@pytest.mark.parametrize("mutual", [True, False], ids=["ranks", "HTTP"])
-@pytest.mark.parametrize(
-    ("given", "accepted"),
-    [
-        ("another", TOKEN),
-        (for_job("another", "train"), TOKEN),
-        (for_job(TOKEN, "other"), OWN),
-        (for_lease(for_job("another", "train"), "train", "ab" * 16), OWN),
-        (TOKEN, OWN),
-    ],
-)
-def test_another_credential_ends_the_handshake(given, accepted, mutual):
-    client, server = shake_hands(given, accepted, mutual=mutual)
-    assert isinstance(client, OtherTokenError)
-    assert "has another token than this process: RANKMESH_TOKEN must be the same" in str(client)
-    assert isinstance(server, ClientRefusedError | OSError)
-
-
-def test_a_credential_that_is_claimed_must_be_known(monkeypatch):
-    """A client with the role "read" names the token itself."""
-    lesser = derive(TOKEN, Role.READ)
-    monkeypatch.setattr(tls, "server_name", lambda credential: server_name(TOKEN))
-    assert isinstance(shake_hands(lesser, TOKEN)[0], OtherTokenError)
-
-
-def test_a_rank_without_a_certificate_is_refused():
-    """One that would accept any server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    client_end, server_end = socket.socketpair()
-    with ThreadPoolExecutor(1) as pool, tls.server_side(server_end, "a client", TOKEN) as server:
-        serving = pool.submit(server.handshake)
-        with client_end, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
-            context.wrap_socket(client_end, server_hostname=server_name(TOKEN)).recv(1)
-        with pytest.raises(OSError, match="did not return a certificate"):
-            serving.result()
-
-
-def test_a_server_without_a_token_is_named():
-    client_end, server_end = socket.socketpair()
-    with tls.client_side(client_end, "there", 1, TOKEN) as client, server_end:
-        client.settimeout(10)
-        with pytest.raises(ConnectionAbortedError, match="neither certificates nor a token"):
-            tls.server_side(server_end, "a client", "")
-        with pytest.raises(NoTlsError, match="RankMesh there has no token"):
-            client.handshake()
