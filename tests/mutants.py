@@ -59,7 +59,7 @@ GROUPS = "agent/group agent/backends"
 FILES = "agent/transports/test_shared_memory.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
-PROOF = "security/test_challenge.py security/test_http_proof.py security/test_roles.py"
+PROOF = "security/test_authority.py security/test_hello.py security/test_credentials.py security/test_roles.py"
 MATCHING = "agent/progress/test_matching.py"
 P2P = "agent/group/test_p2p_read.py"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
@@ -194,13 +194,13 @@ FAULTS = [
     Fault(W + "frames.py", "length > (eager_limit if opcode is Opcode.EAGER else SMALL)", "length > eager_limit", FRAMES, "a frame of any kind may be as long as an eager one"),
     Fault(W + "frames.py", "frozenset({Opcode.PART, Opcode.BULK})", "frozenset({Opcode.PART, Opcode.BULK, Opcode.ABORT})", FRAMES, "an ABORT of any length is read"),
     # Credentials
-    Fault(W + "handshake.py", "encode(*self._fields, self.attachment, self._both)", "encode(*self._fields, self._both)", PROOF, "what follows a proof can be replaced"),
-    Fault(W + "handshake.py", "self._fields = protocol.label.encode(), binding", "self._fields = b'', binding", PROOF, "a proof is worth something in another protocol"),
-    Fault(W + "credentials.py", " if each[0].role >= needed)", ")", PROOF, "a lesser role opens every protocol"),
-    Fault(W + "http_auth.py", " and self._is_new(client, int(count))", "", PROOF, "a request can be replayed"),
-    Fault(W + "http_auth.py", "(response.body is not None and content != digest(response.body))", "False", PROOF, "the body of a response can be replaced"),
+    Fault(W + "hello.py", "    if exposed:", "    if False:", PROOF, "a connection from another host needs no TLS"),
+    Fault(W + "hello.py", " or grant.role < service.role", "", PROOF, "a lesser role opens every service"),
+    Fault(W + "hello.py", " and not grant.lease", "", PROOF, "a lease's credential opens stores"),
+    Fault("agent/rankmesh_agent/net/tls.py", "ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE", "ssl.CERT_NONE", PROOF, "ranks need no certificate"),
+    Fault("agent/rankmesh_agent/net/tls.py", "private_network() if beyond else is_trusted_listener(numeric, port)", "True", PROOF + " agent/net/test_tls.py", "no connection has TLS"),
+    Fault("agent/rankmesh_agent/net/tls.py", "return bool(token) and beyond and not private_network()", "return False", "hosts/test_bearer.py", "a server accepts all connections without TLS"),
     Fault("agent/rankmesh_agent/http/middleware.py", "if held.role < needed:", "if held.role > needed:", PROOF, "a role has no limit"),
-    Fault("agent/rankmesh_agent/http/middleware.py", "hashed.hexdigest() != caller.content", "not hashed", PROOF, "the body of a request can be replaced"),
     # torch's store at the gateway
     Fault("gateway/rankmesh_gateway/torch_store.py", "self._private_network and isinstance(error, PeerNotLocalError)", "self._private_network", TORCH_STORE, "other users are served where the network is private"),
     Fault("gateway/rankmesh_gateway/torch_store.py", "            if not client.missing:", "            if True:", TORCH_STORE, "a wait ends with the first of its keys"),
@@ -329,8 +329,6 @@ FAULTS = [
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
-    Fault("agent/rankmesh_agent/net/mac_socket.py", "        if without:", "        if False:", "security/test_frames.py", "data without a MAC are accepted"),
-    Fault("agent/rankmesh_agent/net/mac_socket.py", " or private_network():", " or True:", "security/test_frames.py", "no connection has MACs"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
     Fault("agent/rankmesh_agent/http/same_user.py", 'elif scope["path"] in OPEN_PATHS:', "elif True:", PEERS, "all paths are open to other users"),

@@ -26,7 +26,6 @@ import hashlib
 import hmac
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -170,14 +169,6 @@ class Credentials:
             return hkdf(key_material(self.run), "rankmesh no job").hex()
         return key_material(self.run).decode() if own is not None or not self.run else _job_key(self.run, digest)
 
-    def sufficient(self, needed: Role) -> Iterator[tuple[Grant, str]]:
-        """Yield the credentials that include a role: of all jobs, and of the server's."""
-        if not self.run:
-            yield Grant(Role.RUN), ""
-        else:
-            found = [(Grant(role), self.of_role(role)) for role in ROLES]
-            yield from (each for each in (*found, *self.of_job(self.job)) if each[0].role >= needed)
-
 
 def derive(token: str, role: Role) -> str:
     """Return the credential of a role, derived from a token or a job's credential; itself for the role ``run``."""
@@ -295,7 +286,9 @@ def job_digest(job: str) -> bytes:
 
 @functools.lru_cache(64)
 def _accepted(credentials: Credentials) -> tuple[tuple[Grant, str], ...]:
-    return tuple(credentials.sufficient(Role.READ))
+    """Return the credentials of all jobs, and of the server's."""
+    of_all = tuple((Grant(role), credentials.of_role(role)) for role in ROLES)
+    return (*of_all, *credentials.of_job(credentials.job))
 
 
 @functools.lru_cache(256)
