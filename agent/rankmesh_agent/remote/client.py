@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
@@ -14,9 +14,10 @@ from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.handshake import challenge_on
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
 from rankmesh_agent.wire.credentials import job_digest, lease_key, remedy
@@ -43,7 +44,8 @@ _JOIN_GRACE_SECONDS = 75.0
 """Time limit of the response after that of the join: all pairs connect in between."""
 
 Views = Sequence[memoryview]
-Details = Callable[[], str] | None
+Replies = Mapping[int, Callable[[], str]]
+"""By the agent's request of the kind within a call, what returns the text of the reply."""
 
 
 class AgentDialer:
@@ -69,7 +71,7 @@ class AgentDialer:
         self._token = lease_key(self._token, lease)
         self._attachment = self._attachment._replace(lease=lease)
 
-    def connect(self, deadline: Deadline) -> FramedStream:
+    def connect(self, deadline: Deadline) -> StagedStream:
         """Return a stream over which both ends have proved that they know the token.
 
         Raises:
@@ -78,7 +80,7 @@ class AgentDialer:
         """
         return until_accepted(lambda: self._connect_once(deadline), deadline)
 
-    def _connect_once(self, deadline: Deadline) -> FramedStream:
+    def _connect_once(self, deadline: Deadline) -> StagedStream:
         failures, cause = [], None
         addresses = ([self._path] if self._path else []) + self._urls
         for address in addresses:
@@ -100,7 +102,7 @@ class AgentDialer:
             address=addresses[0] if addresses else None,
         ) from cause
 
-    def _open(self, address: str, seconds: float) -> FramedStream:
+    def _open(self, address: str, seconds: float) -> StagedStream:
         if address == self._path:
             sock = socket.socket(socket.AF_UNIX)
         else:
@@ -108,7 +110,7 @@ class AgentDialer:
         try:
             if address == self._path:
                 sock.connect(address)
-            stream = FramedStream(sock)
+            stream = StagedStream(sock)
             refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
             challenge = challenge_on(sock, self._token, Protocol.ATTACH, client=True)
             stream.authenticate(client_script(challenge, refusal, self._attachment.encode()), seconds)
@@ -133,13 +135,13 @@ class AgentClient:
     """
 
     member: Member
-    _control: FramedStream
+    _control: StagedStream
 
     def __init__(self, offer: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._offer = offer
         self._job = job
         self._dialer = AgentDialer(offer, path, job, token)
-        self._pool: ConnectionPool[FramedStream] = ConnectionPool(
+        self._pool: ConnectionPool[StagedStream] = ConnectionPool(
             lambda: StreamClosedError("this process has left the job")
         )
         self._control_lock = threading.Lock()
@@ -148,7 +150,7 @@ class AgentClient:
         self._ended: LeaseEndedError | None = None
         self.left = False
 
-    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> tuple[dict[str, Any], list[int]]:
+    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Lease the agent, and have it join the job.
 
         Args:
@@ -156,7 +158,7 @@ class AgentClient:
             deadline: end of the join.
 
         Returns:
-            The agent's response, and the descriptors that came along; the caller closes them.
+            The agent's response.
 
         Raises:
             DistNetworkError: the agent cannot be reached, or the join failed.
@@ -167,7 +169,7 @@ class AgentClient:
             document = {"job": self._job, **wanted}
             try:
                 stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
-                frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS), descriptors=True)
+                frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS))
             except (StreamClosedError, StreamTimeoutError) as error:
                 raise DistNetworkError(f"agent {self._offer.name!r} went as this process joined: {error}") from error
             response = attach_frames.decode_json(frame.document)
@@ -181,7 +183,7 @@ class AgentClient:
             stream.close()  # that ends the lease, and the join
             raise
         self._control = stream
-        return response, frame.descriptors
+        return response
 
     def request(
         self,
@@ -191,9 +193,9 @@ class AgentClient:
         *,
         up: Views = (),
         down: Views = (),
+        in_place: bool = False,
         flags: int = 0,
-        details: Details = None,
-        descriptors: bool = False,
+        replies: Replies | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> Frame:
         """Send a request over a stream of the pool, and return the response.
@@ -203,10 +205,10 @@ class AgentClient:
             document: the request's document.
             seconds: how long it may take.
             up: arrays that go along.
-            down: memory for the arrays that come back, if any come.
+            down: memory for the arrays that come back, if the response is OK.
+            in_place: whether these are the arrays that went along.
             flags: see attach_frames.
-            details: returns more details of the call, if the agent asks for them.
-            descriptors: whether descriptors may come back.
+            replies: to requests of the agent within the call.
             on_error: called with the error, if the agent raised it.
 
         Raises:
@@ -216,18 +218,16 @@ class AgentClient:
         try:
             stream = pool.acquire(self._open_stream)
             try:
-                stream.send(attach_frames.encode(kind, document, sum(map(len, up)), flags), up)
+                stream.send_request(kind, document, flags, up, 0 if in_place else sum(map(len, down)))
                 deadline = Deadline(seconds + _RESPONSE_GRACE_SECONDS)
-                while True:
-                    frame = stream.receive(deadline, descriptors=descriptors)
-                    if frame.header.kind != Response.NEED_NOTE:
-                        break
-                    text = details() if details is not None else ""
+                while (frame := stream.receive(deadline)).header.kind in (Response.NEED_NOTE, Response.RUN_ENGINE):
+                    reply = (replies or {}).get(frame.header.kind)
+                    text = "" if reply is None else reply()
                     stream.send(attach_frames.encode(Request.NOTE, text.encode()))
-                if frame.header.payload:
-                    if frame.header.payload != sum(map(len, down)):
-                        raise ProtocolError(f"the agent sent an unexpected payload of {frame.header.payload} bytes")
-                    stream.receive_into(down)
+                    deadline.restart(seconds + _RESPONSE_GRACE_SECONDS)
+                if frame.header.kind == Response.OK:
+                    stream.receive_arrays(frame.header.payload, down, 0 if in_place else sum(map(len, up)))
+                stream.end_request(failed=frame.header.kind == Response.ERROR)
             except BaseException:  # Ctrl-C too: the next bytes of the stream belong to this call
                 pool.discard(stream)
                 raise
@@ -243,11 +243,10 @@ class AgentClient:
             raise refusal
         return frame
 
-    def request_json(
-        self, kind: Request, document: dict[str, Any], seconds: float = 0.0, *, descriptors: bool = False
-    ) -> Frame:
-        """Send a request whose document is JSON; see ``request``."""
-        return self.request(kind, attach_frames.encode_json(document), seconds, descriptors=descriptors)
+    def request_json(self, kind: Request, document: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+        """Send a request whose document is JSON, and return that of the response, see ``request``."""
+        frame = self.request(kind, attach_frames.encode_json(document), seconds)
+        return attach_frames.decode_json(frame.document) if frame.document else {}
 
     def control(self, kind: Request, document: dict[str, Any], seconds: float = CONTROL_SECONDS) -> dict[str, Any]:
         """Send a request over the lease's connection, which no call occupies.
@@ -277,10 +276,9 @@ class AgentClient:
     def group_failure(self, group: int) -> DistError | None:
         """Return a group's first failure as the agent knows it; None while it can go on."""
         try:
-            frame = self.request_json(Request.FAILURE, {"group": group})
+            document = self.request_json(Request.FAILURE, {"group": group})
         except DistError as error:
             return error
-        document = attach_frames.decode_json(frame.document)
         failure = codec.error_from_json(document) if document else None
         return failure if isinstance(failure, DistError) else None
 
@@ -330,7 +328,7 @@ class AgentClient:
                     self._ended = error if isinstance(error, LeaseEndedError) else None
         return self._ended
 
-    def _open_stream(self) -> FramedStream:
+    def _open_stream(self) -> StagedStream:
         deadline = Deadline(CONTROL_SECONDS)
         try:
             stream = self._dialer.connect(deadline)

@@ -9,7 +9,8 @@ progress; before the response, the agent may request details in turn::
     1       1     flags     see FLAGS
     2       2     zero
     4       4     document  bytes of the document that follows: JSON, or of a call the layout below
-    8       8     payload   bytes of arrays that follow the document, one after the other
+    8       8     payload   bytes of arrays, one after the other: behind the document, or at the start of the staging
+                            buffer of the connection (STAGED)
 
     a call  0       8     group    id of the group; of a message, too
             8       8     seconds  how long it may take (float64)
@@ -25,6 +26,10 @@ progress; before the response, the agent may request details in turn::
                     rest  subject  further arguments on which the ranks must agree (wire.ops.Call), in UTF-8
 
 All numbers are in network byte order. The receiver checks both lengths against a limit before it allocates memory.
+
+Where both are on one host, the arrays of a connection's calls are in a staging buffer (remote.staging), whose
+descriptor comes along with a request. The agent leaves the arrays that it fills behind those that it reads, and the
+response has no payload.
 
 The first frame of a connection states its purpose. ACQUIRE: the client leases the agent for one rank of a job. The
 connection is then the lease, and the lease ends with it, for any end of the client. OPEN_STREAM: one of any number of
@@ -61,24 +66,24 @@ HAS_NOTE = 0x01
 """A flag: the client has more details of the call for the error of a mismatch."""
 BLOCKING = 0x02
 """A flag: the response waits for the message."""
-FLAGS = HAS_NOTE | BLOCKING
+STAGED = 0x04
+"""A flag: the arrays are in the connection's staging buffer, and the response's are to be left there."""
+FLAGS = HAS_NOTE | BLOCKING | STAGED
 
 
 class Request(enum.IntEnum):
     """Requests of a client."""
 
     ACQUIRE = 1
-    """Lease the agent; the connection becomes the lease, and carries the next six requests."""
+    """Lease the agent; the connection becomes the lease, and carries the next five requests."""
     RELEASE = 2
     """End the lease."""
     ABORT = 3
-    """End a group because of an error at the client."""
+    """End a group because of an error at the client; without a group, those whose creation is not complete."""
     CANCEL = 4
     """Abandon messages."""
-    ABORT_PENDING_GROUPS = 5
-    """End the groups whose creation is not complete."""
-    REPORT = 6
-    """Report the calls that the client has executed itself; the response has the groups' failures."""
+    LOST_RANKS = 6
+    """Return the errors of the ranks that have failed since the last such request."""
     RECORD_FAILURE = 7
     """Record an error that ended the process, before the lease ends."""
     OPEN_STREAM = 16
@@ -95,16 +100,12 @@ class Request(enum.IntEnum):
     """Change the ranks by which errors name a group's members."""
     FAILURE = 24
     """Return a group's failure."""
-    CHECK_PEERS = 25
-    """Check whether a call that the client executes itself can complete."""
-    VERIFY = 26
-    """Compare the fingerprints of such a call among the members."""
-    EXCHANGE_DESCRIPTIONS = 27
-    """Exchange descriptions of the members' calls."""
+    ENGINE_CALL = 25
+    """Run a collective of an engine at the client; the agent compares the members' calls."""
     STORE = 28
     """Execute a command of the job's store."""
     NOTE = 29
-    """The details that the agent requested with NEED_NOTE."""
+    """What the agent requested: the details of the call, or the error of the engine, empty if there is none."""
     SET_TIMEOUT = 30
     """Change the default timeout of a group's calls."""
     REFUSAL = 31
@@ -122,9 +123,11 @@ class Response(enum.IntEnum):
     ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
-    """Not complete yet; in response to VERIFY: the calls differ."""
+    """Not complete yet."""
     NEED_NOTE = 131
     """A request of the agent for details of the call."""
+    RUN_ENGINE = 132
+    """A request of the agent to run the engine: all members make the call."""
 
 
 class Header(NamedTuple):
