@@ -10,7 +10,6 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
@@ -72,7 +71,6 @@ class RemoteAgent:
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._client = AgentClient(offer, path, settings.job, settings.job_token)
         self._groups: list[RemoteCommunicator] = []
-        self._failures = FailureLog()
         self._notify: Callable[[DistBackendError], None] = lambda error: None
         self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
         wanted = {
@@ -110,7 +108,6 @@ class RemoteAgent:
         before, self._groups[:] = self._groups.copy(), []
         for group in before:
             group.close()
-            self._failures.remove_group(group.state)
         self._enter(joined)
         return self
 
@@ -136,16 +133,18 @@ class RemoteAgent:
     @property
     def first_failure(self) -> DistError | None:
         """See Agent."""
-        return self._failures.first()
+        return self._client.failure()
 
     @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
-        return self._failures.reason_to_end(self.member.rank, 0.0)[1]
+        with contextlib.suppress(DistError):  # the agent is gone
+            return [int(rank) for rank in self._client.control(Request.FAILED_RANKS, {})["ranks"]]
+        return []
 
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
         """See Agent."""
-        return self._failures.naming(ranks)
+        return self._client.failure(naming=list(ranks))
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""
@@ -173,9 +172,7 @@ class RemoteAgent:
         group = RemoteCommunicator(self._client, description)
         if global_ranks is not None:
             group.state.renumber(tuple(global_ranks))
-        self._failures.add_group(group.state)
         self._groups.append(group)
-        self._failures.on_group_made()
         return group
 
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
@@ -189,10 +186,6 @@ class RemoteAgent:
         with contextlib.suppress(DistError):
             self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
         group.close()
-        if how is not None and how.failure is not None:
-            self._failures.replace_group(group.state)
-        else:
-            self._failures.remove_group(group.state)
 
     def set_world(self, group: RemoteCommunicator) -> None:
         """See Agent.set_world."""

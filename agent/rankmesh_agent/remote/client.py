@@ -273,10 +273,10 @@ class AgentClient:
             raise refusal
         return response
 
-    def group_failure(self, group: int) -> DistError | None:
-        """Return a group's first failure as the agent knows it; None while it can go on."""
+    def failure(self, **which: Any) -> DistError | None:
+        """Return the first failure: of a ``group``, of all, or ``naming`` one of some ranks; None if there is none."""
         try:
-            document = self.request_json(Request.FAILURE, {"group": group})
+            document = self.request_json(Request.FAILURE, which)
         except DistError as error:
             return error
         failure = codec.error_from_json(document) if document else None

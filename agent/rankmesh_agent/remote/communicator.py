@@ -57,7 +57,7 @@ class RemoteCommunicator(Communicator):
     @property
     def failure(self) -> DistError | None:
         if self.state.failure is None:
-            return self._client.group_failure(self.id)
+            return self._client.failure(group=self.id)
         return self.state.failure
 
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:

@@ -213,9 +213,19 @@ class Session:
         self._group_in(document).set_timeout(float(document["timeout"]))
 
     def failure(self, document: Json) -> Json:
-        """Return a group's failure, nothing if there is none."""
-        failure = self.ended() or self._group_in(document).failure
+        """Return the first failure of a group, of all, or that names one of some ranks; nothing if there is none."""
+        failure: DistError | None = self.ended()
+        if failure is None and "group" in document:
+            failure = self._group_in(document).failure
+        elif failure is None and "naming" in document:
+            failure = self._agent.failure_naming([int(rank) for rank in document["naming"]])
+        elif failure is None:
+            failure = self._agent.first_failure
         return {} if failure is None else error_to_json(failure)
+
+    def failed_ranks(self, document: Json) -> Json:
+        """Return the other ranks that the first failure names."""
+        return {"ranks": self._agent.failed_ranks}
 
     def refusal(self, document: Json) -> None:
         """Raise the error of an eager message, by default of any, if its receiver has refused it."""
@@ -243,6 +253,7 @@ _REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
     Request.SET_GLOBAL_RANKS: Session.set_global_ranks,
     Request.SET_TIMEOUT: Session.set_timeout,
     Request.FAILURE: Session.failure,
+    Request.FAILED_RANKS: Session.failed_ranks,
     Request.REFUSAL: Session.refusal,
     Request.NUM_WAITING: Session.num_waiting,
 }

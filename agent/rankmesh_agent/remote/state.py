@@ -37,7 +37,7 @@ class RemoteGroupState(GroupState):
         """End the group because of an error in this process; the agent reports it to the members."""
         if self.failure is None:
             at_agent = error is self._agent_error
-            failure = self._client.group_failure(self._group) if at_agent else self._abort(error)
+            failure = self._client.failure(group=self._group) if at_agent else self._abort(error)
             if failure is not None:
                 self.fail(failure)
 

@@ -99,9 +99,11 @@ class Request(enum.IntEnum):
     SET_GLOBAL_RANKS = 23
     """Change the ranks by which errors name a group's members."""
     FAILURE = 24
-    """Return a group's failure."""
+    """Return the first failure of a group, or of all."""
     ENGINE_CALL = 25
     """Run a collective of an engine at the client; the agent compares the members' calls."""
+    FAILED_RANKS = 26
+    """Return the other ranks that the first failure names."""
     STORE = 28
     """Execute a command of the job's store."""
     NOTE = 29

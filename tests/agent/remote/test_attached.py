@@ -1,4 +1,4 @@
-"""Attached processes compute as embedded ranks do: against NumPy, with a staging buffer, a unix socket alone and TCP."""
+"""Attached processes compute as embedded ranks do: against NumPy, over a staging buffer, a unix socket and TCP."""
 
 from __future__ import annotations
 
