@@ -130,8 +130,7 @@ def calls() -> Iterator[bytes]:
     yield document(Request.REFUSAL, group=GROUP, eager_id=1)
     yield document(Request.NUM_WAITING, seconds=0.01)
     yield document(Request.FAILED_RANKS)
-    yield document(Request.ENGINE_CALL, group=GROUP, call=BARRIER, engine="outside", seconds=0.01)
-    yield frame(Request.NOTE, b'{"type": "ValueError", "message": "it failed"}')
+    yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)
     yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])
 
 

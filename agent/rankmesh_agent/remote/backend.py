@@ -10,12 +10,11 @@ from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import call_to_json, error_to_json
+from rankmesh_agent.remote.codec import call_to_json
 from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import HAS_NOTE, NO_OP, Request, Response
+from rankmesh_agent.wire.attach_frames import NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
-from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 Arrays = Sequence[Array]
@@ -102,6 +101,7 @@ class RemoteBackend(Backend):
                     tuple(array.size for array in outputs),
                     tuple(array.size for array in inputs),
                     call.subject,
+                    state.describe(),
                 )
             )
             self._client.request(
@@ -111,8 +111,6 @@ class RemoteBackend(Backend):
                 up=[as_bytes(array) for array in inputs],
                 down=[as_bytes(array) for array in (inputs if in_place else outputs)],
                 in_place=in_place,
-                flags=HAS_NOTE if state.details is not None else 0,
-                replies={Response.NEED_NOTE: state.describe},
                 on_error=state.on_agent_error,
             )
 
@@ -143,28 +141,15 @@ class EngineBackend(CustomBackend):
         self._state = state
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        state, raised = self._state, list[BaseException]()
-
-        def run_engine() -> str:
-            try:
-                algorithm(*arguments)
-            except BaseException as error:
-                raised.append(error)
-                return attach_frames.encode_json(error_to_json(error)).decode()
-            return ""
-
-        seconds, call = state.deadline.seconds, call_to_json(context.call)
-        document = {"group": self._group, "engine": self.name, "seconds": seconds, "call": call}
-        try:
-            self._client.request(
-                Request.ENGINE_CALL,
-                attach_frames.encode_json(document),
-                seconds,
-                flags=HAS_NOTE if state.details is not None else 0,
-                replies={Response.NEED_NOTE: state.describe, Response.RUN_ENGINE: run_engine},
-                on_error=state.on_agent_error,
-            )
-        except DistError:
-            if raised:
-                raise raised[0] from None
-            raise
+        seconds = self._state.deadline.seconds
+        document = attach_frames.encode_json(
+            {
+                "group": self._group,
+                "engine": self.name,
+                "call": call_to_json(context.call),
+                "details": context.describe(),
+                "seconds": seconds,
+            }
+        )
+        self._client.request(Request.VERIFY, document, seconds, on_error=self._state.on_agent_error)
+        algorithm(*arguments)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
@@ -20,9 +19,7 @@ from rankmesh_agent.remote import staging
 from rankmesh_agent.remote.codec import (
     describe_agent,
     dtype_from_code,
-    error_from_json,
     error_to_json,
-    key_from_json,
 )
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
@@ -32,10 +29,9 @@ from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.key_waits import failed_wait_error
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, STAGED, Call, Request, Response
+from rankmesh_agent.wire.attach_frames import BLOCKING, STAGED, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
-    DistBackendError,
     KeyNotFoundError,
     ProtocolError,
     QueueEmptyError,
@@ -46,7 +42,6 @@ from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 _STORE_SLICE_SECONDS = 0.5
 """Length of one wait at the store, after which the stream is checked: the client may have closed it."""
-_NOTE_SECONDS = 10.0
 _SOURCE = struct.Struct("!q")
 """Document of the response to a completed message: the sender's rank, or the number of an eager message."""
 
@@ -110,8 +105,6 @@ class CallStream:
         if kind == Request.STORE:
             *_, seconds = store_frames.decode_request(frame.document)
             return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
-        if kind == Request.ENGINE_CALL:
-            return self._engine_call(attach_frames.decode_json(frame.document), frame)
         if kind == Request.GROW:
             wanted = attach_frames.decode_json(frame.document)
             agent = self._session.grow(int(wanted["world_size"]), float(wanted["seconds"]), self._check_client)
@@ -128,7 +121,7 @@ class CallStream:
         dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
         inputs, outputs = self._arrays(call, frame, dtype)
         group = self._session.group(call.group)
-        options, root = Options(call.seconds, details=self._details(frame)), call.tag
+        options, root = Options(call.seconds, details=(lambda: call.details) if call.details else None), call.tag
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
         returned = outputs
         match call.what:
@@ -173,37 +166,6 @@ class CallStream:
         if self._staging is None or nbytes > self._staging.bytes.size:
             raise ProtocolError(f"an attached process has no buffer for the {nbytes} bytes of its call's arrays")
         return self._staging.bytes[:nbytes]
-
-    def _engine_call(self, wanted: dict[str, Any], frame: Frame) -> Reply:
-        """Compare the members' calls, and have the client run its engine."""
-        group = self._session.group(int(wanted["group"]))
-        if not isinstance(group.queue.backend, CustomBackend):
-            group.use_custom_backend(str(wanted["engine"]), object())  # offers no call of its own
-        plan = group.queue.plan(key_from_json(wanted["call"]), self._run_engine)
-        group.queue.execute(plan, ((),), Options(float(wanted["seconds"]), details=self._details(frame)))
-        return _OK
-
-    def _run_engine(self, *_: object) -> None:
-        try:
-            raised = self._ask(Response.RUN_ENGINE, None)
-        except StreamClosedError as error:
-            raise DistBackendError("the attached process ended in a call of its engine") from error
-        if raised:
-            raise error_from_json(attach_frames.decode_json(raised), at_agent=True)
-
-    def _details(self, frame: Frame) -> Callable[[], str] | None:
-        """Return a function that requests more details of its call from the client, None if there are none."""
-        if not frame.header.flags & HAS_NOTE:
-            return None
-        return lambda: bytes(self._ask(Response.NEED_NOTE, Deadline(_NOTE_SECONDS))).decode("utf-8", "replace")
-
-    def _ask(self, kind: Response, deadline: Deadline | None) -> bytes | bytearray:
-        """Send a request to the client within its call, and return the reply."""
-        self._stream.send(attach_frames.encode(kind))
-        frame = self._stream.receive(deadline)
-        if frame.header.kind != Request.NOTE:
-            raise ProtocolError(f"an attached process sent request {frame.header.kind} in place of a note")
-        return frame.document
 
     # Messages
 

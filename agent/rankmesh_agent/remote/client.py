@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
@@ -44,8 +44,6 @@ _JOIN_GRACE_SECONDS = 75.0
 """Time limit of the response after that of the join: all pairs connect in between."""
 
 Views = Sequence[memoryview]
-Replies = Mapping[int, Callable[[], str]]
-"""By the agent's request of the kind within a call, what returns the text of the reply."""
 
 
 class AgentDialer:
@@ -195,7 +193,6 @@ class AgentClient:
         down: Views = (),
         in_place: bool = False,
         flags: int = 0,
-        replies: Replies | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> Frame:
         """Send a request over a stream of the pool, and return the response.
@@ -208,7 +205,6 @@ class AgentClient:
             down: memory for the arrays that come back, if the response is OK.
             in_place: whether these are the arrays that went along.
             flags: see attach_frames.
-            replies: to requests of the agent within the call.
             on_error: called with the error, if the agent raised it.
 
         Raises:
@@ -219,12 +215,7 @@ class AgentClient:
             stream = pool.acquire(self._open_stream)
             try:
                 stream.send_request(kind, document, flags, up, 0 if in_place else sum(map(len, down)))
-                deadline = Deadline(seconds + _RESPONSE_GRACE_SECONDS)
-                while (frame := stream.receive(deadline)).header.kind in (Response.NEED_NOTE, Response.RUN_ENGINE):
-                    reply = (replies or {}).get(frame.header.kind)
-                    text = "" if reply is None else reply()
-                    stream.send(attach_frames.encode(Request.NOTE, text.encode()))
-                    deadline.restart(seconds + _RESPONSE_GRACE_SECONDS)
+                frame = stream.receive(Deadline(seconds + _RESPONSE_GRACE_SECONDS))
                 if frame.header.kind == Response.OK:
                     stream.receive_arrays(frame.header.payload, down, 0 if in_place else sum(map(len, up)))
                 stream.end_request(failed=frame.header.kind == Response.ERROR)

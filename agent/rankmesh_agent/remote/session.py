@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.messages import PendingMessage
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError
-from rankmesh_agent.remote.codec import describe_group, error_from_json, error_to_json
+from rankmesh_agent.remote.codec import describe_group, error_from_json, error_to_json, key_from_json
 from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
@@ -223,6 +225,18 @@ class Session:
             failure = self._agent.first_failure
         return {} if failure is None else error_to_json(failure)
 
+    def verify(self, document: Json) -> None:
+        """Compare the members' calls of an engine at the client, which executes them then.
+
+        Raises:
+            CollectiveMismatchError: they made different calls.
+        """
+        group, details = self._group_in(document), str(document["details"])
+        if not isinstance(group.queue.backend, CustomBackend):
+            group.use_custom_backend(str(document["engine"]), object())  # an HTTP client can make no call of it
+        plan = group.queue.plan(key_from_json(document["call"]), lambda *_: None)
+        group.queue.execute(plan, ((),), Options(float(document["seconds"]), details=lambda: details))
+
     def failed_ranks(self, document: Json) -> Json:
         """Return the other ranks that the first failure names."""
         return {"ranks": self._agent.failed_ranks}
@@ -254,6 +268,7 @@ _REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
     Request.SET_TIMEOUT: Session.set_timeout,
     Request.FAILURE: Session.failure,
     Request.FAILED_RANKS: Session.failed_ranks,
+    Request.VERIFY: Session.verify,
     Request.REFUSAL: Session.refusal,
     Request.NUM_WAITING: Session.num_waiting,
 }

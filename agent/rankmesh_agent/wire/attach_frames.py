@@ -2,7 +2,7 @@
 
 The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
 precedes the frames; its attachment is the agent's id. On each connection the client has one request at a time in
-progress; before the response, the agent may request details in turn::
+progress::
 
     offset  size  field
     0       1     kind      of the request (Request) or response (Response)
@@ -24,6 +24,8 @@ progress; before the response, the agent may request details in turn::
             42      2     inputs   number of arrays that are read
             44      8 x   lengths  elements of each array: of those that are filled, then of those that are read
                     rest  subject  further arguments on which the ranks must agree (wire.ops.Call), in UTF-8
+                          zero, if details follow
+                          details  of the call, for the error of a mismatch
 
 All numbers are in network byte order. The receiver checks both lengths against a limit before it allocates memory.
 
@@ -62,13 +64,11 @@ MAX_DOCUMENT = (1 << 20) + store_frames.MAX_BYTES
 MAX_PAYLOAD = 1 << 42
 NO_OP = 255
 
-HAS_NOTE = 0x01
-"""A flag: the client has more details of the call for the error of a mismatch."""
 BLOCKING = 0x02
 """A flag: the response waits for the message."""
 STAGED = 0x04
 """A flag: the arrays are in the connection's staging buffer, and the response's are to be left there."""
-FLAGS = HAS_NOTE | BLOCKING | STAGED
+FLAGS = BLOCKING | STAGED
 
 
 class Request(enum.IntEnum):
@@ -100,14 +100,12 @@ class Request(enum.IntEnum):
     """Change the ranks by which errors name a group's members."""
     FAILURE = 24
     """Return the first failure of a group, or of all."""
-    ENGINE_CALL = 25
-    """Run a collective of an engine at the client; the agent compares the members' calls."""
+    VERIFY = 25
+    """Compare the members' calls of an engine at the client."""
     FAILED_RANKS = 26
     """Return the other ranks that the first failure names."""
     STORE = 28
     """Execute a command of the job's store."""
-    NOTE = 29
-    """What the agent requested: the details of the call, or the error of the engine, empty if there is none."""
     SET_TIMEOUT = 30
     """Change the default timeout of a group's calls."""
     REFUSAL = 31
@@ -126,10 +124,6 @@ class Response(enum.IntEnum):
     """An error: its code or type, message and details."""
     PENDING = 130
     """Not complete yet."""
-    NEED_NOTE = 131
-    """A request of the agent for details of the call."""
-    RUN_ENGINE = 132
-    """A request of the agent to run the engine: all members make the call."""
 
 
 class Header(NamedTuple):
@@ -155,6 +149,7 @@ class Call(NamedTuple):
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     subject: str = ""
+    details: str = ""
 
 
 class Attachment(NamedTuple):
@@ -203,10 +198,11 @@ def decode(data: bytes | bytearray) -> Header:
 
 def encode_call(call: Call) -> bytes:
     """Return a call as a document."""
-    *head, outputs, inputs, subject = call
+    *head, outputs, inputs, subject, details = call
     count = len(outputs) + len(inputs)
     lengths = struct.pack(f"!{count}Q", *outputs, *inputs)
-    return CALL.pack(*head, len(outputs), len(inputs)) + lengths + subject.encode()
+    text = f"{subject}\0{details}" if details else subject
+    return CALL.pack(*head, len(outputs), len(inputs)) + lengths + text.encode(errors="replace")
 
 
 def decode_call(document: bytes | bytearray) -> Call:
@@ -219,12 +215,13 @@ def decode_call(document: bytes | bytearray) -> Call:
         group, seconds, tag, number, rank, what, op, dtype, outputs, inputs = CALL.unpack_from(document)
         count = outputs + inputs
         lengths: tuple[int, ...] = struct.unpack_from(f"!{count}Q", document, CALL.size)
-        subject = bytes(document[CALL.size + 8 * count :]).decode()
+        subject, _, details = bytes(document[CALL.size + 8 * count :]).decode().partition("\0")
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
     if math.isnan(seconds):
         raise ProtocolError("an attached process described a call that may take NaN seconds")
-    return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
+    arrays = lengths[:outputs], lengths[outputs:]
+    return Call(group, seconds, tag, number, rank, what, op, dtype, *arrays, subject, details)
 
 
 def encode_json(document: Any) -> bytes:
