@@ -21,14 +21,12 @@ from rankmesh_agent.net.mac_socket import MacSocket
 from rankmesh_agent.net.stream import FramedStream, ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.lease_stream import LeaseStream
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, HEADER, MAX_DOCUMENT, NO_OP, STAGED, Call, Request
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 GROUP = 7
@@ -105,6 +103,7 @@ def message(kind: Request, outputs: tuple[int, ...], inputs: tuple[int, ...], ra
     return frame(kind, attach_frames.encode_call(made), bytes(4 * sum(inputs)), BLOCKING)
 
 
+ERROR = {"code": "rank-failed", "message": "it failed", "ranks": [0]}
 BARRIER = [int(OpType.BARRIER), 0, 0, None, None, None, ""]
 
 
@@ -131,17 +130,12 @@ def calls() -> Iterator[bytes]:
     yield document(Request.NUM_WAITING, seconds=0.01)
     yield document(Request.FAILED_RANKS)
     yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)
-    yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])
-
-
-def lease_requests() -> Iterator[bytes]:
-    """Frames of the lease's stream."""
-    error = {"code": "rank-failed", "message": "it failed", "ranks": [0]}
-    yield document(Request.CANCEL, messages=[1], error=error)
+    yield document(Request.CANCEL, messages=[1], error=ERROR)
     yield document(Request.LOST_RANKS)
-    yield document(Request.ABORT, error=error)
-    yield document(Request.RECORD_FAILURE, group=GROUP, error=error)
-    yield document(Request.ABORT, group=GROUP, error=error)
+    yield document(Request.RECORD_FAILURE, group=GROUP, error=ERROR)
+    yield document(Request.ABORT, error=ERROR)
+    yield document(Request.ABORT, group=GROUP, error=ERROR)
+    yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])
 
 
 def stream(*sent: bytes) -> FramedStream:
@@ -192,15 +186,6 @@ def serve_calls(*sent: bytes, opened: Any = without_macs) -> None:
         CallStream(Session(agent, lambda *_: agent), served).serve()  # type: ignore[arg-type]
 
 
-def serve_lease(*sent: bytes, opened: Any) -> None:
-    with contextlib.closing(Agent()) as agent, opened(*sent) as served:
-        leases = SimpleNamespace(end_reason=lambda lease_id: "")
-        lease = LeaseStream(leases, served, {})  # type: ignore[arg-type]
-        lease.session = Session(agent, lambda *_: agent)  # type: ignore[arg-type]
-        while True:
-            lease._execute(lease._stream.receive(None))
-
-
 def test_mutated_calls_end_in_our_errors(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
     @fuzzed
     @given(sequences_like(list(calls())))
@@ -208,6 +193,7 @@ def test_mutated_calls_end_in_our_errors(opened: Any, caplog: pytest.LogCaptureF
     @example([[frame(Request.FAILURE, b"\xff")]])
     @example([[frame(Request.NUM_WAITING, b'{"seconds": 1' + b"0" * 400 + b"}")]])
     @example([[frame(Request.DROP_GROUP, b'{"group": Infinity}')]])
+    @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
             serve_calls(*sent, opened=opened)
@@ -215,19 +201,6 @@ def test_mutated_calls_end_in_our_errors(opened: Any, caplog: pytest.LogCaptureF
     with memory_within(MEMORY), caplog.at_level(logging.ERROR):
         run()
     assert not caplog.records, caplog.text
-
-
-def test_mutated_requests_of_a_lease_end_in_our_errors(opened: Any) -> None:
-    @fuzzed
-    @given(sequences_like(list(lease_requests())))
-    @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
-    def run(sequences: list[list[bytes]]) -> None:
-        for sent in sequences:
-            with contextlib.suppress(StreamClosedError, ProtocolError):
-                serve_lease(*sent, opened=opened)
-
-    with memory_within(MEMORY):
-        run()
 
 
 def test_nothing_is_allocated_for_a_document_that_has_not_come() -> None:

@@ -118,7 +118,7 @@ class RemoteAgent:
 
     def _report_lost_ranks(self) -> float | None:
         try:
-            lost = self._client.control(Request.LOST_RANKS, {}).get("lost", [])
+            lost = self._client.request_json(Request.LOST_RANKS, {}).get("lost", [])
         except RankFailedError as error:  # the agent is gone
             for group in self._groups.copy():
                 group.state.fail(error)
@@ -139,7 +139,7 @@ class RemoteAgent:
     def failed_ranks(self) -> list[int]:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
-            return [int(rank) for rank in self._client.control(Request.FAILED_RANKS, {})["ranks"]]
+            return [int(rank) for rank in self._client.request_json(Request.FAILED_RANKS, {})["ranks"]]
         return []
 
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
@@ -149,7 +149,7 @@ class RemoteAgent:
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
-            self._client.control(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
+            self._client.request_json(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
 
     def new_group(
         self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
@@ -162,7 +162,7 @@ class RemoteAgent:
         except BaseException as error:
             if not isinstance(error, DistError):  # Ctrl-C, say
                 with contextlib.suppress(DistError):
-                    self._client.control(Request.ABORT, {"error": error_to_json(error)})
+                    self._client.request_json(Request.ABORT, {"error": error_to_json(error)})
             raise
         return self._make_group(group_from_json(description), numbers)
 

@@ -36,7 +36,7 @@ _CONNECT_SECONDS = 5.0
 _RESPONSE_GRACE_SECONDS = 10.0
 """Time limit of a response after that of its call: the agent reports a timeout first."""
 CONTROL_SECONDS = 5.0
-"""Time limit of a request over the lease's connection, and of opening a stream."""
+"""Time limit of opening a stream."""
 _RELEASE_SECONDS = 10.0
 _LAST_RESPONSE_SECONDS = 2.0
 """Time limit of the response with which an agent ends a lease, once it has closed another connection."""
@@ -143,8 +143,6 @@ class AgentClient:
             lambda: StreamClosedError("this process has left the job")
         )
         self._control_lock = threading.Lock()
-        self._unread = 0
-        """Responses over the lease's connection that have not been received."""
         self._ended: LeaseEndedError | None = None
         self.left = False
 
@@ -239,31 +237,6 @@ class AgentClient:
         frame = self.request(kind, attach_frames.encode_json(document), seconds)
         return attach_frames.decode_json(frame.document) if frame.document else {}
 
-    def control(self, kind: Request, document: dict[str, Any], seconds: float = CONTROL_SECONDS) -> dict[str, Any]:
-        """Send a request over the lease's connection, which no call occupies.
-
-        Raises:
-            RankFailedError: the agent is gone, or does not answer.
-            DistError: the agent refuses.
-        """
-        try:
-            with self._control_lock:
-                self._control.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
-                self._unread += 1
-                deadline = Deadline(seconds)
-                while self._unread:  # a request that was interrupted has left its response behind
-                    frame = self._control.receive(deadline)
-                    self._unread -= 1
-            response = attach_frames.decode_json(frame.document) if frame.document else {}
-        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
-            self._raise_lost(error)
-        if frame.header.kind == Response.ERROR:
-            refusal = codec.error_from_json(response)
-            if isinstance(refusal, LeaseEndedError):
-                self._raise_lost(refusal)
-            raise refusal
-        return response
-
     def failure(self, **which: Any) -> DistError | None:
         """Return the first failure: of a ``group``, of all, or ``naming`` one of some ranks; None if there is none."""
         try:
@@ -275,9 +248,10 @@ class AgentClient:
 
     def release(self, reason: str, raised: bool, exit_text: str) -> None:
         """End the lease: the agent leaves the job for this process; see Agent.close."""
-        document = {"reason": reason, "raised": raised, "exit_text": exit_text}
-        with contextlib.suppress(DistError):
-            self.control(Request.RELEASE, document, _RELEASE_SECONDS)
+        document = attach_frames.encode_json({"reason": reason, "raised": raised, "exit_text": exit_text})
+        with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
+            self._control.send(attach_frames.encode(Request.RELEASE, document))
+            self._control.receive(Deadline(_RELEASE_SECONDS))
         self._pool.close()
 
     def close(self) -> None:

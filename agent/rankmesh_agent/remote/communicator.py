@@ -169,7 +169,7 @@ class _Message:
                 failure = codec.error_to_json(error)
                 with contextlib.suppress(DistError):  # the agent is gone, and the message with it
                     cancelled = {"messages": [self._number], "error": failure, "waited": blocking}
-                    self._client.control(Request.CANCEL, cancelled)
+                    self._client.request_json(Request.CANCEL, cancelled)
             raise
         if frame.header.kind == Response.PENDING:
             return False

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import describe_agent, error_to_json
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
@@ -77,15 +77,13 @@ class LeaseStream:
         reason = f"its process ({wanted.holder}) ended without a goodbye"
         how: dict[str, Any] = {"failed": True}
         try:
-            while True:
-                frame = stream.receive(None)
-                if frame.header.kind == Request.RELEASE:
-                    released = attach_frames.decode_json(frame.document)
-                    reason = str(released.get("reason", ""))[:_MAX_REASON]
-                    exit_text = str(released.get("exit_text", ""))[:_MAX_REASON]
-                    how = {"raised": bool(released.get("raised")), "exit_text": exit_text}
-                    break
-                self._execute(frame)
+            frame = stream.receive(None)
+            if frame.header.kind != Request.RELEASE:
+                raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
+            released = attach_frames.decode_json(frame.document)
+            reason = str(released.get("reason", ""))[:_MAX_REASON]
+            exit_text = str(released.get("exit_text", ""))[:_MAX_REASON]
+            how = {"raised": bool(released.get("raised")), "exit_text": exit_text}
         except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
@@ -121,20 +119,6 @@ class LeaseStream:
         if session is not None:
             session.close()
         return session is not None
-
-    def _execute(self, frame: Frame) -> None:
-        """Execute a request over the lease's stream."""
-        session = self.session
-        try:
-            if session is None:
-                raise LeaseEndedError("the agent has not joined yet, or will not")
-            document = session.execute(frame)
-        except ProtocolError:
-            raise
-        except Exception as error:
-            self._respond_error(self._ended() or error)
-        else:
-            self._send(Response.OK, document)
 
     def _respond_error(self, error: BaseException) -> None:
         self._send(Response.ERROR, attach_frames.encode_json(error_to_json(error)))

@@ -45,7 +45,7 @@ class RemoteGroupState(GroupState):
         document = {"group": self._group, "error": error_to_json(error)}
         try:
             with interrupts_deferred():
-                failure = error_from_json(self._client.control(Request.ABORT, document))
+                failure = error_from_json(self._client.request_json(Request.ABORT, document))
         except DistError as lost:
             return lost
         return failure if isinstance(failure, DistError) else None

@@ -75,9 +75,11 @@ class Request(enum.IntEnum):
     """Requests of a client."""
 
     ACQUIRE = 1
-    """Lease the agent; the connection becomes the lease, and carries the next five requests."""
+    """Lease the agent; the connection becomes the lease, and carries the next request."""
     RELEASE = 2
     """End the lease."""
+    OPEN_STREAM = 16
+    """Use the connection for calls; all requests below use such a connection."""
     ABORT = 3
     """End a group because of an error at the client; without a group, those whose creation is not complete."""
     CANCEL = 4
@@ -86,8 +88,6 @@ class Request(enum.IntEnum):
     """Return the errors of the ranks that have failed since the last such request."""
     RECORD_FAILURE = 7
     """Record an error that ended the process, before the lease ends."""
-    OPEN_STREAM = 16
-    """Use the connection for calls; all requests below use such a connection."""
     CALL = 17
     """Run a collective."""
     SEND = 18
