@@ -19,7 +19,7 @@ MEANINGS = {
     "another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`). "
     "The ranks did not make the same call (`collective-mismatch`), the message is not what its receive expects "
     "(`message-mismatch`): no data has moved, the group goes on. A group has that name (`group-exists`), or is the "
-    "job's (`group-in-use`), or an attached process makes its calls (`rank-elsewhere`).",
+    "job's (`group-in-use`).",
     410: "The lease has ended (`lease-ended`), or the group (`group-aborted`).",
     412: "The key does not hold what the request's conditions say (`precondition-failed`).",
     413: "The request body is too large (`body-too-large`), or the array to be received is; or the store has as many "
