@@ -57,11 +57,11 @@ def test_another_is_refused_and_closed(make: Callable[[], list[int]]):
 @pytest.mark.parametrize(
     ("document", "payload"),
     [
-        (described(MIB // 4 + 1), MIB + 4),
-        (described(1, (MIB // 4,)), 4),
-        (described(1), 8),
-        (described(1 << 38), 4 << 38),
-        (described((1 << 64) - 1), 4),
+        pytest.param(described(MIB // 4 + 1), MIB + 4, id="longer"),
+        pytest.param(described(1, (MIB // 4,)), 4, id="longer with the outputs"),
+        pytest.param(described(1), 8, id="another payload"),
+        pytest.param(described(1 << 38), 4 << 38, id="huge"),
+        pytest.param(described((1 << 64) - 1), 4, id="overflow"),
     ],
 )
 def test_arrays_that_are_not_in_the_buffer_end_the_stream(pair, document, payload, caplog):
