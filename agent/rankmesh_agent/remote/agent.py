@@ -16,7 +16,7 @@ from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
-from rankmesh_agent.remote.codec import GroupDescription, error_from_json, error_to_json, group_from_json
+from rankmesh_agent.remote.codec import GroupDescription, error_from_json, error_to_json
 from rankmesh_agent.remote.communicator import RemoteCommunicator
 from rankmesh_agent.remote.store import SessionStore
 from rankmesh_agent.store.base import BlockingStore
@@ -92,7 +92,7 @@ class RemoteAgent:
         try:
             self._members = {member["rank"]: Member(**member) for member in joined["members"]}
             self.member = self._client.member = self._members[joined["rank"]]
-            world = group_from_json(joined["world"])
+            world = GroupDescription(**joined["world"])
         except (KeyError, TypeError) as error:
             raise ProtocolError("the agent's response to the lease request is malformed") from error
         self.world = self._make_group(world)
@@ -164,7 +164,7 @@ class RemoteAgent:
                 with contextlib.suppress(DistError):
                     self._client.request_json(Request.ABORT, {"error": error_to_json(error)})
             raise
-        return self._make_group(group_from_json(description), numbers)
+        return self._make_group(GroupDescription(**description), numbers)
 
     def _make_group(
         self, description: GroupDescription, global_ranks: Sequence[int] | None = None

@@ -98,18 +98,6 @@ def describe_group(group: LocalCommunicator) -> dict[str, Any]:
     return GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium)._asdict()
 
 
-def group_from_json(document: dict[str, Any]) -> GroupDescription:
-    """Return the group description in a document.
-
-    Raises:
-        ProtocolError: there is none.
-    """
-    try:
-        return GroupDescription(**document)
-    except TypeError as error:
-        raise ProtocolError(f"the agent sent a malformed description of a group: {repr(document):.200}") from error
-
-
 def dtype_from_code(code: int) -> np.dtype[Any]:
     """Return an element type by its code.
 
