@@ -32,7 +32,7 @@ from benchmarks.workers import CHECKOUT, MeasurementError, reserved_port
 RANKS, DEADLINE = 128, 120.0
 MIB = 1 << 20
 _FIRST = ("numpy", "encodings.idna", "rankmesh._face", "rankmesh._session.agents", "rankmesh_agent.agent")
-MODULES = _FIRST + tuple(f"rankmesh_agent.backends.{name}" for name in ("cpu", "segment_setup", "delegated"))
+MODULES = _FIRST + tuple(f"rankmesh_agent.backends.{name}" for name in ("cpu", "segment_setup"))
 GLOO_MODULES = ("torch.distributed",)
 CALLS = {"barrier": 5, "all_reduce 4 B": 5, "all_reduce 1 MiB": 2}
 ROUNDS = 3

@@ -57,6 +57,7 @@ WRONG = "sdk/test_wrong_calls.py"
 GPU_FAILURE = "gpu/test_failure.py"
 GROUPS = "agent/group agent/backends"
 FILES = "agent/transports/test_shared_memory.py"
+STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
 PROOF = "security/test_authority.py security/test_hello.py security/test_credentials.py security/test_roles.py"
@@ -174,6 +175,9 @@ FAULTS = [
     Fault(T + "windows.py", "not any(PRIVATE in row", "not all(PRIVATE in row", DIRECT, "an unregistered array is looked for in registered memory"),
     Fault("agent/rankmesh_agent/backends/cpu.py", "segment.windows.make_private(arguments)", "pass", "sdk/collectives/test_shared_memory.py -k late", "a late rank writes into arrays of a call that has failed"),
     # Rings in shared memory
+    Fault("agent/rankmesh_agent/remote/staging.py", "seals & ~_SEAL_EXEC != _SEALS or ", "", STAGING, "an attached process may cut off the memory that its agent uses"),
+    Fault("agent/rankmesh_agent/remote/call_stream.py", " or nbytes > self._staging.bytes.size", "", STAGING, "a call's arrays may be longer than the buffer"),
+    Fault("agent/rankmesh_agent/remote/staging.py", "failed or not is_kept", "not is_kept", STAGING, "a buffer that a failed call may still write to is used again"),
     Fault(T + "shared_memory.py", "found.st_nlink or _identity(found) != file", "found.st_nlink", FILES, "a descriptor of another process, with the same pid elsewhere, is taken"),
     Fault(T + "shared_memory.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "linked memory of a process that lives is removed"),
     Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),

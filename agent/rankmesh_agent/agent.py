@@ -72,7 +72,6 @@ class Agent:
         join_deadline: end of the join; other threads may restart it to end the join early. By default ``timeout``
             from now.
         instance: random name of this process and join; a new one if left out.
-        delegated: whether an attached process makes this rank's collectives in shared memory; see SegmentOptions.
         growth: how this process joins, in place of ``rank`` and ``world_size``.
         share_members: see GatewayClient.join.
 
@@ -100,14 +99,13 @@ class Agent:
         http: HttpServer | None = None,
         join_deadline: Deadline | None = None,
         instance: str = "",
-        delegated: bool = False,
         growth: GrowthRole = NO_GROWTH,
         share_members: ShareMembers | None = None,
     ) -> None:
         raise_limit()
         deadline = join_deadline or Deadline(timeout)
         self.settings = settings
-        self._find_gateway, self._host, self._delegated = find_gateway, host, delegated
+        self._find_gateway, self._host = find_gateway, host
         self._started = time.monotonic()
         self._leaving = False
         self._own_http: HttpServer | None = None
@@ -134,7 +132,7 @@ class Agent:
             undo.callback(job.heartbeats.stop)
             undo.push(self._leave_without_world)
             self.member, self.engine = job.member, job.engine
-            self.group_registry = GroupRegistry(job, settings, self._recorder, delegated=delegated)
+            self.group_registry = GroupRegistry(job, settings, self._recorder)
             if growth.predecessor is not None:
                 growth.predecessor.check_same(job.store)
             self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
@@ -253,7 +251,6 @@ class Agent:
             timeout=self.world.timeout,
             http=None if self._own_http is not None else self._http,
             join_deadline=deadline,
-            delegated=self._delegated,
             growth=GrowthRole(world=world, check=check_all, predecessor=self._job_store),
         )
 

@@ -58,13 +58,12 @@ class GroupRegistry:
         job: the rank's membership in its job.
         settings: of the job.
         recorder: records the groups' calls.
-        delegated: whether an attached process runs this rank's collectives in shared memory, see SegmentOptions.
 
     Attributes:
         failures: the groups' failures.
     """
 
-    def __init__(self, job: JobMembership, settings: Settings, recorder: FlightRecorder, *, delegated: bool) -> None:
+    def __init__(self, job: JobMembership, settings: Settings, recorder: FlightRecorder) -> None:
         self.failures = FailureLog()
         self._job = job
         self._recorder = recorder
@@ -76,7 +75,6 @@ class GroupRegistry:
             slot_bytes=Segment.slot_bytes_on_host(settings.slot_bytes, local_ranks),
             oversubscribed=job.oversubscribed,
             strict=settings.transport == "shm",
-            delegated=delegated,
             warn=_warn_once,
         )
         if self._segment_options.allowed:
@@ -137,12 +135,11 @@ class GroupRegistry:
         if global_ranks is not None:
             group.set_global_ranks(tuple(global_ranks))
         self.failures.add_group(group.state)
-        options = self._segment_options._replace(delegated=False) if http_key else self._segment_options
         with self._lock:
             self._pending.append(group)
         try:
             begun(group)
-            group.start([job.members[rank].host_id for rank in members], options, timeout)
+            group.start([job.members[rank].host_id for rank in members], self._segment_options, timeout)
         except BaseException as error:
             if not isinstance(error, CollectiveMismatchError):  # which all members have
                 group.abort(error)  # a member that comes later counts this attempt, too

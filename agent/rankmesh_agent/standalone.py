@@ -181,9 +181,9 @@ class Standalone:
         """Return the Agent that has joined the job of a credential: see LeaseManager."""
         return self.leases.confined(grant)
 
-    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
+    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Agent]]:
         """Lease the agent: see LeaseManager."""
-        return self.leases.acquire_in_background(wanted)
+        return self.leases.acquire(wanted)
 
     def lease_state(self) -> LeaseState:
         """Return the lease: see LeaseManager.state."""

@@ -72,8 +72,14 @@ def make(gateway_url) -> Iterator[Made]:
     wait_until(lambda: not ours(), "the threads to end")
 
 
+def acquire(agent: Standalone, terms: LeaseTerms) -> tuple[Lease, Agent]:
+    """Lease an agent; returns when it has joined."""
+    lease, joining = agent.acquire(terms)
+    return lease, joining.result(60)
+
+
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:
-    futures = [in_thread(agent.leases.acquire, wanted(rank, 2)) for rank, agent in enumerate(agents)]
+    futures = [in_thread(acquire, agent, wanted(rank, 2)) for rank, agent in enumerate(agents)]
     return [future.result(60) for future in futures]
 
 
@@ -99,7 +105,7 @@ class TestLeases:
         """That may take longer than a rank may be silent."""
         monkeypatch.setattr("rankmesh_agent.membership.heartbeat.HEARTBEAT_SECONDS", 0.01)
         agent, peer = make(), Member(1, "never connects", "elsewhere", "another host", 1, ["127.0.0.1:1"], "http://x")
-        joining = in_thread(agent.leases.acquire, wanted(0, 2, job="slow", timeout=3.0))
+        joining = in_thread(acquire, agent, wanted(0, 2, job="slow", timeout=3.0))
         wait_until(lambda: registry.ranks("slow"), "the rank to come")
         registry.join(JoinRequest("slow", 2, peer))
         record = registry._jobs["slow"].epochs[1].records[0]
@@ -111,7 +117,7 @@ class TestLeases:
     def test_it_is_free_again_for_another_rank_and_job(self, make):
         agent = make()
         for job in ("one", "two", "one"):
-            lease, joined = agent.leases.acquire(wanted(UNASSIGNED, job=job))
+            lease, joined = acquire(agent, wanted(UNASSIGNED, job=job))
             assert (lease.job, lease.rank, joined.member.rank, joined.world.size) == (job, 0, 0, 1)
             assert agent.leases.lease == lease
             assert agent.leases.release(lease.id)
@@ -120,11 +126,9 @@ class TestLeases:
 
     def test_one_lease_at_a_time(self, make):
         agent = make()
-        agent.leases.acquire(wanted(holder="python train.py"))
+        acquire(agent, wanted(holder="python train.py"))
         with pytest.raises(AgentTakenError, match=r"'agent-0' is taken, by rank 0 of job 'job' \(python train.py\)"):
-            agent.leases.acquire(wanted())
-        with pytest.raises(AgentTakenError):
-            agent.acquire_in_background(wanted())
+            agent.acquire(wanted())
 
     def test_a_join_that_fails_frees_it(self, make):
         agent = make()
@@ -132,15 +136,15 @@ class TestLeases:
         @despite_pauses
         def fail():
             with pytest.raises(JoinTimeoutError, match="rank 1"):
-                agent.leases.acquire(wanted(0, 2, timeout=0.2))
+                acquire(agent, wanted(0, 2, timeout=0.2))
 
         fail()
         assert agent.leases.lease is None
-        agent.leases.acquire(wanted())
+        acquire(agent, wanted())
 
     def test_a_lease_that_ends_while_it_joins(self, make, registry):
         agent = make()
-        joining = in_thread(agent.leases.acquire, wanted(0, 2, job="halfway"))
+        joining = in_thread(acquire, agent, wanted(0, 2, job="halfway"))
         wait_until(lambda: registry.ranks("halfway"), "the rank to come")
         assert agent.leases.release(agent.leases.lease.id, "its process went away")
         with pytest.raises(LeaseEndedError, match="its process went away"):
@@ -156,7 +160,7 @@ class TestLeases:
         if reason == "its agent ended":
             agents[1].close()
             with pytest.raises(AgentTakenError, match="about to end"):
-                agents[1].leases.acquire(wanted())
+                acquire(agents[1], wanted())
         else:
             assert agents[1].leases.release(pairs[1][0].id, reason)
         with pytest.raises(RuntimeError, match=rf"rank 1 .* left \({re.escape(reason)}\)"):
@@ -165,16 +169,16 @@ class TestLeases:
     def test_one_that_nobody_uses_ends(self, make):
         agent = make()
         with contextlib.suppress(LeaseEndedError):  # it may be over before the caller has it
-            agent.leases.acquire(wanted(idle=0.2))
+            acquire(agent, wanted(idle=0.2))
         wait_until(lambda: agent.leases.lease is None, "the lease to end")
 
     def test_descriptors_and_threads_go_with_the_lease(self, make):
         agent = make()
-        lease, _ = agent.leases.acquire(wanted())
+        lease, _ = acquire(agent, wanted())
         agent.leases.release(lease.id)
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
         for _ in range(10):
-            lease, _ = agent.leases.acquire(wanted())
+            lease, _ = acquire(agent, wanted())
             agent.leases.release(lease.id)
         wait_until(lambda: threading.active_count() <= threads, "the threads to end")
         # Connections to the gateway come and go at both ends; one that a lease had left would be there ten times.

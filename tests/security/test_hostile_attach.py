@@ -18,14 +18,12 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.stream import FramedStream, ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.lease_stream import LeaseStream
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import BLOCKING, HEADER, MAX_DOCUMENT, NO_OP, Call, Request
+from rankmesh_agent.wire.attach_frames import BLOCKING, HEADER, MAX_DOCUMENT, NO_OP, STAGED, Call, Request
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
 GROUP = 7
@@ -102,6 +100,7 @@ def message(kind: Request, outputs: tuple[int, ...], inputs: tuple[int, ...], ra
     return frame(kind, attach_frames.encode_call(made), bytes(4 * sum(inputs)), BLOCKING)
 
 
+ERROR = {"code": "rank-failed", "message": "it failed", "ranks": [0]}
 BARRIER = [int(OpType.BARRIER), 0, 0, None, None, None, ""]
 
 
@@ -118,24 +117,22 @@ def calls() -> Iterator[bytes]:
     yield frame(Request.WAIT, attach_frames.encode_call(Call(0, -1.0, 0, 3, 0, 0, NO_OP, 0, (), ())))
     for command in (commands.Set("key", b"value"), commands.Get("key", 0.0), commands.MultiGet(("key",), 0.0)):
         yield frame(Request.STORE, codec.encode_command(command, 1))
+    staged = attach_frames.encode_call(Call(GROUP, 0.01, 0, 4, 0, OpType.ALL_REDUCE, 0, FLOATS, (), (16,)))
+    yield attach_frames.encode(Request.CALL, staged, 64, STAGED)
     yield document(Request.NEW_GROUP, ranks=[0], timeout=1.0)
     yield document(Request.SET_GLOBAL_RANKS, group=GROUP, numbers=[0])
     yield document(Request.SET_TIMEOUT, group=GROUP, timeout=0.01)
     yield document(Request.FAILURE, group=GROUP)
     yield document(Request.REFUSAL, group=GROUP, eager_id=1)
     yield document(Request.NUM_WAITING, seconds=0.01)
-    yield document(Request.CHECK_PEERS, group=GROUP, call=BARRIER, seq=1, missing=[], seconds=0.01, left=0.0)
+    yield document(Request.FAILED_RANKS)
+    yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)
+    yield document(Request.CANCEL, messages=[1], error=ERROR)
+    yield document(Request.LOST_RANKS)
+    yield document(Request.RECORD_FAILURE, group=GROUP, error=ERROR)
+    yield document(Request.ABORT, error=ERROR)
+    yield document(Request.ABORT, group=GROUP, error=ERROR)
     yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])
-
-
-def lease_requests() -> Iterator[bytes]:
-    """Frames of the lease's stream."""
-    error = {"code": "rank-failed", "message": "it failed", "ranks": [0]}
-    yield document(Request.CANCEL, messages=[1], error=error)
-    yield document(Request.REPORT, groups=[[GROUP, [BARRIER, 1, {}, [[BARRIER, 1, 1.0, 8]], []]]], watches=True)
-    yield document(Request.ABORT_PENDING_GROUPS, error=error)
-    yield document(Request.RECORD_FAILURE, group=GROUP, error=error)
-    yield document(Request.ABORT, group=GROUP, error=error, call=BARRIER, seq=1)
 
 
 def stream(*sent: bytes) -> FramedStream:
@@ -147,14 +144,6 @@ def serve_calls(*sent: bytes) -> None:
         CallStream(Session(agent, lambda *_: agent), stream(*sent)).serve()  # type: ignore[arg-type]
 
 
-def serve_lease(*sent: bytes) -> None:
-    with contextlib.closing(Agent()) as agent:
-        lease = LeaseStream(None, stream(*sent), {})  # type: ignore[arg-type]
-        lease.session = Session(agent, lambda *_: agent)  # type: ignore[arg-type]
-        while True:
-            lease._execute(lease._stream.receive(None))
-
-
 def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> None:
     @fuzzed
     @given(sequences_like(list(calls())))
@@ -162,6 +151,7 @@ def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> No
     @example([[frame(Request.FAILURE, b"\xff")]])
     @example([[frame(Request.NUM_WAITING, b'{"seconds": 1' + b"0" * 400 + b"}")]])
     @example([[frame(Request.DROP_GROUP, b'{"group": Infinity}')]])
+    @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
             serve_calls(*sent)
@@ -169,19 +159,6 @@ def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> No
     with memory_within(MEMORY), caplog.at_level(logging.ERROR):
         run()
     assert not caplog.records, caplog.text
-
-
-def test_mutated_requests_of_a_lease_end_in_our_errors() -> None:
-    @fuzzed
-    @given(sequences_like(list(lease_requests())))
-    @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
-    def run(sequences: list[list[bytes]]) -> None:
-        for sent in sequences:
-            with contextlib.suppress(StreamClosedError, ProtocolError):
-                serve_lease(*sent)
-
-    with memory_within(MEMORY):
-        run()
 
 
 def test_nothing_is_allocated_for_a_document_that_has_not_come() -> None:

@@ -79,9 +79,6 @@ class Backend(ABC):
     segment: Segment | None = None
     """Memory that all members share, None if there is none."""
 
-    delegated: ClassVar[bool] = False
-    """True if an attached process executes the calls, for which it maps ``segment``."""
-
     messages: MessageTransport | None = None
     """Transport of the point-to-point messages; None leaves them to the progress engine."""
 

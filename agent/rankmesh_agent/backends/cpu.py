@@ -11,7 +11,7 @@ from rankmesh_agent.backends.fingerprint import raise_mismatch
 from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors
 from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
-from rankmesh_agent.progress.message_link import MessageLink, VerifiedLink
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
@@ -29,7 +29,7 @@ class CpuBackend(Backend):
     name: ClassVar[str] = "mesh"
     allocates = True
 
-    def __init__(self, link: VerifiedLink, segment: Segment | None = None) -> None:
+    def __init__(self, link: MessageLink, segment: Segment | None = None) -> None:
         self.segment = segment
         self.medium = "tcp" if segment is None else "shm"
         self._link = link

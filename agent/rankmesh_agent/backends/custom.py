@@ -9,7 +9,7 @@ from typing import Any
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import verify
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.progress.message_link import VerifiedLink
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.ops import Call
 
@@ -29,7 +29,7 @@ class CustomBackend(Backend):
         link: messages among the members.
     """
 
-    def __init__(self, name: str, engine: Any, link: VerifiedLink) -> None:
+    def __init__(self, name: str, engine: Any, link: MessageLink) -> None:
         self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own
         self._engine = engine
         self._link = link

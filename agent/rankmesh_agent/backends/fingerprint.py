@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import FEW_RANKS
-from rankmesh_agent.progress.message_link import VerifiedLink
+from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import CollectiveMismatchError
@@ -21,7 +21,7 @@ _UNKNOWN = "a call that does not fit into the report", ""
 """Stands for the description of a rank in a large group with many different calls."""
 
 
-def verify(link: VerifiedLink, context: CallContext) -> None:
+def verify(link: MessageLink, context: CallContext) -> None:
     """Wait until all ranks have arrived at the call in ``context``.
 
     Raises:
@@ -35,7 +35,7 @@ def verify(link: VerifiedLink, context: CallContext) -> None:
         raise_mismatch(link, context)
 
 
-def raise_mismatch(link: VerifiedLink, context: CallContext) -> NoReturn:
+def raise_mismatch(link: MessageLink, context: CallContext) -> NoReturn:
     """Exchange the descriptions of all ranks' calls, and raise the error that lists them.
 
     Raises:

@@ -31,7 +31,6 @@ class SegmentOptions(NamedTuple):
         slot_bytes: bytes of a slot; the members take the least of theirs.
         oversubscribed: see Segment.
         strict: raise if not all members can share one segment.
-        delegated: an attached process uses the segment in this one's place, if all members share one.
         warn: logs why the members share no memory, with the arguments of Logger.warning.
     """
 
@@ -41,7 +40,6 @@ class SegmentOptions(NamedTuple):
     slot_bytes: int
     oversubscribed: bool
     strict: bool
-    delegated: bool = False
     warn: Callable[..., None] = _log.warning
 
 
@@ -92,7 +90,7 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
                 break
     finally:
         if link.rank == first and mapping is not None:
-            mapping.release(keep=options.delegated)
+            mapping.release()
     if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
     if options.strict:
@@ -143,7 +141,7 @@ def _attempt(
     if mapping is not None or why or refused:
         return mapping, why or refused
     try:
-        return Mapping.open(options.directory, handle, size, linked=linked, keep=options.delegated), ""
+        return Mapping.open(options.directory, handle, size, linked=linked), ""
     except UnreachableHandleError:
         return None, UNREACHABLE
     except DistNetworkError as error:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
-from rankmesh_agent.backends.delegated import DelegatedBackend
 from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
 from rankmesh_agent.backends.self import SelfBackend
 from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink, layout_of
@@ -39,4 +38,4 @@ def select_backend(
         return None
     if len(layout) > 1:
         return HierarchicalCpuBackend(link, HierarchicalLink(link, segment, layout))
-    return DelegatedBackend(segment) if options.delegated else CpuBackend(link, segment)
+    return CpuBackend(link, segment)

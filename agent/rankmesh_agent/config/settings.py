@@ -56,7 +56,7 @@ class Settings:
             gateway's token; or the content of the file RANKMESH_TOKEN_FILE.
         token_use, token_read: RANKMESH_TOKEN_USE and RANKMESH_TOKEN_READ, at servers: the credentials of these roles;
             empty for those derived from the token.
-        private_network: RANKMESH_PRIVATE_NETWORK, whether the connections between hosts need neither TLS nor MACs, and
+        private_network: RANKMESH_PRIVATE_NETWORK, whether the connections between hosts need no TLS, and
             their servers accept bearer tokens, and a gateway clients of torch's store, without TLS.
         transport: RANKMESH_TRANSPORT, ``tcp`` or ``shm`` forces one; ``auto`` takes shared memory inside a
             host.

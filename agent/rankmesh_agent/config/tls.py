@@ -58,7 +58,7 @@ def tls_settings() -> TlsSettings:
 
 
 def private_network(environ: Mapping[str, str] | None = None) -> bool:
-    """Return RANKMESH_PRIVATE_NETWORK: whether connections between hosts need neither TLS nor MACs.
+    """Return RANKMESH_PRIVATE_NETWORK: whether connections between hosts need no TLS.
 
     Raises:
         ValueError: it is neither 0 nor 1.

@@ -50,7 +50,7 @@ class GpuCommunicator(Communicator):
     def __init__(self, host: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
-        self.state, self.queue, self.link = host.state, host.queue, host.link
+        self.state, self.queue = host.state, host.queue
         self.gpu_backend = backend
         self._exchange = exchange
         self._submit = self._submit_one

@@ -2,5 +2,5 @@
 
 ``communicator`` is the interface, ``local`` the communicator over this process's progress engine; ``call_queue`` orders
 and executes the calls, ``pending`` waits for them, ``work`` is what an asynchronous call returns; ``state`` keeps the
-failure; ``delegation`` serves an attached process that executes the collectives itself.
+failure.
 """

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend
-from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.backends.registered import Outcome
-from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.coalescing import coalesce
 from rankmesh_agent.group.flight_recorder import Record, RecordedCalls, in_flight
@@ -23,8 +20,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.progress.message_link import VerifiedLink
-from rankmesh_agent.wire.errors import DistError, DistNetworkError
+from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
 from rankmesh_agent.wire.stats import OpStats
@@ -60,12 +56,10 @@ class Communicator(ABC):
         default_options: options of a synchronous call without any of its own; has the default timeout.
         state: failure state of the group.
         queue: the group's calls.
-        link: messages among the members, by which they compare their calls.
     """
 
     state: GroupState
     queue: CallQueue
-    link: VerifiedLink
     _submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
     """The queue's method that executes a call, or one that does more before."""
 
@@ -133,7 +127,7 @@ class Communicator(ABC):
             name: the name that ``get_backend()`` returns.
             engine: see CustomBackend.
         """
-        self.use_backend(CustomBackend(name, engine, self.link))
+        raise DistBackendError(f"no engine can execute the calls of group {self.name!r}")
 
     def close_in_child(self) -> None:
         """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
@@ -260,33 +254,6 @@ class Communicator(ABC):
         Raises:
             DistNetworkError: there is no room, or a member cannot map it; the same at all members.
         """
-
-    def _registered_array(self, dtype: np.dtype[Any], count: int, options: Options, directory: str, job: str) -> Array:
-        """Return an array in registered memory, a file in a directory with the job in its name."""
-        outcome: Outcome = []
-        queue, arguments = self.queue, (directory, job, count * dtype.itemsize, outcome)
-        given = options._replace(on_complete=lambda: queue.use_backend(queue.backend))
-        queue.submit((OpType.EMPTY, dtype, count), arguments, given)
-        made = outcome[0]
-        if isinstance(made, DistNetworkError):
-            raise made
-        return made.view(dtype)
-
-    def set_up(self, step: Algorithm, timeout: float, over: str = "", seq: int | None = 0) -> None:
-        """Execute a step of the group's set-up as a call, in which the members compare which ranks make the group.
-
-        Args:
-            step: takes what the backend gives its algorithms.
-            timeout: seconds it may take.
-            over: what the group is set up for.
-            seq: see CallQueue.execute.
-
-        Raises:
-            CollectiveMismatchError: the members do not make the same group.
-            DistBackendError: a member is missing, or failed.
-        """
-        key = OpType.NEW_GROUP, None, 0, None, None, None, f"ranks={list(self.ranks)}{over}"
-        self.queue.execute(self.queue.plan(key, step), (), Options(timeout), seq)
 
     def open_batch(self) -> None:
         """Record this thread's collectives instead of executing them.

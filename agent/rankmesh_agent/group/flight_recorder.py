@@ -6,7 +6,6 @@ is formatted when it is read, and three additions.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -115,16 +114,10 @@ class FlightRecorder:
         return 0.0 if record is None or record[5] else record[3]
 
     def _last(self) -> Record | None:
-        # Calls of an attached process are recorded when it reports them.
-        return max(self._records.copy(), key=lambda record: record[4] or 0.0, default=None)
-
-    def drain(self) -> list[Record]:
-        """Return the records of the calls that have ended, and remove them."""
-        found: list[Record] = []
-        with contextlib.suppress(IndexError):
-            while len(found) < (self._records.maxlen or 0):
-                found.append(self._records.popleft())
-        return found
+        try:
+            return self._records[-1]
+        except IndexError:
+            return None
 
     def add_group(self, group: RecordedGroup) -> None:
         """Read a group from now on."""

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from rankmesh_agent.backends.base import Backend
+from rankmesh_agent.backends.custom import CustomBackend
+from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.backends.selection import first_backend, select_backend
+from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.delegation import DelegatedCalls
 from rankmesh_agent.group.flight_recorder import FlightRecorder, RecordedCalls
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
@@ -27,6 +29,7 @@ from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
+from rankmesh_agent.wire.ops import OpType
 from rankmesh_agent.wire.schemas import Member
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +54,6 @@ class LocalCommunicator(Communicator, FrameSink):
         engine, recorder: see above.
         matcher: matches the engine's point-to-point messages to receives.
         messages: the group's point-to-point messages.
-        delegated_calls: the calls that an attached process executes in this rank's place.
     """
 
     state: LocalGroupState
@@ -76,7 +78,6 @@ class LocalCommunicator(Communicator, FrameSink):
         self.matcher = MessageMatcher(engine, group, self.state.global_rank)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
-        self.delegated_calls = DelegatedCalls(self.state, self.link)
         self._submit = self.queue.submit
         self._others = frozenset(self.ranks) - {engine.rank}
         self._left = self._closed = False
@@ -88,6 +89,10 @@ class LocalCommunicator(Communicator, FrameSink):
         """See Communicator; a backend with a transport for messages carries these, too."""
         super().use_backend(backend)
         self.messages.transport = self.queue.backend.messages or self.matcher
+
+    def use_custom_backend(self, name: str, engine: Any) -> None:
+        """See Communicator."""
+        self.use_backend(CustomBackend(name, engine, self.link))
 
     def peer_lost_error(self, members: Sequence[int], during: str) -> DistError | None:
         """See Communicator."""
@@ -130,14 +135,38 @@ class LocalCommunicator(Communicator, FrameSink):
             raise
         if backend is not None:
             self.use_backend(backend)
-            if backend.segment is not None and not backend.delegated:
+            if backend.segment is not None:
                 self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """See Communicator."""
-        if not self.queue.backend.allocates:
+        queue, shared = self.queue, self._segment_options
+        outcome: Outcome = []
+        if not queue.backend.allocates:
             return np.empty(count, dtype)
-        return self._registered_array(dtype, count, options, self._segment_options.directory, self._segment_options.job)
+        arguments = shared.directory, shared.job, count * dtype.itemsize, outcome
+        given = options._replace(on_complete=lambda: queue.use_backend(queue.backend))
+        queue.submit((OpType.EMPTY, dtype, count), arguments, given)
+        made = outcome[0]
+        if isinstance(made, DistNetworkError):
+            raise made
+        return made.view(dtype)
+
+    def set_up(self, step: Algorithm, timeout: float, over: str = "", seq: int | None = 0) -> None:
+        """Execute a step of the group's set-up as a call, in which the members compare which ranks make the group.
+
+        Args:
+            step: takes what the backend gives its algorithms.
+            timeout: seconds it may take.
+            over: what the group is set up for.
+            seq: see CallQueue.execute.
+
+        Raises:
+            CollectiveMismatchError: the members do not make the same group.
+            DistBackendError: a member is missing, or failed.
+        """
+        key = OpType.NEW_GROUP, None, 0, None, None, None, f"ranks={list(self.ranks)}{over}"
+        self.queue.execute(self.queue.plan(key, step), (), Options(timeout), seq)
 
     # Point-to-point
 
@@ -159,7 +188,7 @@ class LocalCommunicator(Communicator, FrameSink):
 
     def recorded(self) -> Sequence[RecordedCalls]:
         """See Communicator."""
-        return [self.queue, self.delegated_calls, self.messages]
+        return [self.queue, self.messages]
 
     def leave(self, how: Goodbye | None = None) -> None:
         """End the group at this rank as far as others notice: queued calls fail. Does not wait for a thread.

@@ -189,16 +189,6 @@ class LocalGroupState(GroupState):
             self._loss = self._peer_lost_error(rank, self._lost_when)
             self.fail(self._loss)
 
-    def rename_lost_call(self) -> None:
-        """Let the failure name the call under way now, if the failure is the loss of a member.
-
-        For calls of an attached process: its next request says which call the loss interrupted.
-        """
-        with self.lock:
-            if self._loss is not None and self.failure is self._loss:
-                self.failure = self._peer_lost_error(self._lost_rank, self._current_call())
-            self._loss = None
-
     def renumber(self, global_ranks: tuple[int, ...]) -> None:
         """See GroupState."""
         with self.lock:

@@ -35,7 +35,7 @@ _PROBLEM_CONTENT = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Prob
 # Not FastAPI's "model": it has no option for the media type, and compiles the class for every status of every route.
 
 _PROBLEM_HEADERS: Mapping[int, dict[str, Any]] = {
-    401: {"WWW-Authenticate": {"description": "The schemes, or a challenge.", "schema": {"type": "string"}}},
+    401: {"WWW-Authenticate": {"description": "The scheme.", "schema": {"type": "string"}}},
     429: {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
 }
 

@@ -1,8 +1,8 @@
-"""Limits of the connections that wait for their clients: of those that have proved nothing yet, and of idle ones.
+"""Limits of the connections that wait for their clients: of those that have not been accepted yet, and of idle ones.
 
 All servers of this process share a limit. It is a part of the limit of open descriptors: the rest stays for the rank
 itself. At the limit, a new connection takes the place of the one that has waited longest. So clients that send nothing
-keep no other one out, which proves itself within milliseconds. A connection with bytes that its server has not read yet
+keep no other one out, which is accepted within milliseconds. A connection with bytes that its server has not read yet
 does not wait for its client.
 """
 
@@ -61,7 +61,7 @@ class Admission:
         self._limit.defer(self)
 
     def end(self) -> None:
-        """Free the place: the client has proved itself, or the connection is about to be closed."""
+        """Free the place: the client is accepted, or the connection is about to be closed."""
         self._limit.remove(self)
 
 
@@ -169,8 +169,8 @@ class ConnectionLimit:
             admission.sock.shutdown(socket.SHUT_RDWR)
 
 
-UNAUTHENTICATED = ConnectionLimit("connections whose clients have sent no request and no proof", 8, 1024)
-"""Connections that have neither sent the head of a request nor proved that they know the token."""
+UNAUTHENTICATED = ConnectionLimit("connections whose clients have sent no request and no credential", 8, 1024)
+"""Connections that have neither sent the head of a request nor a credential that is accepted."""
 IDLE = ConnectionLimit("HTTP connections that wait for the next request, or for its body", 4, 1 << 16)
 """HTTP connections after their first head, while the server waits for the client."""
 

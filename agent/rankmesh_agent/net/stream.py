@@ -82,10 +82,12 @@ class FramedStream:
             rest: list[Buffer] = [memoryview(frame)[sent:]]
         elif descriptors:
             try:
-                socket.send_fds(self.sock, [frame], descriptors)  # short, so one call sends it entirely
+                sent = socket.send_fds(self.sock, [frame], descriptors)
+            except BlockingIOError:
+                raise StreamTimeoutError(f"it has received no byte for {SLICE_SECONDS} s") from None
             except OSError as error:
                 raise StreamClosedError(error.strerror or str(error)) from error
-            rest = list(payload)
+            rest = [*([memoryview(frame)[sent:]] if sent < len(frame) else []), *payload]
         else:
             rest = [frame, *payload]
         self._send_all(rest)

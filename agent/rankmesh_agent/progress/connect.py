@@ -2,7 +2,7 @@
 
 Each rank listens before it joins, so all ranks in the peer table are reachable. At the join, the higher rank of a pair
 of neighbours connects. On demand both may, at the same time: then the connection of the higher rank is the one to stay,
-and it rejects the other. After the transport's mutual challenge, the client sends an identity of fixed size: its rank,
+and it rejects the other. With its HELLO the client sends an identity of fixed size: its rank,
 the epoch, and the instances of both processes. So the listener rejects a client whose target address now belongs to
 another process.
 

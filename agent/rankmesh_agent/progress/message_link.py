@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -50,42 +49,8 @@ _STAR_RANKS = 12
 """The same by way of rank 0: two steps and 2 (size - 1) messages, the fewest, which count where ranks share cores."""
 
 
-class VerifiedLink(ABC):
-    """Arrivals of the ranks at consecutive calls, which verify that all ranks make the same one.
-
-    Attributes:
-        rank: this rank in the group.
-        size: ranks in the group.
-    """
-
-    rank: int
-    size: int
-
-    @abstractmethod
-    def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """Begin call number ``seq``.
-
-        Args:
-            seq: the call's number, the same at all ranks.
-            fingerprint: fingerprint of the call; ``arrive`` compares the fingerprints of all ranks.
-            wait: see Wait.
-        """
-
-    @abstractmethod
-    def arrive(self) -> None:
-        """Arrive at the call, and wait for every rank.
-
-        Raises:
-            CallMismatchError: the ranks have made different calls.
-        """
-
-    @abstractmethod
-    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
-        """Exchange descriptions after a mismatch, at any point of the call; return one for each rank."""
-
-
-class MessageLink(VerifiedLink, DirectLink):
-    """The messages of a group during its calls.
+class MessageLink(DirectLink):
+    """The messages of a group during its calls: arrivals of the ranks verify that all of them make the same one.
 
     Args:
         engine: the progress engine.
@@ -130,7 +95,13 @@ class MessageLink(VerifiedLink, DirectLink):
         self.departed: Collection[int] = ()
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
-        """See VerifiedLink."""
+        """Begin call number ``seq``.
+
+        Args:
+            seq: the call's number, the same at all ranks.
+            fingerprint: fingerprint of the call; ``arrive`` compares the fingerprints of all ranks.
+            wait: see Wait.
+        """
         with self._engine.lock:
             self._fingerprint = fingerprint
             self._wait = partial(self._wait_and_connect, wait) if self._engine.on_demand else wait
@@ -335,7 +306,10 @@ class MessageLink(VerifiedLink, DirectLink):
             self._send_arrival(self._arrivals.neighbours, _ARRIVED, payload)
 
     def exchange_descriptions(self, payload: Payload) -> list[Payload]:
-        """See VerifiedLink. In a large group, descriptions that would make a message too long are empty."""
+        """Exchange descriptions after a mismatch, at any point of the call; return one for each rank.
+
+        In a large group, descriptions that would make a message too long are empty.
+        """
         if self.size <= FEW_RANKS:
             arrived = self._exchange_with_all(_DESCRIPTIONS, payload)
             return [arrived[member][1] for member in range(self.size)]

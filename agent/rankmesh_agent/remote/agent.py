@@ -10,25 +10,23 @@ from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.failure_log import FailureLog
+from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
-from rankmesh_agent.remote.codec import GroupDescription, error_to_json, group_from_json
+from rankmesh_agent.remote.codec import GroupDescription, error_from_json, error_to_json
 from rankmesh_agent.remote.communicator import RemoteCommunicator
-from rankmesh_agent.remote.reporter import Reporter
 from rankmesh_agent.remote.store import SessionStore
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
 
+_WATCH_SECONDS = 0.2
+"""Interval at which a process that has callbacks for failures asks its agent for them."""
 _MAX_CONNECT_SECONDS = 60.0
 """Time that the ranks of a larger world may take to connect, after all have come."""
 _MIN_JOIN_SECONDS = 1.0
@@ -73,8 +71,8 @@ class RemoteAgent:
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
         self._client = AgentClient(offer, path, settings.job, settings.job_token)
         self._groups: list[RemoteCommunicator] = []
-        self._failures = FailureLog()
-        self._reporter = Reporter(self._client, self._groups)
+        self._notify: Callable[[DistBackendError], None] = lambda error: None
+        self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
         wanted = {
             "rank": rank,
             "world_size": world_size,
@@ -82,63 +80,76 @@ class RemoteAgent:
             "joining": max(deadline.remaining(), _MIN_JOIN_SECONDS),
             "holder": f"pid {os.getpid()} on {socket.gethostname()}",
             "awaits_growth": awaits_growth,
-            "shares": settings.transport != "tcp" and not shared_memory.unsupported(),
         }
-        joined, descriptors = self._client.acquire(wanted, deadline)
+        joined = self._client.acquire(wanted, deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)
-            self._enter(joined, descriptors, deadline)
+            self._enter(joined)
             undo.pop_all()
 
-    def _enter(self, joined: dict[str, Any], descriptors: list[int], deadline: Deadline) -> None:
+    def _enter(self, joined: dict[str, Any]) -> None:
         """Enter the epoch that the agent has joined."""
         try:
             self._members = {member["rank"]: Member(**member) for member in joined["members"]}
             self.member = self._client.member = self._members[joined["rank"]]
-            world = group_from_json(joined["world"])
+            world = GroupDescription(**joined["world"])
         except (KeyError, TypeError) as error:
             raise ProtocolError("the agent's response to the lease request is malformed") from error
-        self.world = self._make_group(world, descriptors, max(deadline.remaining(), _MIN_JOIN_SECONDS))
+        self.world = self._make_group(world)
 
     def num_waiting(self, seconds: float) -> int:
         """See Agent."""
-        frame = self._client.request_json(Request.NUM_WAITING, {"seconds": seconds}, seconds)
-        return int(attach_frames.decode_json(frame.document)["count"])
+        return int(self._client.request_json(Request.NUM_WAITING, {"seconds": seconds}, seconds)["count"])
 
     def grow(self, world_size: int, seconds: float) -> RemoteAgent:
         """See Agent.grow; returns this object, whose agent has joined the epoch and left the one before."""
-        deadline = Deadline(seconds)
         document = {"world_size": world_size, "seconds": seconds}
-        frame = self._client.request_json(Request.GROW, document, seconds + _MAX_CONNECT_SECONDS, descriptors=True)
+        joined = self._client.request_json(Request.GROW, document, seconds + _MAX_CONNECT_SECONDS)
         before, self._groups[:] = self._groups.copy(), []
         for group in before:
             group.close()
-            self._failures.remove_group(group.state)
-        self._enter(attach_frames.decode_json(frame.document), frame.descriptors, deadline)
+        self._enter(joined)
         return self
 
     def watch_failures(self, notify: Callable[[DistBackendError], None]) -> None:
-        """See Agent.watch_failures; ``notify`` is called by the thread of the reports."""
-        self._reporter.watch(notify)
+        """See Agent.watch_failures; ``notify`` is called by a thread that asks the agent."""
+        self._notify = notify
+        self._watchdog.add(self._report_lost_ranks)
+
+    def _report_lost_ranks(self) -> float | None:
+        try:
+            lost = self._client.request_json(Request.LOST_RANKS, {}).get("lost", [])
+        except RankFailedError as error:  # the agent is gone
+            for group in self._groups.copy():
+                group.state.fail(error)
+            return None
+        except DistError:  # the next call raises it
+            lost = []
+        for failure in map(error_from_json, lost):
+            if isinstance(failure, DistBackendError):
+                self._notify(failure)
+        return _WATCH_SECONDS
 
     @property
     def first_failure(self) -> DistError | None:
         """See Agent."""
-        return self._failures.first()
+        return self._client.failure()
 
     @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
-        return self._failures.reason_to_end(self.member.rank, 0.0)[1]
+        with contextlib.suppress(DistError):  # the agent is gone
+            return [int(rank) for rank in self._client.request_json(Request.FAILED_RANKS, {})["ranks"]]
+        return []
 
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
         """See Agent."""
-        return self._failures.naming(ranks)
+        return self._client.failure(naming=list(ranks))
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
-            self._client.control(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
+            self._client.request_json(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
 
     def new_group(
         self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
@@ -147,44 +158,34 @@ class RemoteAgent:
         numbers = list(ranks if global_ranks is None else global_ranks)
         document = {"ranks": list(ranks), "timeout": timeout, "numbers": numbers}
         try:
-            frame = self._client.request_json(Request.NEW_GROUP, document, timeout, descriptors=True)
+            description = self._client.request_json(Request.NEW_GROUP, document, timeout)
         except BaseException as error:
             if not isinstance(error, DistError):  # Ctrl-C, say
                 with contextlib.suppress(DistError):
-                    self._client.control(Request.ABORT_PENDING_GROUPS, {"error": error_to_json(error)})
+                    self._client.request_json(Request.ABORT, {"error": error_to_json(error)})
             raise
-        description = group_from_json(attach_frames.decode_json(frame.document))
-        return self._make_group(description, frame.descriptors, timeout, numbers)
+        return self._make_group(GroupDescription(**description), numbers)
 
-    @limit_named("this rank cannot make a group")
     def _make_group(
-        self,
-        description: GroupDescription,
-        descriptors: list[int],
-        timeout: float,
-        global_ranks: Sequence[int] | None = None,
+        self, description: GroupDescription, global_ranks: Sequence[int] | None = None
     ) -> RemoteCommunicator:
-        try:
-            group = RemoteCommunicator(self._client, self.settings, self._reporter.start, description, descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        group = RemoteCommunicator(self._client, description)
         if global_ranks is not None:
             group.state.renumber(tuple(global_ranks))
-        self._failures.add_group(group.state)
-        try:
-            group.start(timeout)
-        except BaseException:
-            self._end_group(group)
-            raise
         self._groups.append(group)
-        self._failures.on_group_made()
         return group
 
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
-        self._end_group(group, how)
+        document: dict[str, Any] = {"group": group.id}
+        if how is not None:
+            document |= {"reason": how.reason, "named": list(how.ranks)}
+            if how.failure is not None:
+                document["failure"] = error_to_json(how.failure)
+        with contextlib.suppress(DistError):
+            self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
+        group.close()
 
     def set_world(self, group: RemoteCommunicator) -> None:
         """See Agent.set_world."""
@@ -201,20 +202,6 @@ class RemoteAgent:
             "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
             "standalone agent (hosting=embedded)"
         )
-
-    def _end_group(self, group: Communicator, how: Goodbye | None = None) -> None:
-        document: dict[str, Any] = {"group": group.id}
-        if how is not None:
-            document |= {"reason": how.reason, "named": list(how.ranks)}
-            if how.failure is not None:
-                document["failure"] = error_to_json(how.failure)
-        with contextlib.suppress(DistError):
-            self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
-        group.close()
-        if how is not None and how.failure is not None:
-            self._failures.replace_group(group.state)
-        else:
-            self._failures.remove_group(group.state)
 
     def host_of(self, rank: int) -> str:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""
@@ -237,10 +224,8 @@ class RemoteAgent:
             steps.callback(self._groups.clear)
             for group in self._groups:
                 steps.callback(group.close)
-            steps.callback(self._reporter.stop)
+            steps.callback(self._watchdog.remove, self._report_lost_ranks)
             with interrupts_deferred():  # before anything that waits for a thread
-                with contextlib.suppress(DistError):
-                    self._reporter.send()
                 self._client.left = True
                 for group in self._groups:
                     group.state.mark_destroyed()

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote.codec import describe_agent, describe_group, dtype_from_code, error_to_json
+from rankmesh_agent.remote import staging
+from rankmesh_agent.remote.codec import (
+    describe_agent,
+    dtype_from_code,
+    error_to_json,
+)
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.base import MARGIN_SECONDS
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.key_waits import failed_wait_error
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames, store_frames
-from rankmesh_agent.wire.attach_frames import BLOCKING, HAS_NOTE, Call, Request, Response
+from rankmesh_agent.wire.attach_frames import BLOCKING, STAGED, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
     KeyNotFoundError,
@@ -34,11 +40,8 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
-_MAX_KEPT_BYTES = 64 << 20
-"""Memory that a stream keeps for its next call."""
 _STORE_SLICE_SECONDS = 0.5
 """Length of one wait at the store, after which the stream is checked: the client may have closed it."""
-_NOTE_SECONDS = 10.0
 _SOURCE = struct.Struct("!q")
 """Document of the response to a completed message: the sender's rank, or the number of an eager message."""
 
@@ -60,31 +63,36 @@ class CallStream:
     def __init__(self, session: Session, stream: FramedStream) -> None:
         self._session = session
         self._stream = stream
-        self._in, self._out = ReusableBuffer(_MAX_KEPT_BYTES), ReusableBuffer(_MAX_KEPT_BYTES)
+        self._in, self._out = ReusableBuffer(staging.MAX_KEPT_BYTES), ReusableBuffer(staging.MAX_KEPT_BYTES)
+        self._staging: Mapping | None = None
 
     def serve(self) -> None:
         """Execute requests until the stream ends."""
         stream = self._stream
         while True:
             try:
-                frame = stream.receive(None)
-                descriptors: list[int] = []
+                frame = stream.receive(None, descriptors=True)
+                if frame.descriptors:
+                    self._staging = staging.map_received(frame.descriptors)
                 try:
-                    kind, document, payload = self._execute(frame, descriptors)
+                    kind, document, payload = self._execute(frame)
                 except (StreamClosedError, StreamTimeoutError, ProtocolError):
                     raise
                 except Exception as error:
                     known = error_to_json(self._session.ended() or error)
                     kind, document, payload = Response.ERROR, attach_frames.encode_json(known), ()
-                stream.send(attach_frames.encode(kind, document, sum(map(len, payload))), payload, descriptors)
+                if frame.header.flags & STAGED:
+                    payload = ()  # it is in the buffer
+                    if self._staging is not None and not staging.is_kept(self._staging):
+                        self._staging = None
+                stream.send(attach_frames.encode(kind, document, sum(map(len, payload))), payload)
             except (StreamClosedError, StreamTimeoutError):
                 return
             except ProtocolError as error:
                 _log.warning("an attached process violates the protocol: %s", error.message)
                 return
 
-    def _execute(self, frame: Frame, descriptors: list[int]) -> Reply:
-        """Execute a request; descriptors that go along with the response are added to the list."""
+    def _execute(self, frame: Frame) -> Reply:
         kind = frame.header.kind
         if kind == Request.CALL:
             return self._collective(attach_frames.decode_call(frame.document), frame)
@@ -93,30 +101,15 @@ class CallStream:
         if kind == Request.WAIT:
             call = attach_frames.decode_call(frame.document)
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
-            return self._wait(call.number, deadline, own=bool(frame.header.flags & BLOCKING))
+            return self._wait(call.number, deadline, frame, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
             *_, seconds = store_frames.decode_request(frame.document)
             return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
-        if kind == Request.NEW_GROUP:
-            wanted = attach_frames.decode_json(frame.document)
-            ranks = [int(rank) for rank in wanted["ranks"]]
-            numbers = [int(rank) for rank in wanted.get("numbers", ranks)]
-            group = self._session.make_group(ranks, float(wanted["timeout"]), numbers)
-            description, descriptors[:] = describe_group(group)
-            return Response.OK, attach_frames.encode_json(description), ()
         if kind == Request.GROW:
             wanted = attach_frames.decode_json(frame.document)
             agent = self._session.grow(int(wanted["world_size"]), float(wanted["seconds"]), self._check_client)
-            description, descriptors[:] = describe_agent(agent)
-            return Response.OK, attach_frames.encode_json(description), ()
-        execute = _REQUESTS.get(kind)
-        if execute is None:
-            raise ProtocolError(f"an attached process sent an unknown request, {kind}")
-        try:
-            response = execute(self._session, attach_frames.decode_json(frame.document))
-        except CallMismatchError:
-            return Response.PENDING, b"", ()
-        return Response.OK, b"" if response is None else attach_frames.encode_json(response), ()
+            return Response.OK, attach_frames.encode_json(describe_agent(agent)), ()
+        return Response.OK, self._session.execute(frame), ()
 
     def _check_client(self) -> None:
         if self._stream.peer_closed():
@@ -126,12 +119,10 @@ class CallStream:
 
     def _collective(self, call: Call, frame: Frame) -> Reply:
         dtype = dtype_from_code(call.dtype) if call.dtype else np.dtype(np.uint8)
-        inputs = self._receive_inputs(call, frame, dtype)
+        inputs, outputs = self._arrays(call, frame, dtype)
         group = self._session.group(call.group)
-        details = self._request_details if frame.header.flags & HAS_NOTE else None
-        options, root = Options(call.seconds, details=details), call.tag
+        options, root = Options(call.seconds, details=(lambda: call.details) if call.details else None), call.tag
         op = ReduceOp(call.op) if call.op != attach_frames.NO_OP else ReduceOp.SUM
-        outputs = _split(self._out.take(sum(call.outputs) * dtype.itemsize), dtype, call.outputs)
         returned = outputs
         match call.what:
             case OpType.BARRIER:
@@ -160,17 +151,21 @@ class CallStream:
                 raise ProtocolError(f"an attached process requested an unknown collective, {call.what}")
         return Response.OK, b"", [as_bytes(array) for array in returned]
 
-    def _receive_inputs(self, call: Call, frame: Frame, dtype: np.dtype[Any]) -> list[Array]:
-        """Receive the arrays that come with a call."""
-        return _split(self._in.receive(self._stream, _sizes(call, frame, dtype)[0]), dtype, call.inputs)
+    def _arrays(self, call: Call, frame: Frame, dtype: np.dtype[Any]) -> tuple[list[Array], list[Array]]:
+        """Return the arrays that a call reads, and those that it fills."""
+        sent, filled = _sizes(call, frame, dtype)
+        if frame.header.flags & STAGED:
+            memory = self._staged(sent + filled)
+            source, target = memory[:sent], memory[sent:]
+        else:
+            source, target = self._in.receive(self._stream, sent), self._out.take(filled)
+        return _split(source, dtype, call.inputs), _split(target, dtype, call.outputs)
 
-    def _request_details(self) -> str:
-        """Request more details of its call from the client."""
-        self._stream.send(attach_frames.encode(Response.NEED_NOTE))
-        frame = self._stream.receive(Deadline(_NOTE_SECONDS))
-        if frame.header.kind != Request.NOTE:
-            raise ProtocolError(f"an attached process sent request {frame.header.kind} in place of a note")
-        return bytes(frame.document).decode("utf-8", "replace")
+    def _staged(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return the start of the staging buffer."""
+        if self._staging is None or nbytes > self._staging.bytes.size:
+            raise ProtocolError(f"an attached process has no buffer for the {nbytes} bytes of its call's arrays")
+        return self._staging.bytes[:nbytes]
 
     # Messages
 
@@ -178,7 +173,11 @@ class CallStream:
         dtype = dtype_from_code(call.dtype)
         sent, expected = _sizes(call, frame, dtype)
         # Memory of its own: an asynchronous message is under way during the stream's next calls.
-        memory = ReusableBuffer(0).receive(self._stream, sent) if sent else np.empty(expected, np.uint8)
+        if frame.header.flags & STAGED:
+            staged = self._staged(sent + expected)
+            memory = staged.copy() if sent else np.empty(expected, np.uint8)
+        else:
+            memory = ReusableBuffer(0).receive(self._stream, sent) if sent else np.empty(expected, np.uint8)
         array: Array = memory.view(dtype)
         group = self._session.group(call.group)
         if group.state.unanswered:
@@ -189,9 +188,9 @@ class CallStream:
         message = group.messages.begin(op, array, call.rank, call.tag, options)
         held = HeldMessage(group, message, None if op == "send" else array)
         self._session.messages[call.number] = held
-        return self._wait(call.number, None, own=blocking)
+        return self._wait(call.number, None, frame, own=blocking)
 
-    def _wait(self, number: int, deadline: Deadline | None, *, own: bool) -> Reply:
+    def _wait(self, number: int, deadline: Deadline | None, frame: Frame, *, own: bool) -> Reply:
         """Wait for a message until a deadline, or its own one; None: do not wait."""
         _, message, array = self._session.message(number)
         try:
@@ -208,7 +207,10 @@ class CallStream:
         self._session.messages.pop(number, None)
         if array is None:
             return Response.OK, _SOURCE.pack(message.transfer.eager_id), ()
-        return Response.OK, _SOURCE.pack(message.source()), [as_bytes(array)]
+        received = as_bytes(array)
+        if frame.header.flags & STAGED:
+            self._staged(len(received))[:] = np.frombuffer(received, np.uint8)
+        return Response.OK, _SOURCE.pack(message.source()), [received]
 
     # The store
 
@@ -236,19 +238,6 @@ class CallStream:
                 # The client has gone, so the value goes back to the queue.
                 store.undo(command, result)
             return result
-
-
-_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
-    Request.DROP_GROUP: Session.drop_group,
-    Request.SET_GLOBAL_RANKS: Session.set_global_ranks,
-    Request.SET_TIMEOUT: Session.set_timeout,
-    Request.FAILURE: Session.failure,
-    Request.CHECK_PEERS: Session.check_peers,
-    Request.VERIFY: Session.verify,
-    Request.EXCHANGE_DESCRIPTIONS: Session.exchange_descriptions,
-    Request.REFUSAL: Session.refusal,
-    Request.NUM_WAITING: Session.num_waiting,
-}
 
 
 def _sizes(call: Call, frame: Frame, dtype: np.dtype[Any]) -> tuple[int, int]:

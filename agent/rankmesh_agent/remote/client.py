@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
 from rankmesh_agent.wire.credentials import for_lease, job_digest, lease_key, remedy
@@ -34,15 +36,16 @@ _CONNECT_SECONDS = 5.0
 _RESPONSE_GRACE_SECONDS = 10.0
 """Time limit of a response after that of its call: the agent reports a timeout first."""
 CONTROL_SECONDS = 5.0
-"""Time limit of a request over the lease's connection, and of opening a stream."""
+"""Time limit of opening a stream."""
 _RELEASE_SECONDS = 10.0
 _LAST_RESPONSE_SECONDS = 2.0
 """Time limit of the response with which an agent ends a lease, once it has closed another connection."""
 _JOIN_GRACE_SECONDS = 75.0
 """Time limit of the response after that of the join: all pairs connect in between."""
 
+_UNREACHABLE = OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError, PeerRefusedError
+
 Views = Sequence[memoryview]
-Details = Callable[[], str] | None
 
 
 class AgentDialer:
@@ -70,7 +73,7 @@ class AgentDialer:
         self._token = for_lease(self._token, self._job, lease)
         self._attachment = self._attachment._replace(lease=lease)
 
-    def connect(self, deadline: Deadline) -> FramedStream:
+    def connect(self, deadline: Deadline) -> StagedStream:
         """Return a stream to the agent, which has accepted this process's credential.
 
         Raises:
@@ -79,13 +82,13 @@ class AgentDialer:
         """
         return until_accepted(lambda: self._connect_once(deadline), deadline)
 
-    def _connect_once(self, deadline: Deadline) -> FramedStream:
+    def _connect_once(self, deadline: Deadline) -> StagedStream:
         failures, cause = [], None
         addresses = ([self._path] if self._path else []) + self._urls
         for address in addresses:
             try:
                 stream = self._open(address, max(0.1, min(_CONNECT_SECONDS, deadline.remaining())))
-            except (OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError) as error:
+            except _UNREACHABLE as error:
                 raise_if_exhausted(error, f"cannot connect to {self._name}")
                 failures.append(f"{address}: {error}")
                 cause = error if is_closed_early(error) else cause
@@ -101,7 +104,7 @@ class AgentDialer:
             address=addresses[0] if addresses else None,
         ) from cause
 
-    def _open(self, address: str, seconds: float) -> FramedStream:
+    def _open(self, address: str, seconds: float) -> StagedStream:
         if address == self._path:
             sock = socket.socket(socket.AF_UNIX)
         else:
@@ -111,7 +114,8 @@ class AgentDialer:
         try:
             if address == self._path:
                 sock.connect(address)
-            stream = FramedStream(sock)
+                check_peer(sock)  # before the HELLO shows it the token
+            stream = StagedStream(sock)
             refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
             greeting = hello(Service.ATTACH, self._credential, self._attachment.encode())
             stream.greet(client_script(greeting, refusal), seconds)
@@ -136,22 +140,20 @@ class AgentClient:
     """
 
     member: Member
-    _control: FramedStream
+    _control: StagedStream
 
     def __init__(self, offer: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._offer = offer
         self._job = job
         self._dialer = AgentDialer(offer, path, job, token)
-        self._pool: ConnectionPool[FramedStream] = ConnectionPool(
+        self._pool: ConnectionPool[StagedStream] = ConnectionPool(
             lambda: StreamClosedError("this process has left the job")
         )
         self._control_lock = threading.Lock()
-        self._unread = 0
-        """Responses over the lease's connection that have not been received."""
         self._ended: LeaseEndedError | None = None
         self.left = False
 
-    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> tuple[dict[str, Any], list[int]]:
+    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """Lease the agent, and have it join the job.
 
         Args:
@@ -159,7 +161,7 @@ class AgentClient:
             deadline: end of the join.
 
         Returns:
-            The agent's response, and the descriptors that came along; the caller closes them.
+            The agent's response.
 
         Raises:
             DistNetworkError: the agent cannot be reached, or the join failed.
@@ -170,7 +172,7 @@ class AgentClient:
             document = {"job": self._job, **wanted}
             try:
                 stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
-                frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS), descriptors=True)
+                frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS))
             except (StreamClosedError, StreamTimeoutError) as error:
                 raise DistNetworkError(f"agent {self._offer.name!r} went as this process joined: {error}") from error
             response = attach_frames.decode_json(frame.document)
@@ -184,7 +186,7 @@ class AgentClient:
             stream.close()  # that ends the lease, and the join
             raise
         self._control = stream
-        return response, frame.descriptors
+        return response
 
     def request(
         self,
@@ -194,9 +196,8 @@ class AgentClient:
         *,
         up: Views = (),
         down: Views = (),
+        in_place: bool = False,
         flags: int = 0,
-        details: Details = None,
-        descriptors: bool = False,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> Frame:
         """Send a request over a stream of the pool, and return the response.
@@ -206,10 +207,9 @@ class AgentClient:
             document: the request's document.
             seconds: how long it may take.
             up: arrays that go along.
-            down: memory for the arrays that come back, if any come.
+            down: memory for the arrays that come back, if the response is OK.
+            in_place: whether these are the arrays that went along.
             flags: see attach_frames.
-            details: returns more details of the call, if the agent asks for them.
-            descriptors: whether descriptors may come back.
             on_error: called with the error, if the agent raised it.
 
         Raises:
@@ -219,18 +219,11 @@ class AgentClient:
         try:
             stream = pool.acquire(self._open_stream)
             try:
-                stream.send(attach_frames.encode(kind, document, sum(map(len, up)), flags), up)
-                deadline = Deadline(seconds + _RESPONSE_GRACE_SECONDS)
-                while True:
-                    frame = stream.receive(deadline, descriptors=descriptors)
-                    if frame.header.kind != Response.NEED_NOTE:
-                        break
-                    text = details() if details is not None else ""
-                    stream.send(attach_frames.encode(Request.NOTE, text.encode()))
-                if frame.header.payload:
-                    if frame.header.payload != sum(map(len, down)):
-                        raise ProtocolError(f"the agent sent an unexpected payload of {frame.header.payload} bytes")
-                    stream.receive_into(down)
+                stream.send_request(kind, document, flags, up, 0 if in_place else sum(map(len, down)))
+                frame = stream.receive(Deadline(seconds + _RESPONSE_GRACE_SECONDS))
+                if frame.header.kind == Response.OK:
+                    stream.receive_arrays(frame.header.payload, down, 0 if in_place else sum(map(len, up)))
+                stream.end_request(failed=frame.header.kind == Response.ERROR)
             except BaseException:  # Ctrl-C too: the next bytes of the stream belong to this call
                 pool.discard(stream)
                 raise
@@ -246,52 +239,26 @@ class AgentClient:
             raise refusal
         return frame
 
-    def request_json(
-        self, kind: Request, document: dict[str, Any], seconds: float = 0.0, *, descriptors: bool = False
-    ) -> Frame:
-        """Send a request whose document is JSON; see ``request``."""
-        return self.request(kind, attach_frames.encode_json(document), seconds, descriptors=descriptors)
+    def request_json(self, kind: Request, document: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
+        """Send a request whose document is JSON, and return that of the response, see ``request``."""
+        frame = self.request(kind, attach_frames.encode_json(document), seconds)
+        return attach_frames.decode_json(frame.document) if frame.document else {}
 
-    def control(self, kind: Request, document: dict[str, Any], seconds: float = CONTROL_SECONDS) -> dict[str, Any]:
-        """Send a request over the lease's connection, which no call occupies.
-
-        Raises:
-            RankFailedError: the agent is gone, or does not answer.
-            DistError: the agent refuses.
-        """
+    def failure(self, **which: Any) -> DistError | None:
+        """Return the first failure: of a ``group``, of all, or ``naming`` one of some ranks; None if there is none."""
         try:
-            with self._control_lock:
-                self._control.send(attach_frames.encode(kind, attach_frames.encode_json(document)))
-                self._unread += 1
-                deadline = Deadline(seconds)
-                while self._unread:  # a request that was interrupted has left its response behind
-                    frame = self._control.receive(deadline)
-                    self._unread -= 1
-            response = attach_frames.decode_json(frame.document) if frame.document else {}
-        except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
-            self._raise_lost(error)
-        if frame.header.kind == Response.ERROR:
-            refusal = codec.error_from_json(response)
-            if isinstance(refusal, LeaseEndedError):
-                self._raise_lost(refusal)
-            raise refusal
-        return response
-
-    def group_failure(self, group: int) -> DistError | None:
-        """Return a group's first failure as the agent knows it; None while it can go on."""
-        try:
-            frame = self.request_json(Request.FAILURE, {"group": group})
+            document = self.request_json(Request.FAILURE, which)
         except DistError as error:
             return error
-        document = attach_frames.decode_json(frame.document)
         failure = codec.error_from_json(document) if document else None
         return failure if isinstance(failure, DistError) else None
 
     def release(self, reason: str, raised: bool, exit_text: str) -> None:
         """End the lease: the agent leaves the job for this process; see Agent.close."""
-        document = {"reason": reason, "raised": raised, "exit_text": exit_text}
-        with contextlib.suppress(DistError):
-            self.control(Request.RELEASE, document, _RELEASE_SECONDS)
+        document = attach_frames.encode_json({"reason": reason, "raised": raised, "exit_text": exit_text})
+        with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
+            self._control.send(attach_frames.encode(Request.RELEASE, document))
+            self._control.receive(Deadline(_RELEASE_SECONDS))
         self._pool.close()
 
     def close(self) -> None:
@@ -333,7 +300,7 @@ class AgentClient:
                     self._ended = error if isinstance(error, LeaseEndedError) else None
         return self._ended
 
-    def _open_stream(self) -> FramedStream:
+    def _open_stream(self) -> StagedStream:
         deadline = Deadline(CONTROL_SECONDS)
         try:
             stream = self._dialer.connect(deadline)

@@ -1,4 +1,4 @@
-"""Communicator of an attached process: its agent makes the calls, or this process does in shared memory."""
+"""Communicator of an attached process, whose agent executes the calls."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import contextlib
 import itertools
 import struct
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from rankmesh_agent.backends.base import Backend
-from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.link import Array, as_bytes
-from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote import codec
-from rankmesh_agent.remote.backend import RemoteBackend
+from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription
-from rankmesh_agent.remote.state import RemoteGroupState, RemoteLink
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
@@ -45,60 +39,25 @@ _message_numbers = itertools.count(1)
 class RemoteCommunicator(Communicator):
     """One attached process's side of a group.
 
-    Where all members and this process share one memory, the process maps it and makes the collectives itself, as an
-    embedded agent would; its agent only checks the peers. Elsewhere, and for messages, the agent makes the calls.
-
     Args:
         client: of the agent.
-        settings: of the job.
-        start_reports: has the calls that this process makes itself reported to the agent.
         description: of the group.
-        descriptors: descriptors that came along with it; this object closes what it takes out of the list.
     """
 
     state: RemoteGroupState
 
-    def __init__(
-        self,
-        client: AgentClient,
-        settings: Settings,
-        start_reports: Callable[[], None],
-        description: GroupDescription,
-        descriptors: list[int],
-    ) -> None:
+    def __init__(self, client: AgentClient, description: GroupDescription) -> None:
         super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
         self._client = client
-        self._settings = settings
-        self._start_reports = start_reports
-        lent = description.lent
-        self.state = RemoteGroupState(client, self.id, self.name, self.ranks, runs_locally=lent is not None)
-        self.link = RemoteLink(client, self.state, self.rank)
+        self.state = RemoteGroupState(client, self.id, self.name, self.ranks)
         backend = RemoteBackend(client, self.id, self.rank, description.medium, self.state)
-        self._reported: float | None = None
         self.queue = CallQueue(self.state, backend)
         self._submit = self.queue.submit
-        self._segment: Segment | None = None
-        if lent is not None:
-            nbytes, slot_bytes, oversubscribed = lent
-            mapping = Mapping.from_descriptor(descriptors.pop(), nbytes)
-            self._segment = Segment(mapping, self.rank, self.size, slot_bytes, oversubscribed)
-
-    def start(self, timeout: float) -> None:
-        """Complete the setup that the agent has begun: the members' first call in their shared memory.
-
-        Raises:
-            DistBackendError: a member is missing, or failed.
-        """
-        if self._segment is None:
-            return
-        self.queue.use_backend(CpuBackend(self.link, self._segment))
-        self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
-        self._start_reports()
 
     @property
     def failure(self) -> DistError | None:
         if self.state.failure is None:
-            return self._client.group_failure(self.id)
+            return self._client.failure(group=self.id)
         return self.state.failure
 
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
@@ -119,27 +78,13 @@ class RemoteCommunicator(Communicator):
         # It is also the default of calls and groups that HTTP clients request from the agent.
         self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
 
-    def use_backend(self, backend: Backend) -> None:
-        """See Communicator; this process runs the calls itself then, and reports them to the agent."""
-        if not backend.device:
-            self.state.runs_locally = True
-            self._start_reports()
-        super().use_backend(backend)
-
-    def report(self) -> list[Any] | None:
-        """Return a report of the calls that this process makes itself; None if nothing is new."""
-        if not self.state.runs_locally:
-            return None
-        ended, begun = self.state.recorder.drain(), self.state.started_at
-        if not ended and begun == self._reported:
-            return None
-        self._reported = begun
-        return codec.report_to_json(self.queue, self.state, ended)
+    def use_custom_backend(self, name: str, engine: Any) -> None:
+        """See Communicator. The engine runs in this process, once the agent has compared the members' calls."""
+        self.use_backend(EngineBackend(name, engine, self._client, self.id, self.state))
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
+        """See Communicator; the agent takes part in the call, and the array is memory of this process alone."""
         if self.queue.backend.allocates:
-            return self._registered_array(dtype, count, options, self._settings.shm_dir, self._settings.job)
-        if not self.state.runs_locally:
             self.queue.submit((OpType.EMPTY, dtype, count), (count,), options)
         return np.empty(count, dtype)
 
@@ -147,7 +92,6 @@ class RemoteCommunicator(Communicator):
         """End the group at this process: queued calls fail, the worker ends."""
         self.state.mark_destroyed()
         self.queue.close()
-        self._segment = None
 
     # Point-to-point
 
@@ -225,7 +169,7 @@ class _Message:
                 failure = codec.error_to_json(error)
                 with contextlib.suppress(DistError):  # the agent is gone, and the message with it
                     cancelled = {"messages": [self._number], "error": failure, "waited": blocking}
-                    self._client.control(Request.CANCEL, cancelled)
+                    self._client.request_json(Request.CANCEL, cancelled)
             raise
         if frame.header.kind == Response.PENDING:
             return False

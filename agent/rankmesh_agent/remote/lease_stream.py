@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import describe_agent, error_to_json
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.session import Session
@@ -18,7 +19,6 @@ from rankmesh_agent.wire.attach_frames import Request, Response
 from rankmesh_agent.wire.errors import DistError, LeaseEndedError, ProtocolError
 from rankmesh_agent.wire.schemas import LeaseTerms
 
-_RELEASE_RETRY_SECONDS = 0.5
 _MAX_REASON = 500
 """Characters of a reason."""
 
@@ -51,7 +51,7 @@ class LeaseStream:
         """End the process's streams, after a last response with the reason: the lease has ended."""
         if self._close_session() and not self._over:
             with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-                self._send(Response.ERROR, error_to_json(LeaseEndedError(reason)))
+                self._respond_error(LeaseEndedError(reason))
             self._stream.shutdown()
 
     def serve(self) -> None:
@@ -66,56 +66,47 @@ class LeaseStream:
                 str(document["holder"])[:500],
                 awaits_growth=bool(document.get("awaits_growth")),
             )
-            join_seconds = float(document["joining"])
+            # The join takes as long as it takes; meanwhile, this thread detects the end of the client.
+            _, joining = self._leases.acquire(wanted, self.id, join_seconds=float(document["joining"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ProtocolError("an attached process sent a malformed lease request") from error
         except DistError as error:
             refuse(stream, error)
             return
-        delegated = bool(document.get("shares")) and stream.is_local
-        # The join takes as long as it takes; meanwhile, this thread detects the end of the client.
-        joiner = threading.Thread(
-            target=self._join, args=(wanted, delegated, join_seconds), name="rankmesh-attached-join", daemon=True
-        )
-        joiner.start()
+        joining.add_done_callback(self._on_joined)
         reason = f"its process ({wanted.holder}) ended without a goodbye"
         how: dict[str, Any] = {"failed": True}
         try:
-            while True:
-                frame = stream.receive(None)
-                if frame.header.kind == Request.RELEASE:
-                    released = attach_frames.decode_json(frame.document)
-                    reason = str(released.get("reason", ""))[:_MAX_REASON]
-                    exit_text = str(released.get("exit_text", ""))[:_MAX_REASON]
-                    how = {"raised": bool(released.get("raised")), "exit_text": exit_text}
-                    break
-                self._execute(frame)
+            frame = stream.receive(None)
+            if frame.header.kind != Request.RELEASE:
+                raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
+            released = attach_frames.decode_json(frame.document)
+            reason = str(released.get("reason", ""))[:_MAX_REASON]
+            exit_text = str(released.get("exit_text", ""))[:_MAX_REASON]
+            how = {"raised": bool(released.get("raised")), "exit_text": exit_text}
         except (StreamClosedError, StreamTimeoutError):
             pass
         finally:
             self._over = True
             self._leases.release(self.id, reason, **how)
             self._close_session()
-            while joiner.is_alive():
-                joiner.join(_RELEASE_RETRY_SECONDS)
-                self._leases.release(self.id, reason, **how)  # the join may not have begun at the first attempt
+            wait([joining])
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
             self._send(Response.OK)
 
-    def _join(self, wanted: LeaseTerms, delegated: bool, join_seconds: float) -> None:
-        try:
-            lease, agent = self._leases.acquire(wanted, self.id, delegated=delegated, join_seconds=join_seconds)
-        except Exception as error:
+    def _on_joined(self, joining: Future[Agent]) -> None:
+        error = joining.exception()
+        if error is not None:
             with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-                self._send(Response.ERROR, error_to_json(error))
+                self._respond_error(error)
             self._stream.shutdown()
             return
+        agent = joining.result()
         self.session = Session(agent, partial(self._leases.grow, self.id), self._ended)
         if self._over:  # released before the session was there
             self._close_session()
-        document, descriptors = describe_agent(agent)
         with contextlib.suppress(StreamClosedError, StreamTimeoutError):
-            self._send(Response.OK, {"lease": lease.id} | document, descriptors)
+            self._send(Response.OK, attach_frames.encode_json({"lease": self.id} | describe_agent(agent)))
 
     def _ended(self) -> LeaseEndedError | None:
         """Return the error of calls after the agent, and not the process, has ended the lease."""
@@ -129,39 +120,12 @@ class LeaseStream:
             session.close()
         return session is not None
 
-    def _execute(self, frame: Frame) -> None:
-        """Execute a request over the lease's stream."""
-        session, execute = self.session, _REQUESTS.get(frame.header.kind)
-        if execute is None:
-            raise ProtocolError(f"an attached process sent request {frame.header.kind} over its lease's connection")
-        try:
-            if session is None:
-                raise LeaseEndedError("the agent has not joined yet, or will not")
-            response = execute(session, attach_frames.decode_json(frame.document))
-        except ProtocolError:
-            raise
-        except KeyError as error:
-            raise ProtocolError(f"an attached process sent a request that lacks {error}") from error
-        except Exception as error:
-            self._send(Response.ERROR, error_to_json(self._ended() or error))
-        else:
-            self._send(Response.OK, response or {})
+    def _respond_error(self, error: BaseException) -> None:
+        self._send(Response.ERROR, attach_frames.encode_json(error_to_json(error)))
 
-    def _send(
-        self, response: Response, document: dict[str, Any] | None = None, descriptors: Sequence[int] = ()
-    ) -> None:
+    def _send(self, response: Response, document: bytes = b"") -> None:
         with self._send_lock:
-            text = b"" if document is None else attach_frames.encode_json(document)
-            self._stream.send(attach_frames.encode(response, text), (), descriptors)
-
-
-_REQUESTS: dict[int, Callable[[Session, dict[str, Any]], dict[str, Any] | None]] = {
-    Request.ABORT: Session.abort,
-    Request.CANCEL: Session.cancel,
-    Request.ABORT_PENDING_GROUPS: Session.abort_pending_groups,
-    Request.REPORT: Session.report,
-    Request.RECORD_FAILURE: Session.record_failure,
-}
+            self._stream.send(attach_frames.encode(response, document))
 
 
 def refuse(stream: FramedStream, error: BaseException) -> None:

@@ -129,25 +129,35 @@ class LeaseManager:
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
     def acquire(
-        self, wanted: LeaseTerms, lease_id: str = "", *, delegated: bool = False, join_seconds: float | None = None
-    ) -> tuple[Lease, Agent]:
-        """Lease the agent, and have it join the job; returns when the job's world is complete.
+        self, wanted: LeaseTerms, lease_id: str = "", *, join_seconds: float | None = None
+    ) -> tuple[Lease, Future[Agent]]:
+        """Lease the agent, and have it join the job in a thread of its own.
 
         Args:
             wanted: job, rank and holder.
             lease_id: random name of the lease; a new one if empty.
-            delegated: see Agent.
             join_seconds: seconds the join may take; those of ``wanted`` if left out.
+
+        Returns:
+            The lease, and a future of the Agent, done when the job's world is complete or the join has failed: with a
+            LeaseEndedError if the lease was released meanwhile, or a DistNetworkError, as of Agent.
 
         Raises:
             AgentTakenError: the agent is leased already.
-            LeaseEndedError: the lease was released meanwhile.
-            DistNetworkError: the join failed, as of Agent.
         """
         active = self._reserve(wanted, lease_id)
         if join_seconds is not None:
             active.join_deadline.restart(join_seconds)
-        return self._join(active, wanted, delegated=delegated)
+        future: Future[Agent] = Future()
+
+        def join() -> None:
+            try:
+                future.set_result(self._join(active, wanted))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
+        return active.lease, future
 
     def grow(self, lease_id: str, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
         """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow.
@@ -178,27 +188,6 @@ class LeaseManager:
             raise self._ended(reason)
         self._on_change()
         return larger
-
-    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
-        """Lease the agent, and have it join the job in a thread of its own.
-
-        Returns:
-            The lease, and a future of it, done when the job's world is complete or the join has failed.
-
-        Raises:
-            AgentTakenError: the agent is leased already.
-        """
-        active = self._reserve(wanted)
-        future: Future[Lease] = Future()
-
-        def join() -> None:
-            try:
-                future.set_result(self._join(active, wanted)[0])
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
-        return active.lease, future
 
     def release(
         self, lease_id: str, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = ""
@@ -263,7 +252,7 @@ class LeaseManager:
             self.release(active.lease.id, reason)
         return not closed
 
-    def _reserve(self, wanted: LeaseTerms, lease_id: str = "") -> _ActiveLease:
+    def _reserve(self, wanted: LeaseTerms, lease_id: str) -> _ActiveLease:
         active = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
         with self._lock:
             if self._closed:
@@ -278,7 +267,7 @@ class LeaseManager:
         self._on_change()
         return active
 
-    def _join(self, active: _ActiveLease, wanted: LeaseTerms, *, delegated: bool = False) -> tuple[Lease, Agent]:
+    def _join(self, active: _ActiveLease, wanted: LeaseTerms) -> Agent:
         try:
             agent = Agent(
                 replace(self._settings, job=wanted.job),
@@ -290,7 +279,6 @@ class LeaseManager:
                 http=self._http,
                 join_deadline=active.join_deadline,
                 instance=active.instance,
-                delegated=delegated,
                 growth=GrowthRole(awaits=wanted.awaits_growth),
             )
         except BaseException as error:
@@ -310,7 +298,7 @@ class LeaseManager:
         lease = active.lease
         _log.info("rank %d of job %r has joined: all %d ranks are there", lease.rank, lease.job, lease.world_size)
         self._on_change()
-        return active.lease, agent
+        return agent
 
     def _cancel_join(self, active: _ActiveLease, reason: str) -> None:
         """Have the gateway answer the join request that it holds; the join's deadline has passed by then."""

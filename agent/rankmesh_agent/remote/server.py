@@ -30,7 +30,7 @@ from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
 from rankmesh_agent.wire.errors import DistNetworkError, ForbiddenJobError, LeaseEndedError
 from rankmesh_agent.wire.hello import Service, accepting_script
 
-CHALLENGE_SECONDS = 10.0
+GREETING_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
 MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
@@ -80,7 +80,7 @@ class SessionServer:
     def handle(self, sock: socket.socket) -> None:
         """Serve a connection whose client has requested the upgrade over HTTP. From any thread."""
         try:
-            sock.settimeout(CHALLENGE_SECONDS)
+            sock.settimeout(GREETING_SECONDS)
             break_when_peer_vanishes(sock)
             sock.sendall(attach_frames.UPGRADE.response())
         except OSError:
@@ -167,12 +167,12 @@ class SessionServer:
         try:
             exposed = is_exposed(stream.sock, self._credentials)
             script = accepting_script(self._accepted, Service.ATTACH, attach_frames.ATTACHMENT_BYTES, exposed)
-            attachment = Attachment.decode(stream.greet(script, CHALLENGE_SECONDS).attachment)
+            attachment = Attachment.decode(stream.greet(script, GREETING_SECONDS).attachment)
             admission.end()
             if not self._has_room(stream):
                 _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
                 return
-            frame = stream.receive(Deadline(CHALLENGE_SECONDS))
+            frame = stream.receive(Deadline(GREETING_SECONDS))
             if attachment.agent != self._agent_id:
                 refuse(
                     stream,

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rankmesh_agent.agent import Agent
+from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.messages import PendingMessage
-from rankmesh_agent.net.stream import FramedStream, StreamClosedError
-from rankmesh_agent.remote.codec import call_from_json, error_from_json, error_to_json, report_from_json
+from rankmesh_agent.group.options import Options
+from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError
+from rankmesh_agent.remote.codec import describe_group, error_from_json, error_to_json, key_from_json
 from rankmesh_agent.store.base import BlockingStore
-from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import Request
+from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError, ProtocolError
 from rankmesh_agent.wire.goodbye import Goodbye
 
 Json = dict[str, Any]
@@ -115,12 +119,6 @@ class Session:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
         return group
 
-    def make_group(self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int]) -> LocalCommunicator:
-        """Make a group."""
-        group = self._agent.new_group(ranks, timeout, global_ranks)
-        self._groups[group.id] = group
-        return group
-
     def message(self, number: int) -> HeldMessage:
         """Return a message in progress."""
         held = self.messages.get(number)
@@ -136,18 +134,29 @@ class Session:
                 self._store = self._agent.blocking_store()
             return self._store
 
-    # Requests over the lease's stream. Each takes the request's document and returns the response's.
+    def execute(self, frame: Frame) -> bytes:
+        """Execute a request whose form is JSON; return the document of the response.
+
+        Raises:
+            ProtocolError: there is no such request.
+        """
+        request = _REQUESTS.get(frame.header.kind)
+        if request is None:
+            raise ProtocolError(f"an attached process sent an unknown request, {frame.header.kind}")
+        response = request(self, attach_frames.decode_json(frame.document))
+        return b"" if response is None else attach_frames.encode_json(response)
+
+    # Requests: each takes the request's document and returns the response's
 
     def abort(self, document: Json) -> Json:
-        """End a group because of an error at the client; return the failure."""
-        call = document.get("call")
-        failure = self._group_in(document).delegated_calls.abort(
-            None if call is None else call_from_json(call),
-            int(document.get("seq", 0)),
-            bool(document.get("busy")),
-            error_from_json(document["error"], at_agent=True),
-        )
-        return {} if failure is None else error_to_json(failure)
+        """End a group because of an error at the client, or the groups that are being made; return the failure."""
+        error = error_from_json(document["error"], at_agent=True)
+        if "group" not in document:
+            self._agent.group_registry.abort_pending(error)
+            return {}
+        state = self._group_in(document).state
+        state.abort(error)
+        return {} if state.failure is None else error_to_json(state.failure)
 
     def cancel(self, document: Json) -> None:
         """Abandon messages that no thread of the client waits for any more."""
@@ -159,22 +168,9 @@ class Session:
                 if not document.get("waited"):
                     self.messages.pop(number, None)
 
-    def report(self, document: Json) -> Json:
-        """Record the calls that the client has made itself; return the groups' failures, and those of ranks."""
-        for number, report in document["groups"]:
-            group = self._groups.get(number)
-            if group is not None:
-                group.delegated_calls.update(report_from_json(report))
-        ended = self.ended()
-        failures = [(group.id, ended or group.failure) for group in self._groups.copy().values()]
-        known: Json = {"failures": [(number, error_to_json(error)) for number, error in failures if error is not None]}
-        if document.get("watches"):
-            known["lost"] = [error_to_json(self._lost.popleft()) for _ in range(len(self._lost))]
-        return known
-
-    def abort_pending_groups(self, document: Json) -> None:
-        """End the groups that are being made."""
-        self._agent.group_registry.abort_pending(error_from_json(document["error"], at_agent=True))
+    def lost_ranks(self, document: Json) -> Json:
+        """Return the errors of the ranks that have failed since the last such request."""
+        return {"lost": [error_to_json(self._lost.popleft()) for _ in range(len(self._lost))]}
 
     def record_failure(self, document: Json) -> None:
         """Record an error that ended the client's process."""
@@ -182,7 +178,13 @@ class Session:
         if isinstance(error, DistError):
             self._agent.record_failure(self._group_in(document), error)
 
-    # Requests over the other streams
+    def new_group(self, document: Json) -> Json:
+        """Make a group; return its description."""
+        ranks = [int(rank) for rank in document["ranks"]]
+        numbers = [int(rank) for rank in document.get("numbers", ranks)]
+        group = self._agent.new_group(ranks, float(document["timeout"]), numbers)
+        self._groups[group.id] = group
+        return describe_group(group)
 
     def drop_group(self, document: Json) -> None:
         """End a group at this rank."""
@@ -213,9 +215,31 @@ class Session:
         self._group_in(document).set_timeout(float(document["timeout"]))
 
     def failure(self, document: Json) -> Json:
-        """Return a group's failure, nothing if there is none."""
-        failure = self.ended() or self._group_in(document).failure
+        """Return the first failure of a group, of all, or that names one of some ranks; nothing if there is none."""
+        failure: DistError | None = self.ended()
+        if failure is None and "group" in document:
+            failure = self._group_in(document).failure
+        elif failure is None and "naming" in document:
+            failure = self._agent.failure_naming([int(rank) for rank in document["naming"]])
+        elif failure is None:
+            failure = self._agent.first_failure
         return {} if failure is None else error_to_json(failure)
+
+    def verify(self, document: Json) -> None:
+        """Compare the members' calls of an engine at the client, which executes them then.
+
+        Raises:
+            CollectiveMismatchError: they made different calls.
+        """
+        group, details = self._group_in(document), str(document["details"])
+        if not isinstance(group.queue.backend, CustomBackend):
+            group.use_custom_backend(str(document["engine"]), object())  # an HTTP client can make no call of it
+        plan = group.queue.plan(key_from_json(document["call"]), lambda *_: None)
+        group.queue.execute(plan, ((),), Options(float(document["seconds"]), details=lambda: details))
+
+    def failed_ranks(self, document: Json) -> Json:
+        """Return the other ranks that the first failure names."""
+        return {"ranks": self._agent.failed_ranks}
 
     def refusal(self, document: Json) -> None:
         """Raise the error of an eager message, by default of any, if its receiver has refused it."""
@@ -229,32 +253,22 @@ class Session:
         """Return how many processes wait for the world to grow."""
         return {"count": self._agent.num_waiting(float(document["seconds"]))}
 
-    def check_peers(self, document: Json) -> None:
-        """Raise if a call that the client makes itself cannot complete."""
-        self._group_in(document).delegated_calls.check_peers(
-            call_from_json(document["call"]),
-            document["seq"],
-            document["missing"],
-            document["seconds"],
-            document["left"],
-        )
-
-    def verify(self, document: Json) -> None:
-        """Have the members compare the fingerprints of such a call.
-
-        Raises:
-            CallMismatchError: they made different calls.
-        """
-        self._group_in(document).delegated_calls.verify(
-            call_from_json(document["call"]), document["seq"], document["fingerprint"], document["seconds"]
-        )
-
-    def exchange_descriptions(self, document: Json) -> Json:
-        """Have the members exchange descriptions of the calls that they made."""
-        descriptions = self._group_in(document).delegated_calls.exchange_descriptions(
-            call_from_json(document["call"]), document["seq"], document["seconds"], document["said"].encode()
-        )
-        return {"told": [text.decode("utf-8", "replace") for text in descriptions]}
-
     def _group_in(self, document: Json) -> LocalCommunicator:
         return self.group(int(document["group"]))
+
+
+_REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
+    Request.ABORT: Session.abort,
+    Request.CANCEL: Session.cancel,
+    Request.LOST_RANKS: Session.lost_ranks,
+    Request.RECORD_FAILURE: Session.record_failure,
+    Request.NEW_GROUP: Session.new_group,
+    Request.DROP_GROUP: Session.drop_group,
+    Request.SET_GLOBAL_RANKS: Session.set_global_ranks,
+    Request.SET_TIMEOUT: Session.set_timeout,
+    Request.FAILURE: Session.failure,
+    Request.FAILED_RANKS: Session.failed_ranks,
+    Request.VERIFY: Session.verify,
+    Request.REFUSAL: Session.refusal,
+    Request.NUM_WAITING: Session.num_waiting,
+}

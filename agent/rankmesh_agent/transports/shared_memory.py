@@ -135,7 +135,7 @@ class Mapping:
             not created it.
         bytes: the memory, uint8.
         address: address of the first byte in this process.
-        descriptor: the file's descriptor, -1 once it is closed; ``open`` and ``release`` close it without ``keep``.
+        descriptor: the file's descriptor, -1 once ``release`` has closed it; ``open`` does so, too.
     """
 
     def __init__(self, descriptor: int, size: int, *, handle: str = "", path: str = "") -> None:
@@ -189,7 +189,7 @@ class Mapping:
         return mapping
 
     @classmethod
-    def open(cls, directory: str, handle: str, size: int, *, linked: bool = False, keep: bool = False) -> Mapping:
+    def open(cls, directory: str, handle: str, size: int, *, linked: bool = False) -> Mapping:
         """Map a file that another process has created.
 
         Args:
@@ -197,7 +197,6 @@ class Mapping:
             handle: ``handle`` of the creator's mapping.
             size: the file's size in bytes.
             linked: whether the creator has linked the file; it is then opened by name.
-            keep: whether to keep the descriptor open.
 
         Raises:
             UnreachableHandleError: this process cannot open the creator's descriptor; not with ``linked``.
@@ -220,23 +219,9 @@ class Mapping:
                 raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {reason(error)}") from error
         else:
             descriptor = _open_through_proc(f"/proc/{pid}/fd/{number}", file)
-        return cls._of_peer(descriptor, size, file, keep=keep)
-
-    @classmethod
-    def from_descriptor(cls, descriptor: int, size: int) -> Mapping:
-        """Map a file whose descriptor another process has sent; this method closes the descriptor.
-
-        Raises:
-            DistNetworkError: the file differs from its announcement.
-        """
-        return cls._of_peer(descriptor, size)
-
-    @classmethod
-    def _of_peer(cls, descriptor: int, size: int, file: str = "", *, keep: bool = False) -> Mapping:
-        """Map a file of another process after a check of its size, and of its device and inode."""
         try:
             found = os.fstat(descriptor)
-            if found.st_size != size or (file and _identity(found) != file):
+            if found.st_size != size or _identity(found) != file:
                 raise DistNetworkError(f"the shared memory differs from its announcement of {size} bytes")
             mapping = cls(descriptor, size)
         except BaseException as error:
@@ -244,8 +229,7 @@ class Mapping:
             if not isinstance(error, OSError):
                 raise
             raise DistNetworkError(f"cannot map the shared memory of a peer: {reason(error)}") from error
-        if not keep:
-            mapping._close_descriptor()
+        mapping.release()
         return mapping
 
     @classmethod
@@ -272,20 +256,12 @@ class Mapping:
             raise DistNetworkError(f"cannot link shared memory {self._path}: {reason(error)}") from error
         self._linked = True
 
-    def release(self, *, keep: bool = False) -> None:
-        """Unlink the file, after which no more peers can open it; the mappings remain valid.
-
-        Args:
-            keep: whether to keep the descriptor open.
-        """
+    def release(self) -> None:
+        """Unlink the file and close its descriptor, so that no more peers can open it; the mappings remain valid."""
         if self._linked:
             self._linked = False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
-        if not keep:
-            self._close_descriptor()
-
-    def _close_descriptor(self) -> None:
         self.descriptor = -1
         self._finalizer()
 

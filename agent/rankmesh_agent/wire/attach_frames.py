@@ -1,15 +1,16 @@
 """Frames between a process and the standalone agent that it is attached to. Pure: this module performs no I/O.
 
-The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The challenge of ``wire.handshake``
-precedes the frames; its attachment is the agent's id. On each connection the client has one request at a time in
-progress; before the response, the agent may request details in turn::
+The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The HELLO of ``wire.hello`` precedes
+the frames. On each connection the client has one request at a time in
+progress::
 
     offset  size  field
     0       1     kind      of the request (Request) or response (Response)
     1       1     flags     see FLAGS
     2       2     zero
     4       4     document  bytes of the document that follows: JSON, or of a call the layout below
-    8       8     payload   bytes of arrays that follow the document, one after the other
+    8       8     payload   bytes of arrays, one after the other: behind the document, or at the start of the staging
+                            buffer of the connection (STAGED)
 
     a call  0       8     group    id of the group; of a message, too
             8       8     seconds  how long it may take (float64)
@@ -23,15 +24,21 @@ progress; before the response, the agent may request details in turn::
             42      2     inputs   number of arrays that are read
             44      8 x   lengths  elements of each array: of those that are filled, then of those that are read
                     rest  subject  further arguments on which the ranks must agree (wire.ops.Call), in UTF-8
+                          zero, if details follow
+                          details  of the call, for the error of a mismatch
 
 All numbers are in network byte order. The receiver checks both lengths against a limit before it allocates memory.
+
+Where both are on one host, the arrays of a connection's calls are in a staging buffer (remote.staging), whose
+descriptor comes along with a request. The agent leaves the arrays that it fills behind those that it reads, and the
+response has no payload.
 
 The first frame of a connection states its purpose. ACQUIRE: the client leases the agent for one rank of a job. The
 connection is then the lease, and the lease ends with it, for any end of the client. OPEN_STREAM: one of any number of
 connections for the calls of a lease, so that the calls of several threads do not wait for each other.
 
-Before the first frame, the client proves the credential of the job with ACQUIRE, that of its lease with OPEN_STREAM
-(wire.credentials). The attachment of the challenge (wire.handshake) names the agent, the job and the lease.
+The HELLO has the credential of the job with ACQUIRE, that of its lease with OPEN_STREAM (wire.credentials), and as its
+attachment the agent, the job and the lease.
 """
 
 from __future__ import annotations
@@ -57,32 +64,30 @@ MAX_DOCUMENT = (1 << 20) + store_frames.MAX_BYTES
 MAX_PAYLOAD = 1 << 42
 NO_OP = 255
 
-HAS_NOTE = 0x01
-"""A flag: the client has more details of the call for the error of a mismatch."""
 BLOCKING = 0x02
 """A flag: the response waits for the message."""
-FLAGS = HAS_NOTE | BLOCKING
+STAGED = 0x04
+"""A flag: the arrays are in the connection's staging buffer, and the response's are to be left there."""
+FLAGS = BLOCKING | STAGED
 
 
 class Request(enum.IntEnum):
     """Requests of a client."""
 
     ACQUIRE = 1
-    """Lease the agent; the connection becomes the lease, and carries the next six requests."""
+    """Lease the agent; the connection becomes the lease, and carries the next request."""
     RELEASE = 2
     """End the lease."""
-    ABORT = 3
-    """End a group because of an error at the client."""
-    CANCEL = 4
-    """Abandon messages."""
-    ABORT_PENDING_GROUPS = 5
-    """End the groups whose creation is not complete."""
-    REPORT = 6
-    """Report the calls that the client has executed itself; the response has the groups' failures."""
-    RECORD_FAILURE = 7
-    """Record an error that ended the process, before the lease ends."""
     OPEN_STREAM = 16
     """Use the connection for calls; all requests below use such a connection."""
+    ABORT = 3
+    """End a group because of an error at the client; without a group, those whose creation is not complete."""
+    CANCEL = 4
+    """Abandon messages."""
+    LOST_RANKS = 6
+    """Return the errors of the ranks that have failed since the last such request."""
+    RECORD_FAILURE = 7
+    """Record an error that ended the process, before the lease ends."""
     CALL = 17
     """Run a collective."""
     SEND = 18
@@ -94,17 +99,13 @@ class Request(enum.IntEnum):
     SET_GLOBAL_RANKS = 23
     """Change the ranks by which errors name a group's members."""
     FAILURE = 24
-    """Return a group's failure."""
-    CHECK_PEERS = 25
-    """Check whether a call that the client executes itself can complete."""
-    VERIFY = 26
-    """Compare the fingerprints of such a call among the members."""
-    EXCHANGE_DESCRIPTIONS = 27
-    """Exchange descriptions of the members' calls."""
+    """Return the first failure of a group, or of all."""
+    VERIFY = 25
+    """Compare the members' calls of an engine at the client."""
+    FAILED_RANKS = 26
+    """Return the other ranks that the first failure names."""
     STORE = 28
     """Execute a command of the job's store."""
-    NOTE = 29
-    """The details that the agent requested with NEED_NOTE."""
     SET_TIMEOUT = 30
     """Change the default timeout of a group's calls."""
     REFUSAL = 31
@@ -122,9 +123,7 @@ class Response(enum.IntEnum):
     ERROR = 129
     """An error: its code or type, message and details."""
     PENDING = 130
-    """Not complete yet; in response to VERIFY: the calls differ."""
-    NEED_NOTE = 131
-    """A request of the agent for details of the call."""
+    """Not complete yet."""
 
 
 class Header(NamedTuple):
@@ -150,6 +149,7 @@ class Call(NamedTuple):
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
     subject: str = ""
+    details: str = ""
 
 
 class Attachment(NamedTuple):
@@ -166,12 +166,12 @@ class Attachment(NamedTuple):
     lease: str = ""
 
     def encode(self) -> bytes:
-        """Return the attachment of the challenge."""
+        """Return the attachment of the HELLO."""
         return _ATTACHMENT.pack(self.agent.encode(), self.job, bytes.fromhex(self.lease))
 
     @classmethod
     def decode(cls, data: bytes) -> Attachment:
-        """Return the attachment of a challenge."""
+        """Return the attachment of a HELLO."""
         agent, job, lease = _ATTACHMENT.unpack(data)
         return cls(agent.rstrip(b"\0").decode("utf-8", "replace"), job, lease.hex() if any(lease) else "")
 
@@ -198,10 +198,11 @@ def decode(data: bytes | bytearray) -> Header:
 
 def encode_call(call: Call) -> bytes:
     """Return a call as a document."""
-    *head, outputs, inputs, subject = call
+    *head, outputs, inputs, subject, details = call
     count = len(outputs) + len(inputs)
     lengths = struct.pack(f"!{count}Q", *outputs, *inputs)
-    return CALL.pack(*head, len(outputs), len(inputs)) + lengths + subject.encode()
+    text = f"{subject}\0{details}" if details else subject
+    return CALL.pack(*head, len(outputs), len(inputs)) + lengths + text.encode(errors="replace")
 
 
 def decode_call(document: bytes | bytearray) -> Call:
@@ -214,12 +215,13 @@ def decode_call(document: bytes | bytearray) -> Call:
         group, seconds, tag, number, rank, what, op, dtype, outputs, inputs = CALL.unpack_from(document)
         count = outputs + inputs
         lengths: tuple[int, ...] = struct.unpack_from(f"!{count}Q", document, CALL.size)
-        subject = bytes(document[CALL.size + 8 * count :]).decode()
+        subject, _, details = bytes(document[CALL.size + 8 * count :]).decode().partition("\0")
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"an attached process described a call of {len(document)} bytes") from error
     if math.isnan(seconds):
         raise ProtocolError("an attached process described a call that may take NaN seconds")
-    return Call(group, seconds, tag, number, rank, what, op, dtype, lengths[:outputs], lengths[outputs:], subject)
+    arrays = lengths[:outputs], lengths[outputs:]
+    return Call(group, seconds, tag, number, rank, what, op, dtype, *arrays, subject, details)
 
 
 def encode_json(document: Any) -> bytes:

@@ -1,7 +1,7 @@
 """Snapshot of one rank for diagnosis: the JSON document, the HTTP Upgrade by which a client requests it, and the dump.
 
-The connection is upgraded, both sides prove that they know the job's token (``wire.handshake``), and the agent sends
-the document and closes the connection. Unlike an HTTP request, this needs no web framework, whose import takes longer
+The connection is upgraded, the client says HELLO (``wire.hello``), and the agent sends the document and closes the
+connection. Unlike an HTTP request, this needs no web framework, whose import takes longer
 than an operator of a stuck job should wait; and all parts of the document are of one moment.
 
 A dump is the snapshot of the moment in which a group failed, in a file.

@@ -2,7 +2,7 @@
 
 The protocol is at the address of the store's HTTP port. A client requests it by an HTTP Upgrade (RFC 9110, section
 7.8), so a server that does not speak it responds in HTTP. The response names a unix socket, which takes half the time
-of TCP, for clients that can connect to it. On either socket follow the challenge of ``wire.handshake``, whose
+of TCP, for clients that can connect to it. On either socket follow the HELLO of ``wire.hello``, whose
 attachment is the id of the store, and, one at a time, requests and their responses::
 
     request  offset  size  field

@@ -2,7 +2,7 @@
 
 ::
 
-    rankmesh dashboard   POST /v1/dashboard/codes      a one-time code, for a client that proves a credential
+    rankmesh dashboard   POST /v1/dashboard/codes      a one-time code, for a client with a credential
     browser              GET /#code=CODE               the page; a fragment is not sent
     page                 POST /v1/dashboard/sessions   the code as its bearer token, in exchange for a session's
     page                 GET /v1/…                     the session's, with which a request has the role read

@@ -3,7 +3,7 @@
 A pickle is code: reading one runs what its writer chose. So an object that is not plain data is pickled, by itself and
 not with its container, only if the ranks have authenticated each other with the job's token, and RANKMESH_PICKLE is not
 ``never``. Otherwise the sender refuses the object, and a receiver does not read the pickle. An object that contains
-itself is pickled as a whole. Pickles come within a host, over TLS, or with MACs, unless the operator declares the
+itself is pickled as a whole. Pickles come within a host, or over TLS, unless the operator declares the
 network private.
 """
 

@@ -1,4 +1,4 @@
-"""Attached processes compute as embedded ranks do: against NumPy, over shared memory, a unix socket and TCP."""
+"""Attached processes compute as embedded ranks do: against NumPy, over a staging buffer, a unix socket and TCP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankmesh_agent.progress.matching import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store import commands
-from rankmesh_agent.wire.attach_frames import Request
+from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -36,7 +36,6 @@ from rankmesh_agent.wire.errors import (
     KeyNotFoundError,
     RankFailedError,
 )
-from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.ops import ReduceOp
 
 NOW, LATER = Options(SECONDS), Options(SECONDS, async_op=True)
@@ -44,7 +43,7 @@ _jobs = (f"attached-{os.getpid()}-{number}" for number in itertools.count())
 
 
 def join(kind: str, agents: list[Standalone], gateway_url: str) -> list[Any]:
-    """Return three ranks: embedded; attached over shared memory, a unix socket or TCP alone; or one of each kind."""
+    """Return three ranks: embedded; attached with a staging buffer, or over TCP alone; or one of each kind."""
     job = next(_jobs)
 
     def join_one(rank: int) -> Any:
@@ -53,19 +52,23 @@ def join(kind: str, agents: list[Standalone], gateway_url: str) -> list[Any]:
             return Agent(settings, lambda: gateway_url, rank=rank, world_size=3, host="127.0.0.1", timeout=SECONDS)
         return attach(agents[rank], rank, 3, job=job, nearby=kind != "tcp" and (kind, rank) != ("mixed", 1))
 
-    with pytest.MonkeyPatch.context() as patch:
-        if kind == "unix":
-            patch.setattr("rankmesh_agent.remote.agent.shared_memory.unsupported", lambda: "as if it were")
-        return everywhere(join_one, 3)
+    return everywhere(join_one, 3)
 
 
-@pytest.fixture(scope="class", params=["lent", "unix", "tcp", "mixed"])
+@pytest.fixture(scope="class", params=["staged", "unix", "tcp", "mixed"])
 def world(request, standalones, gateway_url) -> Iterator[list[Any]]:
-    """Three ranks, the same for all tests of a class; see join."""
-    made = join(request.param, standalones, gateway_url)
-    yield made
-    for agent in made:
-        agent.close()
+    """Three ranks, the same for all tests of a class; see join. Those of "unix" cannot make a staging buffer."""
+
+    def no_memory(nbytes: int) -> Mapping:
+        raise OSError(f"as if there were no {nbytes} bytes")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "unix":
+            patch.setattr("rankmesh_agent.remote.staging.create", no_memory)
+        made = join(request.param, standalones, gateway_url)
+        yield made
+        for agent in made:
+            agent.close()
 
 
 def in_each_rank(test: Callable[..., None]) -> Callable[..., None]:
@@ -196,7 +199,7 @@ class TestCalls:
         place.close()
 
 
-@pytest.mark.parametrize("world", ["embedded", "lent", "unix", "tcp"], indirect=True)
+@pytest.mark.parametrize("world", ["embedded", "staged", "unix", "tcp"], indirect=True)
 class TestThreads:
     """Each waits for what is its own, whatever the other threads of the process wait for in the same group."""
 
@@ -275,30 +278,6 @@ class TestThreads:
             assert waiting.wait(SECONDS)
 
         everywhere(run, 3)
-
-
-@pytest.mark.parametrize("world", ["lent"], indirect=True)
-def test_ranks_that_come_and_leave_while_the_agent_looks_for_them(world, monkeypatch):
-    groups = everywhere(lambda rank: world[rank].new_group([0, 1, 2], SECONDS), 3)
-    client, left = world[1]._client, []
-    request_json = client.request_json
-
-    def come_and_leave(rank: int) -> None:
-        if rank != 1:
-            groups[rank].barrier(NOW)
-            world[rank].drop_group(groups[rank], Goodbye("it was done"))
-
-    def request(kind: Request, document: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-        if kind == Request.CHECK_PEERS and not left:
-            left.extend(document["missing"])
-            everywhere(come_and_leave, 3)
-        return request_json(kind, document, *arguments, **options)
-
-    monkeypatch.setattr(client, "request_json", request)
-    groups[1].barrier(NOW)
-    assert left == [0, 2]
-    with pytest.raises(GroupAbortedError, match=r"rank [02] \(.*\) left the group .* during barrier #2"):
-        groups[1].barrier(NOW)
 
 
 class TestErrors:
@@ -425,23 +404,17 @@ class TestLeases:
             attach(standalones[0], 0, 1, job=next(_jobs), offer=wrong)
 
 
-class TestReports:
-    def test_calls_over_lent_memory(self, standalones):
-        job = next(_jobs)
-        made = everywhere(lambda rank: attach(standalones[rank], rank, 2, job=job), 2)
-
-        def run(rank: int) -> None:
-            for _ in range(3):
-                made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW)
-            made[rank]._reporter.send()
-            current = standalones[rank].agent
-            assert current is not None
-            group = next(group for group in current.groups() if group.name == "world")
-            assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
-            assert group.bytes == 3 * 800
-            records = current._recorder.records("world")
-            assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
-
-        everywhere(run, 2)
-        for agent in made:
-            agent.close()
+@pytest.mark.parametrize("nearby", [True, False])
+def test_the_agent_records_the_calls(standalones, nearby):
+    job = next(_jobs)
+    made = everywhere(lambda rank: attach(standalones[rank], rank, 2, job=job, nearby=nearby), 2)
+    everywhere(lambda rank: [made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW) for _ in range(3)], 2)
+    current = standalones[0].agent
+    assert current is not None
+    group = next(group for group in current.groups() if group.name == "world")
+    assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
+    assert group.bytes == 3 * 800
+    records = current._recorder.records("world")
+    assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
+    for agent in made:
+        agent.close()

@@ -27,6 +27,12 @@ def test_a_call():
     assert attach_frames.decode_call(document) == CALL
 
 
+def test_details_of_a_call():
+    document = attach_frames.encode_call(CALL._replace(details="here"))
+    assert document == bytes.fromhex(GOLDEN) + b"\0here"
+    assert attach_frames.decode_call(document).details == "here"
+
+
 @pytest.mark.parametrize(
     ("document", "payload"), [(attach_frames.MAX_DOCUMENT + 1, 0), (0, attach_frames.MAX_PAYLOAD + 1)]
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.hosting import embedded_only
 from support.processes import Me, Ranks, on_ranks
 
 import rankmesh as dist
@@ -56,6 +57,7 @@ def test_collectives_on_registered_arrays(me: Me) -> None:
     array[:] = 0
 
 
+@embedded_only("its agent makes the calls on arrays of its own")
 @on_ranks(3)
 def test_a_late_rank_does_not_write_into_arrays_of_a_call_that_has_failed(me: Me) -> None:
     me.init(timeout=120)

@@ -100,7 +100,7 @@ class AgentInterface(Protocol):
 class LeasableAgent(AgentInterface, Protocol):
     """A standalone agent, as the HTTP endpoints see it."""
 
-    def acquire_in_background(self, wanted: LeaseTerms) -> tuple[Lease, Future[Lease]]:
+    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Any]]:
         """Acquire the agent.
 
         Returns:

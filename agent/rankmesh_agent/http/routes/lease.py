@@ -65,14 +65,15 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    acquired, future = agent.acquire_in_background(wanted)
+    acquired, future = agent.acquire(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved in any case
     async with client_disconnect(request) as disconnect:
         either: set[asyncio.Future[Any]] = {joining, disconnect}
         await asyncio.wait(either, timeout=body.wait, return_when=asyncio.FIRST_COMPLETED)
         if joining.done():
-            return LeaseState(joining.result(), "joined")
+            joining.result()
+            return LeaseState(acquired, "joined")
         if disconnect.done():
             await asyncio.to_thread(agent.release, acquired.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")

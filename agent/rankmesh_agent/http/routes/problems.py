@@ -7,7 +7,7 @@ from rankmesh_agent.http.application import problem_responses
 MEANINGS = {
     400: "The request is not HTTP, or its body cannot be read (`bad-request`), or the body is not the array that the "
     "request describes (`invalid-tensor`).",
-    401: "The job's token is missing or wrong; or the response is the challenge to a client that proves it.",
+    401: "The job's token is missing or wrong.",
     403: "The credential has a lesser role than the request needs (`forbidden-role`), is that of another job or lease "
     "(`forbidden-job`), or crossed a network in clear (`cleartext-token`). The request comes from another site's page "
     "(`foreign-origin`) or another user's process (`other-user`), or the gateway does not list the address that it is "
@@ -19,7 +19,7 @@ MEANINGS = {
     "another process holds the rank (`rank-taken`), or the world size differs (`world-size-mismatch`). "
     "The ranks did not make the same call (`collective-mismatch`), the message is not what its receive expects "
     "(`message-mismatch`): no data has moved, the group goes on. A group has that name (`group-exists`), or is the "
-    "job's (`group-in-use`), or an attached process makes its calls (`rank-elsewhere`).",
+    "job's (`group-in-use`).",
     410: "The lease has ended (`lease-ended`), or the group (`group-aborted`).",
     412: "The key does not hold what the request's conditions say (`precondition-failed`).",
     413: "The request body is too large (`body-too-large`), or the array to be received is; or the store has as many "

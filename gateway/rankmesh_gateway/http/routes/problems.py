@@ -6,7 +6,7 @@ from rankmesh_agent.http.application import problem_responses
 
 MEANINGS = {
     400: "The request is not HTTP, or its body cannot be read (`bad-request`).",
-    401: "The job's token is missing or wrong; or the response is the challenge to a client that proves it.",
+    401: "The job's token is missing or wrong.",
     403: "The credential has a lesser role than the request needs (`forbidden-role`), is that of another job "
     "(`forbidden-job`), or crossed a network in clear (`cleartext-token`); or the request comes from another site's "
     "page (`foreign-origin`) or another user's process (`other-user`).",

@@ -1,0 +1,167 @@
+"""Staging buffer of a stream: memory that an attached process and its agent on the same host share for arrays of calls.
+
+The process creates the memory, an anonymous file (memfd_create), and sends its descriptor with the first call whose
+arrays it has no room for. It copies the arrays into the buffer, the agent executes the call on them there, and the
+process copies the results out. The file is sealed against shrinking, so that no access of the agent raises SIGBUS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmesh_agent.net.stream import FramedStream
+from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import STAGED, Request
+from rankmesh_agent.wire.errors import ProtocolError
+
+if sys.platform == "linux":
+    import fcntl
+
+    _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    _SEAL_EXEC = 0x20  # the kernel's own addition, with sysctl vm.memfd_noexec=1
+
+MAX_KEPT_BYTES = 64 << 20
+"""Size of a buffer that a stream keeps for its next calls, at most."""
+_MIN_BYTES = 1 << 20
+
+Memory = npt.NDArray[np.uint8]
+
+
+def is_kept(mapping: Mapping) -> bool:
+    """Return whether a buffer serves later calls, too; both ends drop a larger one after its call."""
+    return mapping.bytes.size <= MAX_KEPT_BYTES
+
+
+def create(nbytes: int) -> Mapping:
+    """Return a new buffer of ``nbytes`` at least; ``release`` closes its descriptor.
+
+    Raises:
+        OSError: there is no such memory.
+    """
+    size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
+    if size > MAX_KEPT_BYTES:
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    descriptor = os.memfd_create("rankmesh-staging", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return Mapping(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def map_received(descriptors: Sequence[int]) -> Mapping:
+    """Return the buffer whose descriptor a process has sent; closes all descriptors.
+
+    Raises:
+        ProtocolError: it is not one descriptor of a file that is sealed against shrinking and can be written.
+    """
+    mapping: Mapping | None = None
+    try:
+        if len(descriptors) != 1:
+            raise ProtocolError(f"an attached process sent {len(descriptors)} descriptors in place of a buffer's")
+        (descriptor,) = descriptors
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        size = os.fstat(descriptor).st_size
+        writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        if seals & ~_SEAL_EXEC != _SEALS or not writable or not 0 < size <= attach_frames.MAX_PAYLOAD:
+            raise ProtocolError(f"an attached process sent a buffer of {size} bytes with seals {seals:#x}")
+        mapping = Mapping(descriptor, size)
+        mapping.release()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"an attached process sent a buffer that cannot be mapped: {error}") from error
+    finally:
+        for descriptor in descriptors if mapping is None else ():
+            os.close(descriptor)
+    return mapping
+
+
+class StagedStream(FramedStream):
+    """A process's end of a stream to its agent, with a staging buffer where both are on one host.
+
+    Args:
+        sock: connected; this object closes it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._staging: Mapping | None = None
+        self._staged = False
+
+    def send_request(self, kind: Request, document: bytes, flags: int, up: Sequence[memoryview], room: int) -> None:
+        """Send a request and its arrays.
+
+        Args:
+            kind, document, flags: of the request.
+            up: its arrays.
+            room: bytes of arrays that the response may have behind those of the request.
+        """
+        nbytes = sum(map(len, up))
+        descriptors = self._reserve(nbytes + room)
+        staging = self._staging if self._staged else None
+        if staging is None:
+            self.send(attach_frames.encode(kind, document, nbytes, flags), up)
+            return
+        begin = 0
+        for view in up:
+            staging.bytes[begin : begin + len(view)] = np.frombuffer(view, np.uint8)
+            begin += len(view)
+        try:
+            self.send(attach_frames.encode(kind, document, nbytes, flags | STAGED), (), descriptors)
+        finally:
+            if descriptors:
+                staging.release()
+
+    def receive_arrays(self, nbytes: int, down: Sequence[memoryview], begin: int) -> None:
+        """Receive the arrays of a response.
+
+        Args:
+            nbytes: their bytes in the stream.
+            down: memory for them.
+            begin: their offset in the staging buffer.
+
+        Raises:
+            ProtocolError: the agent has sent another number of bytes.
+        """
+        if nbytes != (0 if self._staged else sum(map(len, down))):
+            raise ProtocolError(f"the agent sent an unexpected payload of {nbytes} bytes")
+        if not self._staged:
+            self.receive_into(down)
+            return
+        assert self._staging is not None
+        for view in down:
+            np.frombuffer(view, np.uint8)[:] = self._staging.bytes[begin : begin + len(view)]
+            begin += len(view)
+
+    def end_request(self, *, failed: bool) -> None:
+        """Drop a buffer that is too large to be kept, or that a failed call may still write to."""
+        if self._staging is not None and self._staged and (failed or not is_kept(self._staging)):
+            self._staging = None
+
+    def close(self) -> None:
+        super().close()
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.release()
+
+    def _reserve(self, nbytes: int) -> list[int]:
+        """Have the buffer for a request's arrays, if it has any; return the descriptor of a new one."""
+        self._staged = bool(nbytes) and self.is_local
+        if not self._staged or (self._staging is not None and self._staging.bytes.size >= nbytes):
+            return []
+        self._staging = None
+        with contextlib.suppress(OSError, AttributeError):  # no memfd_create: the arrays go through the stream
+            self._staging = create(nbytes)
+            return [self._staging.descriptor]
+        self._staged = False
+        return []
