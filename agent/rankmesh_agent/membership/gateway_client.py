@@ -8,9 +8,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.membership.heartbeat_schedule import HeartbeatSchedule
@@ -18,6 +18,7 @@ from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, L
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistBackendError,
@@ -54,6 +55,7 @@ from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
 
+T = TypeVar("T")
 ShareMembers = Callable[[list[Member]], list[Member]]
 """Collective function that returns the list of rank 0 at all ranks."""
 
@@ -71,6 +73,13 @@ _RESPONSE_SECONDS = 2.0
 """Time limit of a response, in addition to the wait that the request asks for, and that for other ranks' requests."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
 """HTTP statuses of a gateway that is closing, say, or of a proxy in front of it."""
+
+
+@dataclass
+class _Snapshot:
+    """The part of the gateway's snapshot that is read."""
+
+    ranks: list[RankInfo]
 
 
 class _UnavailableError(Exception):
@@ -233,9 +242,8 @@ class GatewayClient:
         if answer.status != HTTPStatus.OK:
             raise _refusal(answer, url)
         try:
-            reply = answer.json()
-            return JoinReply(**reply | {"members": [Member(**member) for member in reply["members"]]})
-        except (ValueError, KeyError, TypeError):
+            return json_text.read(JoinReply, answer.body)
+        except (ValueError, TypeError):
             raise _not_a_gateway(answer, url) from None
 
     def heartbeat(self, heartbeat: Heartbeat) -> DistBackendError | None:
@@ -381,24 +389,21 @@ class GatewayClient:
 
     def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
         """Return the ranks of an epoch that have left or failed, None if the gateway does not answer."""
-        return self._ranks(lambda: self._post(self.url, "ended", EpochRequest(job, epoch)), lambda ranks: ranks)
+        return self._read(list[RankInfo], lambda: self._post(self.url, "ended", EpochRequest(job, epoch)))
 
     def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
         """Return the ranks of an epoch that the gateway knows, None if it does not answer."""
         # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-        found = self._ranks(
-            lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS),
-            lambda snapshot: snapshot["ranks"],
+        found = self._read(
+            _Snapshot, lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
         )
-        return None if found is None else [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
+        return None if found is None else [rank for rank in found.ranks if (rank.job, rank.epoch) == (job, epoch)]
 
-    def _ranks(self, request: Callable[[], HttpResponse], ranks_in: Callable[[Any], Any]) -> list[RankInfo] | None:
+    def _read(self, kind: type[T], request: Callable[[], HttpResponse]) -> T | None:
         try:
             answer = request()
-            if answer.status != HTTPStatus.OK:
-                return None
-            return [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks_in(answer.json())]
-        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+            return json_text.read(kind, answer.body) if answer.status == HTTPStatus.OK else None
+        except (NoResponseError, DistNetworkError, ValueError, TypeError):
             return None
 
     def unregister(self, goodbye: AgentLeave) -> None:
@@ -424,7 +429,7 @@ class GatewayClient:
         *,
         compressed: bool = False,
     ) -> HttpResponse:
-        return self._http.request("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout, compressed=compressed)
+        return self._http.request("POST", f"{url}/v1/{path}", document, timeout=timeout, compressed=compressed)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
@@ -501,8 +506,8 @@ def _heartbeat_reply(answer: HttpResponse | None) -> HeartbeatReply | None:
         return None
     try:
         reply = answer.json()
-        return RestartReply(**reply) if reply.get("restart") else HeartbeatReply(**reply)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return json_text.convert(RestartReply if "restart" in reply else HeartbeatReply, reply)
+    except (ValueError, TypeError):
         return None
 
 

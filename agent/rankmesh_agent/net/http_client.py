@@ -7,7 +7,6 @@ no feature beyond this is needed here.
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import zlib
 from collections.abc import Mapping
@@ -115,7 +114,7 @@ class HttpClient:
         target = f"{split.path}?{split.query}" if split.query else split.path
         body, headers = content, {}
         if document is not None:
-            body, headers = json.dumps(document).encode(), {"content-type": "application/json"}
+            body, headers = json_text.encode(document), {"content-type": "application/json"}
         if compressed:
             headers["accept-encoding"] = "gzip"
         try:

@@ -14,12 +14,13 @@ from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentInterface
 from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, GroupDep, WaiterThreads, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
-from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(503))

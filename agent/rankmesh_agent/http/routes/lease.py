@@ -11,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgent, LeasableAgentDep, grant_of
 from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import ForbiddenJobError, LeaseEndedError
-from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(503))
