@@ -128,7 +128,7 @@ class TestCalls:
             for timeout, seconds in ((0.2, 0.2), (timedelta(seconds=0.3), 0.3)):
                 group.set_timeout(timeout)
                 assert group.timeout == group.default_options.timeout == seconds
-                current = standalones[rank].agent
+                current = standalones[rank].leases.agent
                 if current is not None:  # HTTP clients of the agent get the same default
                     assert current.world.timeout == seconds
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
@@ -434,7 +434,7 @@ class TestReports:
             for _ in range(3):
                 made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW)
             made[rank]._reporter.send()
-            current = standalones[rank].agent
+            current = standalones[rank].leases.agent
             assert current is not None
             group = next(group for group in current.groups() if group.name == "world")
             assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
