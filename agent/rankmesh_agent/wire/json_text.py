@@ -43,7 +43,7 @@ def read(kind: type[T], text: bytes | bytearray) -> T:
     try:
         found: T = _decoder(kind).decode(text)  # type: ignore[arg-type]  # mypy: some types are not hashable
         return found
-    except (ValueError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return convert(kind, loads(text))  # raises the error, or has a lone surrogate, which msgspec's decoder refuses
 
 
@@ -66,7 +66,7 @@ def encode(document: object) -> bytes:
     """Return plain data or dataclasses as JSON text."""
     try:
         return msgspec.json.encode(document)
-    except UnicodeEncodeError:  # a lone surrogate, of a file's name for example: JSON can have it, msgspec does not
+    except UnicodeEncodeError:  # a lone surrogate, as in a file's name: JSON can have it, msgspec does not
         return json.dumps(msgspec.to_builtins(document)).encode()
 
 
