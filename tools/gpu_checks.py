@@ -25,7 +25,7 @@ _PACKAGES = (
     *("numpy", "ml-dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-pathfinder", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     *("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "torch"),
     *("mpi4py", "fastapi", "starlette", "pydantic", "uvicorn", "anyio", "httpx", "typer", "rich", "prometheus-client"),
-    *("typing-extensions", "pytest", "pytest-xdist", "hypothesis"),
+    *("msgspec", "typing-extensions", "pytest", "pytest-xdist", "hypothesis"),
 )
 
 

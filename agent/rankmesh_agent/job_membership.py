@@ -15,7 +15,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient, ShareMembers
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.join_reports import LocalRankInfo
+from rankmesh_agent.membership.missing import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import ancestors, host_id

@@ -12,20 +12,16 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 
-from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
-from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
-from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.wire import attach_frames, snapshot
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.schemas import (
@@ -37,11 +33,7 @@ from rankmesh_agent.wire.schemas import (
     AgentLeave,
     FlightRecord,
     GroupInfo,
-    GroupRequest,
     InFlight,
-    Lease,
-    LeaseState,
-    LeaseTerms,
     Member,
 )
 from rankmesh_agent.wire.snapshot import RankSnapshot
@@ -172,73 +164,41 @@ class Standalone:
         from rankmesh_agent.http.app import create_app
 
         names = [*self._http.names, self.name, *(_host_in(url) for url in self.urls)]
-        settings = self.settings
-        return create_app(self, token=settings.credentials, names=names, leasable=True, max_tensor=settings.max_body)
+        token, most = self.settings.credentials, self.settings.max_body
+        return create_app(self, token=token, names=names, leases=self.leases, max_tensor=most)
 
-    # The HTTP endpoints' interface: leases
-
-    def confined(self, grant: Grant) -> Agent:
-        """Return the Agent that has joined the job of a credential: see LeaseManager."""
-        return self.leases.confined(grant)
-
-    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Agent]]:
-        """Lease the agent: see LeaseManager."""
-        return self.leases.acquire(wanted)
-
-    def lease_state(self) -> LeaseState:
-        """Return the lease: see LeaseManager.state."""
-        return self.leases.state()
-
-    def release(self, lease_id: str, reason: str = "") -> bool:
-        """End a lease: see LeaseManager."""
-        return self.leases.release(lease_id, reason)
-
-    # The HTTP endpoints' interface: the leased agent's state. NotLeasedError is raised where a free agent has none.
-
-    @property
-    def agent(self) -> Agent | None:
-        """The Agent that has joined a job, None while there is none."""
-        return self.leases.agent
-
-    @property
-    def store(self) -> AsyncStore:
-        """The store of the job."""
-        return self.leases.require_agent().store
-
-    def group(self, name: str) -> LocalCommunicator | None:
-        """Return the group of an id or name, None if the rank is in none."""
-        return self.leases.require_agent().group(name)
-
-    def make_group(
-        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]:
-        """Make a group; see Agent."""
-        return self.leases.require_agent().make_group(wanted, begun)
-
-    def delete_group(self, group: LocalCommunicator) -> None:
-        """End a group; see Agent."""
-        self.leases.require_agent().delete_group(group)
+    # State of the free agent, for the HTTP endpoints
 
     def health(self) -> AgentHealth:
-        """Return whether the agent can do its work; a free one can."""
-        agent = self.agent
-        return AgentHealth("ok", "rankmesh-agent", UNASSIGNED, 0, __version__, []) if agent is None else agent.health()
+        """Return that the agent can do its work."""
+        return AgentHealth("ok", "rankmesh-agent", UNASSIGNED, 0, __version__, [])
 
     def ready(self) -> bool:
-        """Return whether the agent takes part in its job, or if free, whether the gateway has registered it."""
-        agent, registered = self.agent, self._registered
-        if agent is not None:
-            return agent.ready()
+        """Return whether the gateway has registered the agent."""
+        registered = self._registered
         return not self._closed and registered is not None and time.monotonic() - registered < FAILED_SECONDS
 
     def info(self) -> AgentInfo:
-        """Return the agent's rank, job, addresses and version; a free one has no job, and rank UNASSIGNED."""
-        agent = self.agent
-        if agent is not None:
-            return agent.info()
+        """Return the agent's addresses and version; it has no job, and rank UNASSIGNED."""
         member = Member(UNASSIGNED, self.id, socket.gethostname(), self.host_id, os.getpid(), [], self._http.urls[0])
         uptime = time.monotonic() - self._started
         return AgentInfo("", 0, 0, member, self._find_gateway() or "", {}, uptime, __version__)
+
+    def groups(self) -> list[GroupInfo]:
+        """Return no groups."""
+        return []
+
+    def in_flight(self, group: str) -> list[InFlight] | None:
+        """Return None: there is no such group."""
+        return None
+
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+        """Return no calls."""
+        return []
+
+    def vitals(self) -> AgentStats:
+        """Return no counters."""
+        return AgentStats()
 
     def _snapshot(self, grant: Grant) -> RankSnapshot | None:
         agent = self.leases.agent if grant.job is None else self.leases.confined(grant)
@@ -247,26 +207,6 @@ class Standalone:
     def _snapshot_credentials(self) -> Credentials:
         lease = self.leases.lease
         return replace(self.settings.credentials, job="" if lease is None else lease.job)
-
-    def groups(self) -> list[GroupInfo]:
-        """Return the groups the rank is a member of; none while the agent is free."""
-        agent = self.agent
-        return agent.groups() if agent is not None else []
-
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return the calls and messages in progress of a group: see Agent."""
-        agent = self.agent
-        return agent.in_flight(group) if agent is not None else None
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the job's latest calls and messages; none while the agent is free."""
-        agent = self.agent
-        return agent.flight_records(group, last) if agent is not None else []
-
-    def vitals(self) -> AgentStats:
-        """Return the counters since the agent joined its job; none while it is free."""
-        agent = self.agent
-        return agent.vitals() if agent is not None else AgentStats()
 
 
 def _host_in(url: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.schemas import GatewayInfo, Overview
@@ -58,7 +58,7 @@ class SnapshotCache:
         self._diagnosis.refresh_soon()
         created_at, content = self._cached.get(job, (float("-inf"), b""))
         if self._registry.closed or time.monotonic() - created_at > _MAX_AGE_SECONDS:
-            content = json.dumps(self.build(job), default=vars).encode()
+            content = json_text.encode(self.build(job))
             if len(self._cached) >= _MAX_CACHED:
                 self._cached.clear()
             self._cached[job] = time.monotonic(), content

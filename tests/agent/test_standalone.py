@@ -128,7 +128,7 @@ class TestLeases:
         agent = make()
         acquire(agent, wanted(holder="python train.py"))
         with pytest.raises(AgentTakenError, match=r"'agent-0' is taken, by rank 0 of job 'job' \(python train.py\)"):
-            agent.acquire(wanted())
+            agent.leases.acquire(wanted())
 
     def test_a_join_that_fails_frees_it(self, make):
         agent = make()
@@ -193,7 +193,7 @@ class TestFace:
         assert agent.groups() == []
         assert agent.urls[-1] == "http://elsewhere.example:8701"
         with pytest.raises(NotLeasedError, match="'agent-0' is in no job yet"):
-            agent.lease_state()
+            agent.leases.state()
         with httpx.Client(base_url=agent.urls[0], headers=HEADERS, timeout=30) as client:
             assert client.get("/health").json()["status"] == "ok"
             assert client.get("/health", headers={"Host": "elsewhere.example:8701"}).status_code == 200

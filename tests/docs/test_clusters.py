@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh_agent.config.launchers import FIRST_PORT, PORTS, Kubernetes
+from rankmesh_agent.config.launchers import FIRST_PORT, PORTS
 from rankmesh_agent.config.settings import Settings
 
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the manifest; it comes with the development dependencies")
@@ -61,7 +61,7 @@ def test_each_pod_is_a_rank(job) -> None:
     assert int(variables["WORLD_SIZE"]) == spec["completions"] == spec["parallelism"]
     for index in range(spec["completions"]):
         settings = Settings.from_env({**variables, "JOB_COMPLETION_INDEX": str(index)})
-        assert isinstance(settings.launcher, Kubernetes)
+        assert settings.launcher.kind.name == "Kubernetes"
         assert (settings.rank, settings.world_size, settings.local_rank) == (index, 4, 0)
         assert settings.token == "secret"
 

@@ -28,7 +28,7 @@ VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 SERVICES = {
-    "agent": lambda: create_app(FakeAgent(), token="secret", leasable=True),
+    "agent": lambda: create_app(FakeAgent(), token="secret", leases=FakeAgent()),
     "store": lambda: create_store_app(ServedStore(), token="secret"),
     "gateway": lambda: create_gateway(token="secret"),
 }

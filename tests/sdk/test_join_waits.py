@@ -13,15 +13,15 @@ pytestmark = pytest.mark.processes
 
 JOIN = """\
 import os, signal
-from rankmesh_agent.membership import join_reports
-join_reports.REPORT_SECONDS = join_reports.GATEWAY_SECONDS = 0.1
-report = join_reports.JoinReporter.gateway_missing
+from rankmesh_agent.membership import missing
+missing.REPORT_SECONDS = missing.GATEWAY_SECONDS = 0.1
+report = missing.MissingRanks.gateway_missing
 
 def mark(*arguments):
     open(f"waits.{os.environ['RANK']}", "w")
     report(*arguments)
 
-join_reports.JoinReporter.gateway_missing = mark
+missing.MissingRanks.gateway_missing = mark
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import rankmesh as dist
 dist.init_process_group(timeout=300)

@@ -25,7 +25,7 @@ from rankmesh_gateway.http.app import create_app as create_gateway
 pytestmark = pytest.mark.anyio
 
 SERVICES = {
-    "agent": lambda: create_app(FakeAgent(), leasable=True),
+    "agent": lambda: create_app(FakeAgent(), leases=FakeAgent()),
     "store": lambda: create_store_app(ServedStore()),
     "gateway": create_gateway,
 }

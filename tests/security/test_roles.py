@@ -30,12 +30,12 @@ class LeasedAgent(FakeAgent):
         super().__init__()
         self.settings = Settings(job=JOB)
 
-    def lease_state(self) -> LeaseState:
+    def state(self) -> LeaseState:
         return LeaseState(Lease("ab" * 16, JOB, 0, 2, "a client"), "joined")
 
 
 SERVICES: dict[str, Any] = {
-    "agent": lambda: create_app(LeasedAgent(), token=TOKEN, leasable=True),
+    "agent": lambda: create_app(LeasedAgent(), token=TOKEN, leases=LeasedAgent()),
     "rank": lambda: create_app(LeasedAgent(), token=TOKEN),
     "store": lambda: create_store_app(ServedStore(), token=TOKEN),
     "gateway": lambda: create_gateway(token=TOKEN),

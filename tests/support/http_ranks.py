@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class GroupsAgent:
-    """An AgentInterface of a rank with these groups."""
+    """The agent of a rank with these groups."""
 
     def __init__(self, rank: int, size: int, groups: Sequence[Any] = ()) -> None:
         self.rank = rank

@@ -57,9 +57,8 @@ class LeasedJob(contextlib.ExitStack):
 
     def restore(self) -> None:
         """Acquire leases and create groups anew where requests have ended them."""
-        if any(agent.agent is None or agent.group("world") is None for agent in self.agents) or self._has_failed(
-            "world"
-        ):
+        agents = [standalone.leases.agent for standalone in self.agents]
+        if any(agent is None or agent.group("world") is None for agent in agents) or self._has_failed("world"):
             self._detach()
             self.name = next(self._names)
             self._clients = everywhere(lambda rank: attach(self.agents[rank], rank, 2, job=self.name), 2)
@@ -69,12 +68,12 @@ class LeasedJob(contextlib.ExitStack):
                 body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": SECONDS}
                 self._post("/v1/groups", body)
                 for rank in GROUPS[place]:  # only now: making the group is one of its calls
-                    group = self.agents[rank].group(self.groups[place])
+                    group = self.agents[rank].leases.require_agent().group(self.groups[place])
                     assert group is not None
                     group.set_timeout(GROUP_SECONDS)
 
     def _has_failed(self, name: str) -> bool:
-        group = self.agents[0].group(name)
+        group = self.agents[0].leases.require_agent().group(name)
         return group is None or group.failure is not None
 
     def _detach(self) -> None:

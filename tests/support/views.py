@@ -59,7 +59,7 @@ class FakeGroup:
 
 
 class FakeAgent:
-    """An AgentInterface."""
+    """An agent, embedded or standalone and leased."""
 
     def __init__(self) -> None:
         self.settings = Settings()
@@ -71,6 +71,13 @@ class FakeAgent:
             FakeGroup(self, GroupInfo("00000000000000aa", "world", [0, 1, 2, 3], 3, "shm", "barrier #2", "")),
             FakeGroup(self, GroupInfo("00000000000000bb", "pair", [1, 3], 0, "tcp", "", "rank 3 failed")),
         ]
+
+    @property
+    def agent(self) -> FakeAgent:
+        return self
+
+    def require_agent(self) -> FakeAgent:
+        return self
 
     def confined(self, grant: Grant) -> FakeAgent:
         grant.require(self.settings.job)

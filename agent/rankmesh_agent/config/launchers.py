@@ -1,8 +1,8 @@
 """Detection of the launcher (mpirun, mpiexec, srun, Kubernetes) from the variables that it sets in its processes.
 
 The variables of one launcher belong together. If several launchers have set theirs, as mpirun does inside a Slurm job,
-the innermost launcher applies: the first one in LAUNCHERS. RANK, which torchrun and ``rankmesh run`` set, has
-precedence over all launchers; see Settings.
+the innermost launcher applies: Open MPI, PMI, Slurm, Kubernetes, in this order. RANK, which torchrun and
+``rankmesh run`` set, has precedence over all launchers; see Settings.
 
 Sources: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html,
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES,
@@ -15,11 +15,10 @@ import os
 import re
 import socket
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, NamedTuple
 
 from rankmesh_agent.config.env import describe_set, integer
 
@@ -32,42 +31,89 @@ _SPECIAL_STEPS = 0xFFFF_FFF0
 """First number (slurm.h) of the steps that srun does not start: an allocation's interactive shell, a batch script."""
 
 
+class LauncherKind(NamedTuple):
+    """A kind of launcher.
+
+    Attributes:
+        name: name for users.
+        command: command with which users start their script.
+        token: instruction to give all processes a token.
+        address: instruction to set the address of rank 0, if the launcher does not provide it.
+        rank, world_size, local_rank, local_world_size: variables with a process's numbers.
+    """
+
+    name: str
+    command: str
+    token: str
+    address: str
+    rank: str
+    world_size: str
+    local_rank: str = ""
+    local_world_size: str = ""
+
+
+OPEN_MPI = LauncherKind(
+    "Open MPI",
+    "mpirun",
+    "export RANKMESH_TOKEN=$(openssl rand -hex 32), and start with 'mpirun -x RANKMESH_TOKEN …'",
+    "start on the first host with 'mpirun -x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN …'",
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
+"""Open MPI's mpirun, 4 and 5."""
+PMI = LauncherKind(
+    "mpiexec (PMI)",
+    "mpiexec",
+    "export RANKMESH_TOKEN=$(openssl rand -hex 32) before 'mpiexec …'",
+    "start on the first host, with 'mpiexec -genv MASTER_ADDR $(hostname) …'",
+    *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""mpiexec of MPICH and its derivatives: Intel MPI, MVAPICH. On one host, its pid identifies the job."""
+SLURM = LauncherKind(
+    "Slurm",
+    "srun",
+    "write 'export RANKMESH_TOKEN=$(openssl rand -hex 32)' before srun, in the batch script or by hand",
+    "export MASTER_ADDR, the first host of the step, before srun",
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Slurm's srun; a job with a single task needs none."""
+KUBERNETES = LauncherKind(
+    "Kubernetes",
+    "kubectl",
+    "give the pods RANKMESH_TOKEN out of a Secret",
+    "give the pods a 'subdomain', the name of a headless Service",
+    *("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+)
+"""An Indexed Job of Kubernetes, with one rank in each pod."""
+
+
 @dataclass(frozen=True)
-class Launcher(ABC):
+class Launcher:
     """A launcher, as one of its processes sees it.
 
     Attributes:
+        kind: the launcher.
         rank: this process's rank, None if unknown.
         world_size: number of processes, None if unknown.
         local_rank: number of this process among those on its host, from 0.
         local_world_size: number of processes on its host.
         problem: reason why this process does not use the launcher's rank and world size, and the remedy; empty if it
             does. They are None then, unless only WORLD_SIZE differs.
+        identity: unique name of the job at this launcher, equal in all processes; empty if they have none in common.
+        number: number that determines the job's port.
+        nodes: the hosts, in Slurm's format: ``n[01-03,7],m2``.
+        default_port: port of a job without an identity.
     """
 
-    name: ClassVar[str]
-    """Name for users."""
-    command: ClassVar[str]
-    """Command with which users start their script."""
-    token: ClassVar[str]
-    """Instruction to give all processes a token."""
-    address: ClassVar[str] = ""
-    """Instruction to set the address of rank 0, if the launcher does not provide it."""
-
+    kind: LauncherKind
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
     local_world_size: int | None = None
     problem: str = ""
-
-    @classmethod
-    @abstractmethod
-    def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        """Return the launcher of this process, None if it did not start this process.
-
-        Raises:
-            ValueError: one of its variables is not a number.
-        """
+    identity: str = ""
+    number: int = 0
+    nodes: str = ""
+    default_port: int = DEFAULT_PORT
 
     @property
     def one_host(self) -> bool:
@@ -76,214 +122,24 @@ class Launcher(ABC):
 
     def job(self) -> str:
         """Return a unique name of this job, equal in all processes; empty if the processes have nothing in common."""
-        return slug(f"{self.command}-{self._identity()}") if self._identity() else ""
+        return slug(f"{self.kind.command}-{self.identity}") if self.identity else ""
 
     def host(self) -> str:
         """Return the host of rank 0, empty if the launcher does not provide it."""
-        return LOOPBACK if self.one_host else self._first_host()
+        if self.one_host:
+            return LOOPBACK
+        if self.kind is KUBERNETES:
+            return first_pod(_own_name_and_address()[0], self.rank)
+        return first_host_in(self.nodes)
 
     def port(self) -> int:
         """Return the port on which rank 0 can host the gateway, equal in all processes."""
-        return FIRST_PORT + self._number() % PORTS if self._identity() else DEFAULT_PORT
+        return FIRST_PORT + self.number % PORTS if self.identity else self.default_port
 
     def own_address(self) -> str:
         """Return the address to listen on, empty for the one that faces rank 0's host."""
-        return ""
-
-    def _identity(self) -> str:
-        """Unique name of the job at this launcher."""
-        return ""
-
-    def _number(self) -> int:
-        """Number that determines the job's port."""
-        return zlib.crc32(self._identity().encode())
-
-    def _first_host(self) -> str:
-        return ""
-
-    def validated(self, environ: Mapping[str, str], rank: str, world_size: str) -> Self:
-        """Return the launcher, with a ``problem`` if its variables are inconsistent.
-
-        Args:
-            environ: the environment.
-            rank: name of the variable with the rank.
-            world_size: name of the variable with the world size.
-        """
-        found = describe_set(environ, rank, world_size)
-        declared = integer(environ, "WORLD_SIZE", at_least=1)
-        if self.rank is None or self.world_size is None:
-            missing = rank if self.rank is None else world_size
-            return self.without_rank(f"{self.name} started this process ({found}), but {missing} is missing")
-        if self.rank >= self.world_size:
-            return self.without_rank(f"{self.name} started this process ({found}): there is no such rank")
-        if declared not in (None, self.world_size):
-            problem = (
-                f"WORLD_SIZE={declared}, but {self.name} started {self.world_size} processes ({found}): unset "
-                "WORLD_SIZE, or start as many"
-            )
-            return replace(self, problem=problem)
-        return self
-
-    def without_rank(self, problem: str) -> Self:
-        """Return the launcher without rank and world size, with a problem."""
-        return replace(self, rank=None, world_size=None, problem=problem)
-
-
-@dataclass(frozen=True)
-class OpenMpi(Launcher):
-    """Open MPI's mpirun, 4 and 5.
-
-    Attributes:
-        namespace: name of the job in its runtime.
-    """
-
-    name = "Open MPI"
-    command = "mpirun"
-    token = "export RANKMESH_TOKEN=$(openssl rand -hex 32), and start with 'mpirun -x RANKMESH_TOKEN …'"
-    address = "start on the first host with 'mpirun -x MASTER_ADDR=$(hostname) -x RANKMESH_TOKEN …'"
-
-    namespace: str = ""
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
-        if not describe_set(environ, *names):
-            return None
-        return cls(
-            rank=integer(environ, names[0]),
-            world_size=integer(environ, names[1], at_least=1),
-            local_rank=integer(environ, "OMPI_COMM_WORLD_LOCAL_RANK"),
-            local_world_size=integer(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", at_least=1),
-            namespace=environ.get("PMIX_NAMESPACE", ""),
-        ).validated(environ, *names)
-
-    def _identity(self) -> str:
-        return self.namespace
-
-
-@dataclass(frozen=True)
-class Pmi(Launcher):
-    """mpiexec of MPICH and its derivatives: Intel MPI, MVAPICH.
-
-    The environment has no name for the job. On one host, the pid of the process that started all ranks identifies it.
-    """
-
-    name = "mpiexec (PMI)"
-    command = "mpiexec"
-    token = "export RANKMESH_TOKEN=$(openssl rand -hex 32) before 'mpiexec …'"
-    address = "start on the first host, with 'mpiexec -genv MASTER_ADDR $(hostname) …'"
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        names = ("PMI_RANK", "PMI_SIZE")
-        if not describe_set(environ, *names) or _is_srun(environ):
-            return None
-        return cls(
-            rank=integer(environ, names[0]),
-            world_size=integer(environ, names[1], at_least=1),
-            local_rank=integer(environ, "MPI_LOCALRANKID"),
-            local_world_size=integer(environ, "MPI_LOCALNRANKS", at_least=1),
-        ).validated(environ, *names)
-
-    def _identity(self) -> str:
-        return str(_launcher_pid("PMI_RANK")) if self.one_host else ""
-
-    def _number(self) -> int:
-        return int(self._identity())
-
-
-@dataclass(frozen=True)
-class Slurm(Launcher):
-    """Slurm's srun.
-
-    Attributes:
-        job_id: the job's number.
-        step: the number of this srun in the job, None for the process of a job with a single task, which needs no srun.
-        nodes: the hosts of the step, in Slurm's format: ``n[01-03,7],m2``.
-    """
-
-    name = "Slurm"
-    command = "srun"
-    token = "write 'export RANKMESH_TOKEN=$(openssl rand -hex 32)' before srun, in the batch script or by hand"
-    address = "export MASTER_ADDR, the first host of the step, before srun"
-
-    job_id: int | None = None
-    step: int | None = None
-    nodes: str = ""
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        job, step = integer(environ, "SLURM_JOB_ID"), integer(environ, "SLURM_STEP_ID")
-        local_rank = integer(environ, "SLURM_LOCALID")
-        world_size = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-        if job is None and not describe_set(environ, "SLURM_PROCID", world_size, "SLURM_LOCALID"):
-            return None
-        if step is None or step >= _SPECIAL_STEPS:
-            if integer(environ, "SLURM_NTASKS") == 1 and environ.get("SLURM_PROCID"):
-                task = cls(integer(environ, "SLURM_PROCID"), 1, local_rank, local_world_size=1, job_id=job)
-                return task.validated(environ, "SLURM_PROCID", "SLURM_NTASKS")
-            found = describe_set(environ, "SLURM_JOB_ID", "SLURM_PROCID", world_size, "SLURM_LOCALID")
-            problem = (
-                f"this process runs in a Slurm job ({found}), but not as a task of srun: start it with 'srun python …'"
-            )
-            return cls(local_rank=local_rank, problem=problem)
-        return cls(
-            rank=integer(environ, "SLURM_PROCID"),
-            world_size=integer(environ, world_size, at_least=1),
-            local_rank=local_rank,
-            local_world_size=_tasks_on(integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
-            job_id=job,
-            step=step,
-            nodes=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),
-        ).validated(environ, "SLURM_PROCID", world_size)
-
-    def port(self) -> int:
-        # A single task has no peers, and its job may run other tasks on the same host: any free port.
-        return 0 if self.step is None else super().port()
-
-    def _identity(self) -> str:
-        return "" if self.job_id is None or self.step is None else f"{self.job_id}.{self.step}"
-
-    def _number(self) -> int:
-        # Concurrent jobs mostly have close numbers, and so do a job's steps: neither may share a port.
-        return (self.job_id or 0) + 1000 * (self.step or 0)
-
-    def _first_host(self) -> str:
-        return first_host_in(self.nodes)
-
-
-@dataclass(frozen=True)
-class Kubernetes(Launcher):
-    """An Indexed Job of Kubernetes, with one rank in each pod."""
-
-    name = "Kubernetes"
-    command = "kubectl"
-    token = "give the pods RANKMESH_TOKEN out of a Secret"
-    address = "give the pods a 'subdomain', the name of a headless Service"
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str]) -> Self | None:
-        index = integer(environ, "JOB_COMPLETION_INDEX")
-        if index is None:
-            return None
-        pod = cls(rank=index, world_size=integer(environ, "WORLD_SIZE", at_least=1), local_rank=0, local_world_size=1)
-        if pod.world_size is None:
-            return pod.without_rank(
-                f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not provide their number: "
-                "give the pods WORLD_SIZE, the same number as the Job's completions"
-            )
-        return pod.validated(environ, "JOB_COMPLETION_INDEX", "WORLD_SIZE")
-
-    def own_address(self) -> str:
-        # Not the address that faces the first pod: that pod has no name until it runs, which may take minutes.
-        return _own_name_and_address()[1]
-
-    def _first_host(self) -> str:
-        return first_pod(_own_name_and_address()[0], self.rank)
-
-
-LAUNCHERS: tuple[type[Launcher], ...] = (OpenMpi, Pmi, Slurm, Kubernetes)
-"""All launchers, the innermost first."""
+        # Of a pod not the address that faces the first one: that has no name until it runs, which may take minutes.
+        return _own_name_and_address()[1] if self.kind is KUBERNETES else ""
 
 
 def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
@@ -292,7 +148,75 @@ def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
     Raises:
         ValueError: one of its variables is not a number.
     """
-    return next((launcher for kind in LAUNCHERS if (launcher := kind.detect(environ)) is not None), None)
+    if describe_set(environ, OPEN_MPI.rank, OPEN_MPI.world_size):
+        namespace = environ.get("PMIX_NAMESPACE", "")
+        return _read(OPEN_MPI, environ, identity=namespace, number=zlib.crc32(namespace.encode()))
+    if describe_set(environ, PMI.rank, PMI.world_size) and not _is_srun(environ):
+        found = _read(PMI, environ)
+        pid = _launcher_pid(PMI.rank) if found.one_host else 0
+        return replace(found, identity=str(pid or ""), number=pid)
+    return _detect_slurm(environ) or _detect_pod(environ)
+
+
+def _detect_slurm(environ: Mapping[str, str]) -> Launcher | None:
+    job, step = integer(environ, "SLURM_JOB_ID"), integer(environ, "SLURM_STEP_ID")
+    local_rank = integer(environ, SLURM.local_rank)
+    size = SLURM.world_size if environ.get(SLURM.world_size) else "SLURM_NTASKS"
+    if job is None and not describe_set(environ, SLURM.rank, size, SLURM.local_rank):
+        return None
+    if step is not None and step < _SPECIAL_STEPS:
+        return _read(
+            SLURM,
+            environ,
+            size,
+            local_world_size=_tasks_on(integer(environ, "SLURM_NODEID"), environ.get("SLURM_STEP_TASKS_PER_NODE", "")),
+            identity="" if job is None else f"{job}.{step}",
+            # Concurrent jobs mostly have close numbers, and so do a job's steps: neither may share a port.
+            number=(job or 0) + 1000 * step,
+            nodes=environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""),
+        )
+    if integer(environ, "SLURM_NTASKS") == 1 and environ.get(SLURM.rank):
+        # It has no peers, and its job may run other tasks on the same host: any free port.
+        return _read(SLURM, environ, "SLURM_NTASKS", local_world_size=1, default_port=0)
+    found = describe_set(environ, "SLURM_JOB_ID", SLURM.rank, size, SLURM.local_rank)
+    problem = f"this process runs in a Slurm job ({found}), but not as a task of srun: start it with 'srun python …'"
+    return Launcher(SLURM, local_rank=local_rank, problem=problem)
+
+
+def _detect_pod(environ: Mapping[str, str]) -> Launcher | None:
+    index = integer(environ, KUBERNETES.rank)
+    if index is None or environ.get("WORLD_SIZE"):
+        return None if index is None else _read(KUBERNETES, environ, local_rank=0, local_world_size=1)
+    problem = (
+        f"Kubernetes started this pod (JOB_COMPLETION_INDEX={index}), but does not provide their number: "
+        "give the pods WORLD_SIZE, the same number as the Job's completions"
+    )
+    return Launcher(KUBERNETES, local_rank=0, local_world_size=1, problem=problem)
+
+
+def _read(kind: LauncherKind, environ: Mapping[str, str], size: str = "", **known: Any) -> Launcher:
+    """Return the launcher, with a ``problem`` if its variables are inconsistent.
+
+    Args:
+        kind: the launcher.
+        environ: the environment.
+        size: the variable with the world size, if it is not the usual one.
+        known: attributes that are not those of the variables.
+    """
+    size = size or kind.world_size
+    rank, world_size = integer(environ, kind.rank), integer(environ, size, at_least=1)
+    local_rank, local_size = integer(environ, kind.local_rank), integer(environ, kind.local_world_size, at_least=1)
+    numbers = {"local_rank": local_rank, "local_world_size": local_size, **known}
+    declared, found = integer(environ, "WORLD_SIZE", at_least=1), describe_set(environ, kind.rank, size)
+    if rank is None or world_size is None or rank >= world_size:
+        missing = kind.rank if rank is None else size if world_size is None else ""
+        why = f", but {missing} is missing" if missing else ": there is no such rank"
+        return Launcher(kind, problem=f"{kind.name} started this process ({found}){why}", **numbers)
+    problem = (
+        f"WORLD_SIZE={declared}, but {kind.name} started {world_size} processes ({found}): unset WORLD_SIZE, or start "
+        "as many"
+    )
+    return Launcher(kind, rank, world_size, problem=problem if declared not in (None, world_size) else "", **numbers)
 
 
 def first_host_in(nodes: str) -> str:

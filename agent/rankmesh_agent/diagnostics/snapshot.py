@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -20,6 +19,7 @@ from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.tls import is_exposed
 from rankmesh_agent.store.base import KeyWaitInfo
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.hello import Service, accepting_script
@@ -200,7 +200,7 @@ class SnapshotServer:
             with self._served:
                 found = self._take(client.grant)
                 sock.settimeout(_CLIENT_SECONDS)
-                sock.sendall(json.dumps(found, default=vars).encode())
+                sock.sendall(json_text.encode(found))
         except (OSError, DistError) as error:
             _log.debug("a client that asked for a snapshot got none: %s", error)
         finally:

@@ -14,7 +14,7 @@ from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
 from rankmesh_agent.http.middleware import Message, SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
-from rankmesh_agent.http.routes.dependencies import AgentInterface
+from rankmesh_agent.http.routes.dependencies import AgentState, Leases
 from rankmesh_agent.http.routes.group_calls import WaiterThreads
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.async_store import AsyncStore
@@ -35,11 +35,11 @@ _leasable_role_of = role_table(
 
 
 def create_app(
-    agent: AgentInterface,
+    agent: AgentState,
     *,
     token: str | Credentials = "",
     names: Iterable[str] = (),
-    leasable: bool = False,
+    leases: Leases | None = None,
     max_tensor: int = Settings.max_body,
 ) -> SecurityMiddleware:
     """Return the ASGI application of an agent.
@@ -48,26 +48,32 @@ def create_app(
         agent: the agent.
         token: the secret that every request but health needs, or all credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
-        leasable: whether the agent is a standalone one, a LeasableAgent.
+        leases: the lease of a standalone agent, which is ``agent`` while it is free.
         max_tensor: most bytes of an array in a request or a response.
     """
-    modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leasable else [])]
+    modules = [health, metrics, groups, tensors, introspection, store, probe, *([lease] if leases is not None else [])]
     app = _create(
         "RankMesh agent",
         "One rank of a job: how it is, its groups and its part in their calls, and the job's key-value store.",
         [module.router for module in modules],
         agent,
+        leases,
     )
-    app.state.prober = Prober(lambda: agent.info().gateway, lambda: agent.settings, lambda: _token_of(agent, token))
+
+    def state() -> AgentState:
+        return agent if leases is None else leases.agent or agent
+
+    app.state.prober = Prober(lambda: state().info().gateway, lambda: agent.settings, lambda: _token_of(state(), token))
     app.state.threads = WaiterThreads()
     app.state.max_tensor = max_tensor
     large_body = max_tensor + MAX_HEADER
+    holder: Any = leases or agent
 
     def confine(scope: Message, grant: Grant) -> None:
-        if leasable and scope["path"] == _LEASE_PATH:
+        if leases is not None and scope["path"] == _LEASE_PATH:
             return  # its endpoints check the credential
         try:
-            agent.confined(grant)
+            holder.confined(grant)
         except NotLeasedError:
             if (scope["method"], scope["path"]) not in _OF_THE_HOST:
                 raise
@@ -78,7 +84,7 @@ def create_app(
         names,
         large_body=large_body,
         is_large=_may_carry_tensor,
-        role_of=_leasable_role_of if leasable else _role_of,
+        role_of=_role_of if leases is None else _leasable_role_of,
         confine=confine,
     )
 
@@ -99,12 +105,14 @@ def create_store_app(
     return SecurityMiddleware(app, token, names, role_of=_role_of)
 
 
-def _token_of(agent: AgentInterface, token: str | Credentials) -> str:
+def _token_of(agent: AgentState, token: str | Credentials) -> str:
     """Return the credential by which an agent knows those of its job."""
     return replace(Credentials.of(token), job=agent.info().job).of_own_job
 
 
-def _create(title: str, description: str, routers: Iterable[APIRouter], agent: Any) -> WebApplication:
+def _create(
+    title: str, description: str, routers: Iterable[APIRouter], agent: Any, leases: Leases | None = None
+) -> WebApplication:
     app = WebApplication(
         title,
         description,
@@ -112,7 +120,7 @@ def _create(title: str, description: str, routers: Iterable[APIRouter], agent: A
         redirect_slashes=False,
         responses=problems(*ANY_REQUEST),
     )
-    app.state.agent = agent
+    app.state.agent, app.state.leases = agent, leases
     for router in routers:
         app.include_router(router)
     return app

@@ -8,21 +8,25 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from http import HTTPStatus
+from inspect import cleandoc
 from typing import Any
 
+import msgspec
 from fastapi import Depends, FastAPI, Request, Response
-from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Message, Receive, Scope, Send
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, bug, problem, problem_of
+from rankmesh_agent.wire import schemas
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.version import __version__
 
@@ -65,6 +69,16 @@ def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
         }
 
     return problems
+
+
+def _require_number(value: object) -> object:
+    if isinstance(value, bool | str):
+        raise ValueError(f"expected a number, got {value!r}")
+    return value
+
+
+NUMBER = BeforeValidator(_require_number)
+"""In ``Annotated``, after the bounds of a number: neither truth values nor text are accepted."""
 
 
 def from_state(name: str) -> Any:
@@ -116,6 +130,7 @@ class WebApplication(FastAPI):
         for kind in error_types:
             self.exception_handler(kind)(on_error)
         self.exception_handler(RequestValidationError)(_on_invalid_request)
+        self.exception_handler(InvalidBodyError)(_on_invalid_body)
         self.exception_handler(HTTPException)(_on_http_error)
         self.exception_handler(ClientDisconnect)(_on_disconnect)
         self.exception_handler(Exception)(on_bug)
@@ -129,13 +144,16 @@ class WebApplication(FastAPI):
             await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's OpenAPI document, created once, with the schema of the problem responses.
+        """Return FastAPI's OpenAPI document, created once, with msgspec's schemas of the bodies and of the problems.
 
         The summary of an operation is the first sentence of its description, and not the name of a function.
         """
         if self.openapi_schema is None:
-            schema = TypeAdapter(Problem).json_schema()
-            super().openapi()["components"]["schemas"]["Problem"] = jsonable_encoder(schema, exclude_none=True)
+            components = super().openapi()["components"]["schemas"]
+            kinds = [kind for kind in vars(schemas).values() if is_dataclass(kind)]
+            _, described = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+            for name in described.keys() & {*components, "Problem"}:
+                components[name] = described[name] | {"description": cleandoc(described[name]["description"])}
             for operations in super().openapi()["paths"].values():
                 for operation in operations.values():
                     operation["summary"] = re.split(r"[.:;](?:\s|$)", operation["description"], maxsplit=1)[0]
@@ -173,6 +191,10 @@ class _HeadRequest:
 
 def _problem_response(document: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse(document.body(), document.status, headers, PROBLEM_TYPE)
+
+
+async def _on_invalid_body(_: Request, error: InvalidBodyError) -> JSONResponse:
+    return _problem_response(problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)))
 
 
 async def _on_invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:

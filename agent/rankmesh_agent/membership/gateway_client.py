@@ -8,33 +8,31 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
 from rankmesh_agent.membership.heartbeat_schedule import HeartbeatSchedule
-from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.missing import NOT_LAUNCHED, LocalRankInfo, MissingRanks
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, raise_if_exhausted_since, warn_exhausted
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistBackendError,
     DistNetworkError,
     GatewayUnreachableError,
-    JoinTimeoutError,
     RankFailedError,
     from_code,
 )
-from rankmesh_agent.wire.ranges import named_ranks, ranges
 from rankmesh_agent.wire.schemas import (
     HEARTBEAT_SECONDS,
     LISTED_MEMBERS,
     LONG_POLL_SECONDS,
     NO_HEARTBEAT,
     SUSPECT_SECONDS,
-    UNASSIGNED,
     AgentHeartbeat,
     AgentLeave,
     EpochRequest,
@@ -54,6 +52,7 @@ from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
 
+T = TypeVar("T")
 ShareMembers = Callable[[list[Member]], list[Member]]
 """Collective function that returns the list of rank 0 at all ranks."""
 
@@ -71,6 +70,13 @@ _RESPONSE_SECONDS = 2.0
 """Time limit of a response, in addition to the wait that the request asks for, and that for other ranks' requests."""
 _UNAVAILABLE = frozenset({500, 502, 503, 504})
 """HTTP statuses of a gateway that is closing, say, or of a proxy in front of it."""
+
+
+@dataclass
+class _Snapshot:
+    """The part of the gateway's snapshot that is read."""
+
+    ranks: list[RankInfo]
 
 
 class _UnavailableError(Exception):
@@ -139,17 +145,17 @@ class GatewayClient:
             JoinTimeoutError: ranks are missing at the deadline; names them.
             RankTakenError, WorldSizeMismatchError: the gateway refuses.
         """
-        seen: dict[int | str, Member] = {}
+        growing = 0 if growth is None else growth.size
+        missing = MissingRanks(job, None if awaits_growth else world_size, deadline, launched, growing)
         try:
-            reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
             shares = share_members is not None and world_size > LISTED_MEMBERS
             listed = not shares or member.rank == 0
             chain = launched.parent, list(launched.ancestors)
             request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed, *chain)
-            reply = self._join_until(request, deadline, seen, reports, check)
+            reply = self._join_until(request, deadline, missing, check)
             return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
         except BaseException as error:
-            if seen:  # frees the rank for the next attempt
+            if missing.last is not None:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
                 self.leave(Leave(job, ANY_EPOCH, member.rank, member.instance, reason))
             raise
@@ -158,14 +164,12 @@ class GatewayClient:
         self,
         request: JoinRequest,
         deadline: Deadline,
-        seen: dict[int | str, Member],
-        reports: JoinReporter,
+        missing: MissingRanks,
         check: Callable[[], None] | None,
     ) -> JoinReply:
         member = request.member
         failure = "its address is not known yet"
         url: str | None = None
-        last: JoinReply | None = None
         began = time.monotonic()
         scale = max(1.0, request.world_size / LISTED_MEMBERS)  # the gateway serves all ranks: each may ask less often
         retry = _RETRY_SECONDS
@@ -185,8 +189,8 @@ class GatewayClient:
                 if scale > 1:
                     most = min(LONG_POLL_SECONDS * random.uniform(0.75, 1.0), deadline.remaining() / 2, interval)
                 else:
-                    most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, reports.seconds_to_next(), interval)
-                wait = max(_MIN_POLL_SECONDS, most) if last is not None or scale > 1 else 0.0
+                    most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, missing.seconds_to_next(), interval)
+                wait = max(_MIN_POLL_SECONDS, most) if missing.last is not None or scale > 1 else 0.0
                 limit = min(wait, deadline.remaining()) + _RESPONSE_SECONDS + request.world_size / JOINS_A_SECOND
                 try:
                     reply = self._join_once(url, replace(request, wait=wait), limit)
@@ -199,32 +203,15 @@ class GatewayClient:
                         self._last_response = time.monotonic()
                         self._schedule.set_interval(reply.interval)
                         return reply
-                    # A member is known by its rank, or by its instance while it has none.
-                    last, retry = reply, _RETRY_SECONDS
-                    seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in reply.members}
-                    reports.ranks_missing(url, member, reply.members, reply.joined, reply.missing)
+                    retry = _RETRY_SECONDS
+                    missing.ranks_missing(url, member, reply)
                     time.sleep(min(_MIN_POLL_SECONDS, deadline.remaining()) if wait else 0)
                     continue
-            reports.gateway_missing(url, member, failure)
+            missing.gateway_missing(url, member, failure)
             url = None
             time.sleep(min(retry if scale == 1 else retry * random.uniform(0.5, 1.0), deadline.remaining()))
             retry = min(2 * retry, _RETRY_SECONDS * scale, _MAX_RETRY_SECONDS)
-        if request.awaits_growth and last is not None:
-            raise JoinTimeoutError(
-                f"{_describe(member)} waited {deadline.seconds:.1f} s for the ranks of job {request.job!r} to call "
-                f"grow_group(); is the job at the gateway at {self.url}, and does its program grow its world?"
-            )
-        if last is not None:
-            required = request.world_size if request.growth is None else request.growth.size
-            raise _ranks_missing(member, last, seen, deadline, required)
-        raise GatewayUnreachableError(
-            f"{_describe(member)} could not reach the gateway at {self.url or 'an unknown address'} within "
-            f"{deadline.seconds:.0f} s: {failure}. The gateway runs in rank 0, or in the first process to come where "
-            "ranks are left out, unless a launcher hosts it: is that running, and are MASTER_ADDR and MASTER_PORT (or "
-            "the init_method) the same on every rank?",
-            ranks=[] if member.rank == UNASSIGNED else [member.rank],
-            address=self.url or None,
-        )
+        raise missing.timeout_error(self.url, member, failure)
 
     def _join_once(self, url: str, request: JoinRequest, limit: float) -> JoinReply:
         answer = self._post(url, "join", request, limit, compressed=request.world_size > LISTED_MEMBERS)
@@ -233,9 +220,8 @@ class GatewayClient:
         if answer.status != HTTPStatus.OK:
             raise _refusal(answer, url)
         try:
-            reply = answer.json()
-            return JoinReply(**reply | {"members": [Member(**member) for member in reply["members"]]})
-        except (ValueError, KeyError, TypeError):
+            return json_text.read(JoinReply, answer.body)
+        except (ValueError, TypeError):
             raise _not_a_gateway(answer, url) from None
 
     def heartbeat(self, heartbeat: Heartbeat) -> DistBackendError | None:
@@ -381,24 +367,21 @@ class GatewayClient:
 
     def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
         """Return the ranks of an epoch that have left or failed, None if the gateway does not answer."""
-        return self._ranks(lambda: self._post(self.url, "ended", EpochRequest(job, epoch)), lambda ranks: ranks)
+        return self._read(list[RankInfo], lambda: self._post(self.url, "ended", EpochRequest(job, epoch)))
 
     def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
         """Return the ranks of an epoch that the gateway knows, None if it does not answer."""
         # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-        found = self._ranks(
-            lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS),
-            lambda snapshot: snapshot["ranks"],
+        found = self._read(
+            _Snapshot, lambda: self._http.request("GET", f"{self.url}/v1/snapshot", None, timeout=_RESPONSE_SECONDS)
         )
-        return None if found is None else [rank for rank in found if (rank.job, rank.epoch) == (job, epoch)]
+        return None if found is None else [rank for rank in found.ranks if (rank.job, rank.epoch) == (job, epoch)]
 
-    def _ranks(self, request: Callable[[], HttpResponse], ranks_in: Callable[[Any], Any]) -> list[RankInfo] | None:
+    def _read(self, kind: type[T], request: Callable[[], HttpResponse]) -> T | None:
         try:
             answer = request()
-            if answer.status != HTTPStatus.OK:
-                return None
-            return [RankInfo(**{**rank, "member": Member(**rank["member"])}) for rank in ranks_in(answer.json())]
-        except (NoResponseError, DistNetworkError, ValueError, KeyError, TypeError):
+            return json_text.read(kind, answer.body) if answer.status == HTTPStatus.OK else None
+        except (NoResponseError, DistNetworkError, ValueError, TypeError):
             return None
 
     def unregister(self, goodbye: AgentLeave) -> None:
@@ -424,7 +407,7 @@ class GatewayClient:
         *,
         compressed: bool = False,
     ) -> HttpResponse:
-        return self._http.request("POST", f"{url}/v1/{path}", asdict(document), timeout=timeout, compressed=compressed)
+        return self._http.request("POST", f"{url}/v1/{path}", document, timeout=timeout, compressed=compressed)
 
 
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
@@ -437,53 +420,6 @@ def gateway_id(url: str, timeout: float = 2.0) -> str | None:
         return None
     finally:
         http.close()
-
-
-def _describe(member: Member) -> str:
-    return member.described() if member.rank == UNASSIGNED else f"rank {member.rank}"
-
-
-def _ranks_missing(
-    member: Member, last: JoinReply, seen: dict[int | str, Member], deadline: Deadline, required: int
-) -> JoinTimeoutError:
-    job, world_size = last.job, last.world_size
-    if world_size > LISTED_MEMBERS:
-        return _many_ranks_missing(member, last, deadline)
-    joined = ", ".join(other.described() for other in sorted(seen.values(), key=lambda other: other.rank))
-    missing = [rank for rank in range(world_size) if rank not in seen]
-    awaited = named_ranks(missing)
-    if not missing:  # all have come, but one has gone, perhaps with the gateway in its process, before the last did
-        present = {each.instance for each in last.members}
-        missing = sorted(other.rank for other in seen.values() if other.instance not in present)
-        awaited = f"{named_ranks(missing)}, which had joined and have left,"
-    absent = [rank for rank in range(required) if rank not in seen]
-    if required < world_size and absent:  # ranks of the world that grows, whose places no waiting process can take
-        missing, awaited = absent, f"{named_ranks(absent)}, which have not called grow_group(),"
-    elif any(other.rank == UNASSIGNED for other in seen.values()):  # any of the others may get any of the missing ranks
-        missing, awaited = [], f"{max(1, world_size - len(seen))} more process(es)"
-    return JoinTimeoutError(
-        f"{_describe(member)} waited {deadline.seconds:.1f} s for {awaited} of job {job!r} to join "
-        f"(world size {world_size}); joined: {joined}",
-        ranks=missing,
-    )
-
-
-def _many_ranks_missing(member: Member, last: JoinReply, deadline: Deadline) -> JoinTimeoutError:
-    """Return the error of a large world, with the first of the missing ranks."""
-    count = last.world_size - last.joined
-    unassigned = any(other.rank == UNASSIGNED for other in last.members)
-    missing = [] if unassigned else last.missing
-    more = f" and {count - len(missing)} more" if count > len(missing) else ""
-    awaited = (
-        f"{count} more process(es)"
-        if unassigned
-        else f"{'rank' if count == 1 else 'ranks'} {', '.join(ranges(missing))}{more}"
-    )
-    return JoinTimeoutError(
-        f"{_describe(member)} waited {deadline.seconds:.1f} s for {awaited} of job {last.job!r} to join "
-        f"(world size {last.world_size}); {last.joined} have joined",
-        ranks=missing,
-    )
 
 
 def _refusal(answer: HttpResponse, url: str) -> Exception:
@@ -501,8 +437,8 @@ def _heartbeat_reply(answer: HttpResponse | None) -> HeartbeatReply | None:
         return None
     try:
         reply = answer.json()
-        return RestartReply(**reply) if reply.get("restart") else HeartbeatReply(**reply)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return json_text.convert(RestartReply if "restart" in reply else HeartbeatReply, reply)
+    except (ValueError, TypeError):
         return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import math
 import socket
 import zlib
@@ -124,7 +123,7 @@ class HttpClient:
         target = f"{split.path}?{split.query}" if split.query else split.path
         body, headers = content, dict[str, str | bytes]()
         if document is not None:
-            body, headers["content-type"] = json.dumps(document).encode(), "application/json"
+            body, headers["content-type"] = json_text.encode(document), "application/json"
         if compressed:
             headers["accept-encoding"] = "gzip"
         if self._token:
@@ -225,15 +224,15 @@ class _Server(NamedTuple):
 
 def _refusal(credential: str) -> bytes:
     """Return the body of a response 401, as the server has another token and so ends the handshake of TLS."""
-    return json.dumps(
+    return json_text.encode(
         {
             "type": "about:blank",
             "title": HTTPStatus.UNAUTHORIZED.phrase,
-            "status": HTTPStatus.UNAUTHORIZED,
+            "status": int(HTTPStatus.UNAUTHORIZED),
             "detail": f"its token is another one than that given: {remedy(credential)}",
             "code": "unauthenticated",
         }
-    ).encode()
+    )
 
 
 class _Connection(http.client.HTTPConnection):

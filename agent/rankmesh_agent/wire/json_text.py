@@ -1,14 +1,73 @@
-"""JSON text from another process, as plain data. Pure: this module performs no I/O."""
+"""JSON text from another process, and to it: as plain data, or as dataclasses, whose fields msgspec checks.
+
+Pure: this module performs no I/O.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from typing import Any, NoReturn
+import re
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 _MAX_DIGITS = 20
 """Characters of a 64-bit integer, its sign included."""
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+_TYPES = {
+    "int": "a number without a fraction",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a JSON object",
+}
+"""Names of msgspec's types in error messages."""
+
+
+class InvalidBodyError(TypeError):
+    """A JSON document of another structure, or with a value of another type or out of its bounds. HTTP status 422."""
+
+
+def read(kind: type[T], text: bytes | bytearray) -> T:
+    """Return a JSON text as a dataclass, or a list of dataclasses. Unknown members of objects are ignored.
+
+    Raises:
+        ValueError: the text is not JSON, see ``loads``.
+        InvalidBodyError: it has another structure; names the field.
+    """
+    try:
+        found: T = _decoder(kind).decode(text)  # type: ignore[arg-type]  # mypy: some types are not hashable
+        return found
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return convert(kind, loads(text))  # raises the error, or has a lone surrogate, which msgspec's decoder refuses
+
+
+def convert(kind: type[T], document: object) -> T:
+    """Return a parsed document as a dataclass; see ``read``.
+
+    Raises:
+        InvalidBodyError: it has another structure; names the field.
+    """
+    try:
+        try:
+            return msgspec.convert(document, kind)
+        except msgspec.ValidationError:  # 2.0 is a whole number in JSON Schema, and not for msgspec
+            return msgspec.convert(_WHOLE.decode(json.dumps(document)), kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+
+
+def encode(document: object) -> bytes:
+    """Return plain data or dataclasses as JSON text."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:  # a lone surrogate, as in a file's name: JSON can have it, msgspec does not
+        return json.dumps(msgspec.to_builtins(document)).encode()
 
 
 def loads(text: bytes | bytearray | str) -> Any:
@@ -50,6 +109,11 @@ def _float(digits: str) -> float:
     return number
 
 
+def _whole(digits: str) -> float:
+    number = float(digits)
+    return int(number) if number.is_integer() else number
+
+
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
@@ -60,3 +124,22 @@ def _infinity_only(name: str) -> float:
 
 _FINITE = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse)
 _INFINITE = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_infinity_only)
+_WHOLE = json.JSONDecoder(parse_float=_whole)
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidBodyError:
+    """Return the error with the field as ``body.member.rank``."""
+    what, _, where = str(error).partition(" - at `$")
+    place = f"body{where.rstrip('`')}"
+    if missing := re.fullmatch("Object missing required field `(.+)`", what):
+        return InvalidBodyError(f"{place}.{missing[1]}: is missing")
+    if not where:
+        return InvalidBodyError("body: must be a JSON object")
+    names = re.sub("[a-z]+(?=[^`]*`)", lambda name: _TYPES.get(name[0], name[0]), what.replace(" | ", " or "))
+    text = names.replace("`", "")
+    return InvalidBodyError(f"{place}: {text[0].lower()}{text[1:]}")

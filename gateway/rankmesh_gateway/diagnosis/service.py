@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_gateway.diagnosis.frames import location_of
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
 from rankmesh_gateway.diagnosis.snapshots import add_snapshots
 from rankmesh_gateway.diagnosis.stalls import find_stalls
-from rankmesh_gateway.json_reader import from_document
 from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, RankDetails, Stall
 from rankmesh_gateway.state.registry import Registry
 
@@ -127,7 +127,7 @@ def _read(report: RankReport) -> RankSnapshot | None:
     if report.snapshot is None:
         return None
     try:
-        return from_document(RankSnapshot, report.snapshot)
+        return json_text.convert(RankSnapshot, report.snapshot)
     except TypeError:
         report.snapshot = None
         report.error = "its agent answers in a form that this gateway does not know: their versions differ"

@@ -1,14 +1,12 @@
 """ASGI application that answers frequent requests itself, and loads the web framework at the first other one.
 
 Importing the framework takes longer than the rest of a rank's start together, and every rank waits for its gateway.
-So a well-formed request of ``handlers.FREQUENT`` does not need it; a person's request does, or one whose body is not to
-the letter: the framework is lenient where it may be, and its error says which field is wrong.
+So a request of ``handlers.FREQUENT`` does not need it, unless its body is not JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,12 +15,13 @@ from typing import Any, TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
 from rankmesh_agent.net.descriptors import log_failure
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.job_scope import check_body, job_of_query
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
-from rankmesh_gateway.json_reader import read
 from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
@@ -75,7 +74,10 @@ class GatewayApplication:
         try:
             body = None if kind is None else _parse(kind, scope, content)
             job = job_of_query(scope) if kind is None else None
-        except (ValueError, TypeError):
+        except InvalidBodyError as error:
+            await _reject(send, _refusal(scope, content, error))
+            return
+        except ValueError:
             await self._forward(scope, _replay(content, receive), send)
             return
         try:
@@ -94,7 +96,9 @@ class GatewayApplication:
                     send, await self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding")
                 )
             else:
-                await _respond(send, HTTPStatus.OK, reply, _JSON)
+                await _respond(
+                    send, HTTPStatus.OK, _changed(reply) if isinstance(reply, HeartbeatReply) else reply, _JSON
+                )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -139,8 +143,18 @@ def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]]
 
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:
     if _header(scope, b"content-type") != b"application/json":
-        raise TypeError("the body is of another media type")
-    return read(kind, content)
+        raise ValueError("the body is of another media type")
+    return json_text.read(kind, content)
+
+
+def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError | InvalidRequestError:
+    """Return the error of a body of another structure: above all that its job is not the credential's."""
+    document = json_text.loads(content)
+    try:
+        check_body(scope, document.get("job") if isinstance(document, dict) else None)
+    except DistError as error:
+        return error
+    return InvalidRequestError(str(wrong))
 
 
 async def _receive_body(receive: Receive) -> bytes | None:
@@ -175,7 +189,7 @@ def _problem_headers(headers: Mapping[str, str]) -> Headers:
 
 
 async def _respond(send: Send, status: int, body: object, headers: Headers) -> None:
-    await _send_response(send, status, _ENCODER.encode(body).encode(), headers)
+    await _send_response(send, status, json_text.encode(body), headers)
 
 
 async def _respond_shared(send: Send, reply: SharedReply, gzip: bool) -> None:
@@ -195,17 +209,11 @@ async def _send_response(send: Send, status: int, content: bytes, headers: Heade
     await send({"type": "http.response.body", "body": content})
 
 
-def _document(body: Any) -> dict[str, Any]:
-    """Return a dataclass as its variables; of the reply to a heartbeat, those that differ from the defaults."""
-    variables: dict[str, Any] = vars(body)
-    if isinstance(body, HeartbeatReply):
-        return {
-            name: value for name, value in variables.items() if name == "failed" or value != _DEFAULT_REPLY.get(name)
-        }
-    return variables
+def _changed(reply: HeartbeatReply) -> dict[str, Any]:
+    """Return the variables of the reply to a heartbeat that differ from the defaults."""
+    return {name: value for name, value in vars(reply).items() if name == "failed" or value != _DEFAULT_REPLY.get(name)}
 
 
-_ENCODER = json.JSONEncoder(default=_document)
 _DEFAULT_REPLY = vars(HeartbeatReply([]))
 
 

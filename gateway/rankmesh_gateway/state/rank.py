@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rankmesh_agent.wire.fields import MAX_REASON
 from rankmesh_agent.wire.schemas import (
     HEARTBEAT_SECONDS,
     NO_HEARTBEAT,
@@ -18,7 +19,6 @@ from rankmesh_agent.wire.schemas import (
     suspect_seconds,
 )
 from rankmesh_gateway.state.rates import Rates
-from rankmesh_gateway.state.validation import MAX_REASON
 
 IN_TRANSIT_SECONDS = 0.25
 """A heartbeat that arrives this soon after a report that its sender is lost was sent before the loss."""

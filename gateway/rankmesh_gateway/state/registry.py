@@ -36,7 +36,6 @@ from rankmesh_gateway.state.saved import SavedEpoch, restore, save
 from rankmesh_gateway.state.validation import (
     MAX_JOBS,
     GatewayFullError,
-    check_epoch,
     check_heartbeat,
     check_join,
     closing_error,
@@ -337,12 +336,7 @@ class Registry:
             return [info for epoch in self._epochs(job) for info in epoch.infos(now)]
 
     def ended_ranks(self, request: EpochRequest) -> list[RankInfo]:
-        """Return the ranks of an epoch that have left or failed, by rank.
-
-        Raises:
-            InvalidRequestError: a value of the request is invalid.
-        """
-        check_epoch(request)
+        """Return the ranks of an epoch that have left or failed, by rank."""
         with self._lock:
             job, now = self._jobs.get(request.job), self._polled_now()
             epoch = job.epochs.get(request.epoch) if job is not None else None

@@ -8,16 +8,14 @@ them.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sqlite3
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import cast, get_args
 
-from rankmesh_gateway.json_reader import read
+from rankmesh_agent.wire import json_text
 from rankmesh_gateway.state.event_log import KEPT_EVENTS, Event, EventKind
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.saved import SavedEpoch
@@ -32,6 +30,7 @@ CREATE TABLE IF NOT EXISTS epoch (
     job TEXT, number INTEGER, data TEXT NOT NULL, PRIMARY KEY (job, number)
 ) WITHOUT ROWID;
 """
+_EPOCHS = "SELECT data FROM epoch"
 _PAUSE_SECONDS = 0.05
 """Minimum time between two transactions: a burst of events is one."""
 _CLOSE_SECONDS = 5.0
@@ -87,7 +86,7 @@ class RegistryFile:
         """
         try:
             rows = self._database.execute("SELECT id, kind, data FROM event ORDER BY id").fetchall()
-            epochs = [read(SavedEpoch, data.encode()) for (data,) in self._database.execute("SELECT data FROM epoch")]
+            epochs = [json_text.read(SavedEpoch, data.encode()) for (data,) in self._database.execute(_EPOCHS)]
             known = get_args(EventKind)
             events = [Event(id, cast(EventKind, kind), data) for id, kind, data in rows if kind in known]
             registry.events.restore(events)
@@ -149,7 +148,7 @@ class RegistryFile:
             events = registry.events.since(position)
             touched = None if everything or not position else {event.job for event in events}
             names, epochs = registry.saved(touched)
-            rows = [(job, each.number, json.dumps(asdict(each))) for job, all in epochs.items() for each in all]
+            rows = [(job, each.number, json_text.encode(each).decode()) for job, all in epochs.items() for each in all]
             with transaction(self._database, self._lock) as execute:
                 many = self._database.executemany
                 many("INSERT OR REPLACE INTO event VALUES (?, ?, ?)", [event[:3] for event in events])

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, NoReturn
 from rankmesh._cli.exit_codes import CommandError
 from rankmesh._cli.recorded_calls import RecordedCall, RecordedGroup, reports_of
 from rankmesh._cli.torch_dumps import is_torch_dump, torch_reports
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import FlightRecord
 from rankmesh_agent.wire.snapshot import DUMP_FORMAT, RankDump
 from rankmesh_gateway.diagnosis.reports import DUMPED, NO_DUMP, RankReport
-from rankmesh_gateway.json_reader import from_document
 
 _MAX_BYTES = 1 << 28
 _PICKLE = b"\x80"
@@ -95,7 +95,7 @@ def record_reports(answers: Mapping[int, tuple[Any, float]], job: str) -> list[R
     members: dict[str, set[int]] = {}
     names: dict[str, str] = {}
     for rank, (answer, saved) in answers.items():
-        records = [from_document(FlightRecord, each) for each in answer]
+        records = [json_text.convert(FlightRecord, each) for each in answer]
         calls[rank] = [_recorded_call(each, saved) for each in records]
         for each in records:
             names[each.group] = each.name
@@ -121,7 +121,7 @@ def _rankmesh_reports(files: Sequence[DumpFile], job: str, directory: Path) -> l
     dumps: dict[Path, RankDump] = {}
     for file in files:
         try:
-            dump = dumps[file.path] = from_document(RankDump, file.document)
+            dump = dumps[file.path] = json_text.convert(RankDump, file.document)
         except (TypeError, ValueError) as error:
             raise CommandError(
                 f"{file.path} is damaged, or from another version of RankMesh ({error}); move it away"

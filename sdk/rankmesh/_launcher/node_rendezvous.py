@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from http import HTTPStatus
 
 from rankmesh._launcher.plan import Plan
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, log_failure
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.schemas import (
     LAUNCHER_SECONDS,
     NO_NODE,
@@ -218,7 +219,7 @@ class NodeRendezvous:
         before = self.latest, self.refusal, self._ended_alone
         try:
             url = f"{self._plan.url}/v1/launchers"
-            self._record(self._http.request("POST", url, asdict(beat), timeout=_RESPONSE_SECONDS))
+            self._record(self._http.request("POST", url, beat, timeout=_RESPONSE_SECONDS))
         except (NoResponseError, DescriptorLimitError, ValueError, TypeError, KeyError) as error:
             self._unanswered = str(error) or type(error).__name__
             # With the gateway gone, the job has ended on its node, or its launcher is lost.
@@ -231,7 +232,7 @@ class NodeRendezvous:
 
     def _record(self, answer: HttpResponse) -> None:
         if answer.status == HTTPStatus.OK:
-            reply = LauncherReply(**answer.json())
+            reply = json_text.read(LauncherReply, answer.body)
             if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
                 self.latest = reply
             self._unanswered, self._ended_alone = "", False

@@ -24,7 +24,8 @@ def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
     port = launcher.port() if settings.master_port is None else settings.master_port
     if not host:
         raise ValueError(
-            f"{launcher.name} started ranks on several hosts, and does not say where rank 0 is: {launcher.address}"
+            f"{launcher.kind.name} started ranks on several hosts, and does not say where rank 0 is: "
+            f"{launcher.kind.address}"
         )
     if not (resolves_to_loopback(host) if launcher.one_host else is_loopback(host)):
         settings = _beyond_loopback(settings, launcher, host, port)
@@ -34,8 +35,8 @@ def with_master_address(settings: Settings, launcher: Launcher) -> Settings:
 def _beyond_loopback(settings: Settings, launcher: Launcher, host: str, port: int) -> Settings:
     if not settings.token:
         raise ValueError(
-            f"{launcher.name} started ranks that meet at {host}, which other machines can reach, so they need a token, "
-            f"the same for all: {launcher.token}"
+            f"{launcher.kind.name} started ranks that meet at {host}, which other machines can reach, so they need a "
+            f"token, the same for all: {launcher.kind.token}"
         )
     if settings.bind is not None:
         return settings

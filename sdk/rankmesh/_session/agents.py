@@ -7,16 +7,17 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.join_reports import REPORT_SECONDS, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership.missing import REPORT_SECONDS, LocalRankInfo, MissingRanks
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,
@@ -24,7 +25,7 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, JoinReply, LeaseOffer, LeaseRequest, Member
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -123,7 +124,7 @@ def _report_until(
 ) -> None:
     job, size = settings.job, None if rendezvous.awaits_growth else rendezvous.world_size
     launched = LocalRankInfo(settings.local_rank, settings.local_size)
-    reports = JoinReporter(job, size, deadline, launched)
+    reports = MissingRanks(job, size, deadline, launched)
     client = HttpClient(settings.token)
     try:
         while not ended.wait(reports.seconds_to_next()):
@@ -142,7 +143,7 @@ def _report_until(
                 members = []  # the agent finds out and its error says why
             mine = next((each for each in members if (each.host_id, each.pid) == (offer.host_id, offer.pid)), None)
             if mine is not None:
-                reports.ranks_missing(url, mine, members)
+                reports.ranks_missing(url, mine, JoinReply(False, job, 0, size or 0, members, []))
             else:
                 reports.skip()
     finally:
@@ -177,7 +178,7 @@ def _offered(
             here = host_id(settings.shm_dir)
             asked = LeaseRequest(settings.job, rendezvous.rank, rendezvous.world_size, here, wait)
             try:
-                answer = client.request("POST", f"{url}/v1/leases", asdict(asked), timeout=wait + _ANSWER_SECONDS)
+                answer = client.request("POST", f"{url}/v1/leases", asked, timeout=wait + _ANSWER_SECONDS)
             except UnauthenticatedServerError as error:
                 raise AuthenticationError(error.message, address=url) from error
             except NoResponseError as error:
@@ -208,8 +209,8 @@ def _offered(
 
 def _offer_in(answer: HttpResponse, url: str) -> AgentHeartbeat:
     try:
-        return AgentHeartbeat(**{**answer.json()["agent"], "leases": []})
-    except (ValueError, KeyError, TypeError):
+        return replace(json_text.read(LeaseOffer, answer.body).agent, leases=[])
+    except (ValueError, TypeError):
         raise DistNetworkError(
             f"{url} is not a RankMesh gateway: its response to a request for an agent is something else", address=url
         ) from None

@@ -11,18 +11,18 @@ import pytest
 from rankmesh_agent.config.launchers import (
     DEFAULT_PORT,
     FIRST_PORT,
+    KUBERNETES,
+    OPEN_MPI,
+    PMI,
     PORTS,
-    Kubernetes,
-    OpenMpi,
-    Pmi,
-    Slurm,
+    SLURM,
     detect_launcher,
     first_host_in,
     first_pod,
 )
 from rankmesh_agent.config.settings import Settings
 
-OPEN_MPI = {
+MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -67,29 +67,29 @@ DAEMON = {**SRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASK
 POD = {"JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 
 STARTED = {
-    "Open MPI": (OPEN_MPI, OpenMpi, (3, 4, 1, 2)),
-    "Open MPI in a Slurm job": ({**DAEMON, **OPEN_MPI}, OpenMpi, (3, 4, 1, 2)),
-    "Open MPI beside PMI": ({**MPICH, **OPEN_MPI, "PMI_RANK": "0"}, OpenMpi, (3, 4, 1, 2)),
-    "Open MPI in a pod": ({**POD, **OPEN_MPI}, OpenMpi, (3, 4, 1, 2)),
-    "MPICH": (MPICH, Pmi, (3, 4, 1, 2)),
-    "MPICH in a batch script": ({**BATCH_SCRIPT, **MPICH}, Pmi, (3, 4, 1, 2)),
-    "MPICH in a Slurm job": ({**DAEMON, **MPICH}, Pmi, (3, 4, 1, 2)),
-    "MPICH in a shell of srun --mpi=pmi2": ({**PMI2, **MPICH, "PMI_RANK": "2", "PMI_SIZE": "3"}, Pmi, (2, 3, 1, 2)),
-    "srun": (SRUN, Slurm, (2, 3, 0, 1)),
-    "srun --mpi=pmi2": (PMI2, Slurm, (2, 3, 0, 1)),
-    "srun --mpi=pmix": ({**SRUN, "PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, Slurm, (2, 3, 0, 1)),
-    "a batch script of one task": (SINGLE_TASK, Slurm, (0, 1, 0, 1)),
-    "salloc -n 1 on its node": ({**INTERACTIVE_STEP, "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, Slurm, (0, 1, 0, 1)),
-    "MPICH in a batch script of one task": ({**SINGLE_TASK, **MPICH}, Pmi, (3, 4, 1, 2)),
-    "Slurm in a pod": ({**POD, **SRUN, "WORLD_SIZE": "3"}, Slurm, (2, 3, 0, 1)),
-    "Kubernetes": (POD, Kubernetes, (3, 4, 0, 1)),
+    "Open MPI": (MPIRUN, OPEN_MPI, (3, 4, 1, 2)),
+    "Open MPI in a Slurm job": ({**DAEMON, **MPIRUN}, OPEN_MPI, (3, 4, 1, 2)),
+    "Open MPI beside PMI": ({**MPICH, **MPIRUN, "PMI_RANK": "0"}, OPEN_MPI, (3, 4, 1, 2)),
+    "Open MPI in a pod": ({**POD, **MPIRUN}, OPEN_MPI, (3, 4, 1, 2)),
+    "MPICH": (MPICH, PMI, (3, 4, 1, 2)),
+    "MPICH in a batch script": ({**BATCH_SCRIPT, **MPICH}, PMI, (3, 4, 1, 2)),
+    "MPICH in a Slurm job": ({**DAEMON, **MPICH}, PMI, (3, 4, 1, 2)),
+    "MPICH in a shell of srun --mpi=pmi2": ({**PMI2, **MPICH, "PMI_RANK": "2", "PMI_SIZE": "3"}, PMI, (2, 3, 1, 2)),
+    "srun": (SRUN, SLURM, (2, 3, 0, 1)),
+    "srun --mpi=pmi2": (PMI2, SLURM, (2, 3, 0, 1)),
+    "srun --mpi=pmix": ({**SRUN, "PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, SLURM, (2, 3, 0, 1)),
+    "a batch script of one task": (SINGLE_TASK, SLURM, (0, 1, 0, 1)),
+    "salloc -n 1 on its node": ({**INTERACTIVE_STEP, "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}, SLURM, (0, 1, 0, 1)),
+    "MPICH in a batch script of one task": ({**SINGLE_TASK, **MPICH}, PMI, (3, 4, 1, 2)),
+    "Slurm in a pod": ({**POD, **SRUN, "WORLD_SIZE": "3"}, SLURM, (2, 3, 0, 1)),
+    "Kubernetes": (POD, KUBERNETES, (3, 4, 0, 1)),
 }
 
 
 @pytest.mark.parametrize(("environ", "kind", "numbers"), STARTED.values(), ids=STARTED)
 def test_the_innermost_launcher_counts(environ, kind, numbers):
     there = detect_launcher(environ)
-    assert type(there) is kind
+    assert there.kind is kind
     assert (there.rank, there.world_size, there.local_rank, there.local_world_size) == numbers
     assert not there.problem
     settings = Settings.from_env(environ)
@@ -98,7 +98,7 @@ def test_the_innermost_launcher_counts(environ, kind, numbers):
     assert settings.job == Settings.job, "it is the rendezvous that takes the launcher's, if it takes its rank"
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, SRUN, POD, BATCH_SCRIPT, SINGLE_TASK, SALLOC])
+@pytest.mark.parametrize("environ", [MPIRUN, MPICH, SRUN, POD, BATCH_SCRIPT, SINGLE_TASK, SALLOC])
 def test_who_sets_the_rank_comes_before_all(environ):
     """torchrun, rankmesh run, or a person inside of what a launcher started."""
     ours = {"RANK": "1", "WORLD_SIZE": "2"}
@@ -114,7 +114,7 @@ def test_who_sets_the_rank_that_the_launcher_gave_gets_the_rest_from_it(environ,
     assert Settings.from_env({**environ, "RANK": str(rank)}) == expected, "the launcher does not say where rank 0 is"
     assert Settings.from_env({**environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)}) == expected
     other = {"RANK": str(rank), "WORLD_SIZE": "9"}
-    if kind is not Kubernetes:  # which has no world size of its own
+    if kind is not KUBERNETES:  # which has no world size of its own
         assert Settings.from_env({**environ, **other}) == Settings(rank=rank, world_size=9), "of another world"
     own = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "7"}
     assert Settings.from_env({**environ, **own}).local_rank == 7
@@ -129,7 +129,7 @@ def test_who_sets_the_rank_does_not_trip_over_what_a_launcher_left():
 
 def test_nothing_of_a_launcher_is_none():
     assert detect_launcher({}) is None
-    assert detect_launcher(dict.fromkeys([*OPEN_MPI, *MPICH, *SRUN, *POD], "")) is None, "empty is as good as absent"
+    assert detect_launcher(dict.fromkeys([*MPIRUN, *MPICH, *SRUN, *POD], "")) is None, "empty is as good as absent"
     assert detect_launcher({"WORLD_SIZE": "4", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "PMIX_RANK": "0"}) is None
 
 
@@ -139,11 +139,11 @@ def without(environ, *names):
 
 WRONG = {
     "Open MPI, no rank": (
-        without(OPEN_MPI, "OMPI_COMM_WORLD_RANK"),
+        without(MPIRUN, "OMPI_COMM_WORLD_RANK"),
         "Open MPI started this process (OMPI_COMM_WORLD_SIZE=4), but OMPI_COMM_WORLD_RANK is missing",
     ),
     "Open MPI, no size": (
-        without(OPEN_MPI, "OMPI_COMM_WORLD_SIZE"),
+        without(MPIRUN, "OMPI_COMM_WORLD_SIZE"),
         "Open MPI started this process (OMPI_COMM_WORLD_RANK=3), but OMPI_COMM_WORLD_SIZE is missing",
     ),
     "PMI, no size": (without(MPICH, "PMI_SIZE"), "started this process (PMI_RANK=3), but PMI_SIZE is missing"),
@@ -197,7 +197,7 @@ def test_the_same_world_size_twice_is_fine():
 # Where rank 0 is, on which port, and the job's name
 
 ONE_HOST = {
-    "Open MPI": {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+    "Open MPI": {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
     "MPICH": {**MPICH, "MPI_LOCALNRANKS": "4"},
     "Slurm": {**SRUN, "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "3"},
     "Slurm, a single task": SINGLE_TASK,
@@ -221,8 +221,9 @@ def test_on_one_host_they_meet_on_loopback(environ):
         ({**SRUN, "SLURM_STEP_NODELIST": "n2"}, "n2", FIRST_PORT + 7, "srun-7.0"),
         (without(SRUN, "SLURM_STEP_NODELIST"), "n1", FIRST_PORT + 7, "srun-7.0"),
         (SINGLE_TASK, "127.0.0.1", 0, ""),
-        (OPEN_MPI, "", 21530, "mpirun-prterun-vm-28285-1"),
-        (without(OPEN_MPI, "PMIX_NAMESPACE"), "", DEFAULT_PORT, ""),
+        (without(SRUN, "SLURM_JOB_ID"), "n1", DEFAULT_PORT, ""),
+        (MPIRUN, "", 21530, "mpirun-prterun-vm-28285-1"),
+        (without(MPIRUN, "PMIX_NAMESPACE"), "", DEFAULT_PORT, ""),
         (MPICH, "", DEFAULT_PORT, ""),
     ],
 )

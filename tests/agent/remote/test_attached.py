@@ -131,7 +131,7 @@ class TestCalls:
             for timeout, seconds in ((0.2, 0.2), (timedelta(seconds=0.3), 0.3)):
                 group.set_timeout(timeout)
                 assert group.timeout == group.default_options.timeout == seconds
-                current = standalones[rank].agent
+                current = standalones[rank].leases.agent
                 if current is not None:  # HTTP clients of the agent get the same default
                     assert current.world.timeout == seconds
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0\.3 s"):
@@ -409,7 +409,7 @@ def test_the_agent_records_the_calls(standalones, nearby):
     job = next(_jobs)
     made = everywhere(lambda rank: attach(standalones[rank], rank, 2, job=job, nearby=nearby), 2)
     everywhere(lambda rank: [made[rank].world.all_reduce(np.ones(100), ReduceOp.SUM, NOW) for _ in range(3)], 2)
-    current = standalones[0].agent
+    current = standalones[0].leases.agent
     assert current is not None
     group = next(group for group in current.groups() if group.name == "world")
     assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import subprocess
 import sys
@@ -114,7 +115,6 @@ async def test_a_bug(pair, ask, monkeypatch):
 
 JSON = {"content-type": "application/json"}
 PASSED_ON: dict[str, dict[str, Any]] = {
-    "another type": {"method": "POST", "path": "/v1/leave", "json": {"job": 1}},
     "no json": {"method": "POST", "path": "/v1/leave", "content": b"{", "headers": JSON},
     "another media type": {"method": "POST", "path": "/v1/leave", "content": b"{}"},
     "no body": {"method": "POST", "path": "/v1/heartbeat"},
@@ -127,9 +127,19 @@ PASSED_ON: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("request_", PASSED_ON.values(), ids=PASSED_ON)
 async def test_what_is_passed_on_loads_the_web_application_once(pair, ask, request_):
     await pair.ask(**request_)
-    lenient = asdict(ask.join(0, 1)) | {"unknown": True}  # it is passed on with its body
-    assert (await pair.ask("POST", "/v1/join", json=lenient)).json()["complete"]
+    body = json.dumps(asdict(ask.join(0, 1)))  # it is passed on with its body
+    headers = {"content-type": "application/json; charset=utf-8"}
+    assert (await pair.ask("POST", "/v1/join", content=body, headers=headers)).json()["complete"]
     assert pair.loaded == 1
+
+
+async def test_a_body_of_another_structure_is_refused(pair, ask):
+    wrong = await pair.ask("POST", "/v1/join", json=asdict(ask.join(0)) | {"world_size": "two"})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid-request")
+    assert wrong.json()["detail"] == "body.world_size: expected a number without a fraction, got a string"
+    lenient = asdict(ask.join(0, 1)) | {"unknown": True, "attempt": 0.0}
+    assert (await pair.ask("POST", "/v1/join", json=lenient)).json()["complete"]
+    assert pair.loaded == 0
 
 
 async def test_others_are_answered_while_it_is_made(registry, make_framework_app):
@@ -188,7 +198,7 @@ async def test_a_body_that_comes_in_pieces_and_one_that_does_not_come(registry, 
         sent.append(message)
 
     await front(scope, receive, send)
-    assert [sent[0]["status"], sent[1]["body"]] == [200, b'{"ok": true}']
+    assert [sent[0]["status"], sent[1]["body"]] == [200, b'{"ok":true}']
     sent.clear()
     await front(scope, receive, send)
     assert not sent

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rankmesh_agent.wire.fields import MAX_REASON
 from rankmesh_agent.wire.schemas import FAILED_SECONDS, LostRank
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import MAX_REASON, InvalidRequestError
+from rankmesh_gateway.state.validation import InvalidRequestError
 
 
 @pytest.fixture

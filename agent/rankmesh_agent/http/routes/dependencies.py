@@ -1,4 +1,4 @@
-"""The agent's interface to the HTTP endpoints, and the dependencies by which FastAPI gives it to them."""
+"""The agent's interfaces to the HTTP endpoints, and the dependencies by which FastAPI gives it to them."""
 
 from __future__ import annotations
 
@@ -29,102 +29,63 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.stats import AgentStats
 
 
-class AgentInterface(Protocol):
-    """An agent, as the HTTP endpoints see it. No method blocks, but for those whose text says so."""
+class AgentState(Protocol):
+    """What the HTTP endpoints read of an agent, also of a free one: see Agent. No method blocks."""
 
     @property
-    def settings(self) -> Settings:
-        """The process's settings."""
+    def settings(self) -> Settings: ...
+    def health(self) -> AgentHealth: ...
+    def ready(self) -> bool: ...
+    def info(self) -> AgentInfo: ...
+    def groups(self) -> list[GroupInfo]: ...
+    def in_flight(self, group: str) -> list[InFlight] | None: ...
+    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]: ...
+    def vitals(self) -> AgentStats: ...
+
+
+class CurrentAgent(AgentState, Protocol):
+    """An agent that is in a job: see Agent. The methods that make and delete a group block."""
 
     @property
-    def store(self) -> AsyncStore:
-        """The job's store."""
-
-    def confined(self, grant: Grant) -> AgentInterface:
-        """Return the agent as the holder of a job's or a lease's credential may use it: the job's, even if it changes.
-
-        Raises:
-            ForbiddenJobError: the agent is in another job, or leased for another rank.
-            NotLeasedError: the agent is in no job.
-        """
-
-    def health(self) -> AgentHealth:
-        """Return whether the agent can do its work, and if not, why."""
-
-    def ready(self) -> bool:
-        """Return whether the rank takes part in its job: it has joined, its groups work, and it is not leaving."""
-
-    def info(self) -> AgentInfo:
-        """Return the agent's rank, job, addresses and version."""
-
-    def groups(self) -> list[GroupInfo]:
-        """Return the groups the rank is a member of."""
-
-    def group(self, name: str) -> LocalCommunicator | None:
-        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
-
+    def store(self) -> AsyncStore: ...
+    def group(self, name: str) -> LocalCommunicator | None: ...
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]:
-        """Create a group that is requested over HTTP. Blocks until its members have met; to be called in a thread.
-
-        Args:
-            wanted: the group.
-            begun: is given the group before it waits for the members; aborting the group ends the wait.
-
-        Returns:
-            The group, and whether it is new: not if this very one, by its instance, exists.
-
-        Raises:
-            GroupExistsError: another group has the name.
-            DistBackendError: a member did not come, or failed.
-        """
-
-    def delete_group(self, group: LocalCommunicator) -> None:
-        """End a group at this rank. May block for a while; to be called in a thread.
-
-        Raises:
-            GroupInUseError: the group was not made over HTTP.
-        """
-
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return a group's operations in flight; None if there is no group with this name or id."""
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the ``last`` recorded operations, or all, of one group or of all."""
-
-    def vitals(self) -> AgentStats:
-        """Return the agent's counters."""
+    ) -> tuple[LocalCommunicator, bool]: ...
+    def delete_group(self, group: LocalCommunicator) -> None: ...
 
 
-class LeasableAgent(AgentInterface, Protocol):
-    """A standalone agent, as the HTTP endpoints see it."""
+class Leases(Protocol):
+    """The lease of a standalone agent: see LeaseManager. The end of a lease blocks while the agent leaves the job."""
 
-    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Any]]:
-        """Acquire the agent.
-
-        Returns:
-            The lease, and a future that is done when the world is complete or the join failed.
-
-        Raises:
-            AgentTakenError: the agent is leased already.
-        """
-
-    def lease_state(self) -> LeaseState:
-        """Return the lease, and whether it has joined its job.
-
-        Raises:
-            NotLeasedError: the agent is free.
-        """
-
-    def release(self, lease_id: str, reason: str) -> bool:
-        """End a lease, and return whether there was one of that id. Blocks while the agent leaves the job."""
+    @property
+    def agent(self) -> CurrentAgent | None: ...
+    def require_agent(self) -> CurrentAgent: ...
+    def confined(self, grant: Grant) -> CurrentAgent: ...
+    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Any]]: ...
+    def state(self) -> LeaseState: ...
+    def release(self, lease_id: str, reason: str = "") -> bool: ...
 
 
-async def _agent(request: Request) -> Any:
-    agent: AgentInterface = request.app.state.agent
-    grant = grant_of(request)
-    return agent if grant is None else agent.confined(grant)
+async def current_agent(request: Request) -> Any:
+    """Return the agent that is in a job, as the request's credential permits.
+
+    Raises:
+        NotLeasedError: a standalone agent is free.
+        ForbiddenJobError: the agent is in another job than the credential's, or leased for another rank.
+    """
+    state, grant = request.app.state, grant_of(request)
+    if grant is not None:
+        return (state.leases or state.agent).confined(grant)
+    return state.leases.require_agent() if state.leases is not None else state.agent
+
+
+async def _agent_or_free(request: Request) -> Any:
+    """Return the same, or a standalone agent that is free."""
+    state = request.app.state
+    if grant_of(request) is not None:
+        return await current_agent(request)
+    return state.agent if state.leases is None else state.leases.agent or state.agent
 
 
 def grant_of(request: Request) -> Grant | None:
@@ -133,10 +94,12 @@ def grant_of(request: Request) -> Grant | None:
     return None if grant is None or grant.job is None else grant
 
 
-AgentDep = Annotated[AgentInterface, Depends(_agent)]
-"""The agent that the application was created for, or its part that the request's credential permits."""
-LeasableAgentDep = Annotated[LeasableAgent, from_state("agent")]
-"""The same, a standalone one, whatever the request's credential permits: for the lease alone."""
+AgentDep = Annotated[CurrentAgent, Depends(current_agent)]
+"""The agent, which is in a job."""
+AgentStateDep = Annotated[AgentState, Depends(_agent_or_free)]
+"""The agent, which may be free."""
+LeasesDep = Annotated[Leases, from_state("leases")]
+"""The lease of a standalone agent, whatever the request's credential permits."""
 ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 

@@ -14,12 +14,13 @@ from pydantic.dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentInterface
+from rankmesh_agent.http.application import NUMBER
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentStateDep, CurrentAgent
 from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, GroupDep, WaiterThreads, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
-from rankmesh_agent.wire.fields import MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.fields import MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import AgentInfo, GroupInfo, GroupRequest
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(503))
@@ -59,13 +60,13 @@ class AbortBody:
 
 
 @router.get("/info")
-async def info(agent: AgentDep) -> AgentInfo:
+async def info(agent: AgentStateDep) -> AgentInfo:
     """Return the agent's rank, job and addresses, and its transports to its peers."""
     return agent.info()
 
 
 @router.get("/groups")
-async def groups(agent: AgentDep) -> list[GroupInfo]:
+async def groups(agent: AgentStateDep) -> list[GroupInfo]:
     """List the groups this rank is a member of."""
     return agent.groups()
 
@@ -117,7 +118,7 @@ async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupIn
     return found.info()
 
 
-async def _make(wanted: GroupRequest, request: Request, agent: AgentInterface) -> tuple[LocalCommunicator, bool]:
+async def _make(wanted: GroupRequest, request: Request, agent: CurrentAgent) -> tuple[LocalCommunicator, bool]:
     """Create a group; abort it when the client disconnects."""
     begun: list[LocalCommunicator] = []
     outcome: Future[tuple[LocalCommunicator, bool]] = Future()

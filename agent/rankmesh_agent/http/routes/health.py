@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
 
-from rankmesh_agent.http.routes.dependencies import AgentDep, StoreDep
+from rankmesh_agent.http.routes.dependencies import AgentStateDep, StoreDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.commands import Count
 from rankmesh_agent.wire.errors import DistError
@@ -28,7 +28,7 @@ class NotReadyError(DistError):
 
 
 @router.get("/health", responses={503: {"model": AgentHealth, "description": "The agent fails; the reasons say why."}})
-async def health(agent: AgentDep, request: Request, response: Response) -> AgentHealth:
+async def health(agent: AgentStateDep, request: Request, response: Response) -> AgentHealth:
     """Return whether the rank can do its work; if not, why, to clients with the job's token."""
     found = agent.health()
     if found.reasons and not getattr(request.state, "details", True):
@@ -45,7 +45,7 @@ async def livez() -> Done:
 
 
 @router.get("/readyz", responses=problems(503))
-async def readyz(agent: AgentDep) -> Done:
+async def readyz(agent: AgentStateDep) -> Done:
     """Answer 200 when the rank has joined, its groups work and it is not leaving."""
     if not agent.ready():
         raise NotReadyError("the rank has not joined, is leaving, or has a failed group; /health says which group")

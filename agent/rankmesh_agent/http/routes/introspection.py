@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rankmesh_agent.diagnostics.stacks import as_text, stacks
-from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentStateDep
 from rankmesh_agent.http.routes.group_calls import GroupName, GroupNotFoundError
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.fields import MAX_NAME
@@ -28,7 +28,7 @@ _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sch
 
 
 @router.get("/groups/{group_id}/inflight", responses=problems(404, 422))
-async def in_flight(group_id: GroupName, agent: AgentDep) -> list[InFlight]:
+async def in_flight(group_id: GroupName, agent: AgentStateDep) -> list[InFlight]:
     """List a group's operations that are queued or in flight, also of a group that is being created."""
     found = agent.in_flight(group_id)
     if found is None:
@@ -37,7 +37,7 @@ async def in_flight(group_id: GroupName, agent: AgentDep) -> list[InFlight]:
 
 
 @router.get("/flight-recorder", responses=problems(422))
-async def flight_recorder(agent: AgentDep, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
+async def flight_recorder(agent: AgentStateDep, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
     """List the latest operations of all groups: those that have completed, in that order, then those in flight."""
     return agent.flight_records(of_group, last)
 

@@ -11,11 +11,12 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.http.routes.dependencies import BEARER, LeasableAgent, LeasableAgentDep, grant_of
+from rankmesh_agent.http.application import NUMBER
+from rankmesh_agent.http.routes.dependencies import BEARER, Leases, LeasesDep, grant_of
 from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, client_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import ForbiddenJobError, LeaseEndedError
-from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, UNASSIGNED, Done, LeaseState, LeaseTerms
 
 router = APIRouter(prefix="/v1", tags=["lease"], dependencies=[BEARER], responses=problems(503))
@@ -53,7 +54,7 @@ class LeaseBody:
         **problems(409, 410, 422, 502, 504),
     },
 )
-async def acquire_lease(body: LeaseBody, request: Request, response: Response, agent: LeasableAgentDep) -> LeaseState:
+async def acquire_lease(body: LeaseBody, request: Request, response: Response, leases: LeasesDep) -> LeaseState:
     """Acquire the agent for a rank of a job, until DELETE or until it is idle for too long."""
     grant = grant_of(request)
     if grant is not None:
@@ -65,7 +66,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    acquired, future = agent.acquire(wanted)
+    acquired, future = leases.acquire(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved in any case
     async with client_disconnect(request) as disconnect:
@@ -75,7 +76,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
             joining.result()
             return LeaseState(acquired, "joined")
         if disconnect.done():
-            await asyncio.to_thread(agent.release, acquired.id, "its HTTP client went away while it joined")
+            await asyncio.to_thread(leases.release, acquired.id, "its HTTP client went away while it joined")
             raise LeaseEndedError("the client went away")
         response.status_code = HTTPStatus.ACCEPTED
         return LeaseState(acquired, "joining")
@@ -84,7 +85,7 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, a
 @router.get("/lease", responses=problems(422))
 async def lease(
     request: Request,
-    agent: LeasableAgentDep,
+    leases: LeasesDep,
     wait: Annotated[
         float, Query(ge=0, le=LONG_POLL_SECONDS, description="Seconds to wait while the agent joins the job.")
     ] = 0.0,
@@ -92,7 +93,7 @@ async def lease(
     """Return the lease, and whether the agent has joined the job."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
-    while (found := _own_lease(request, agent)).state == "joining" and loop.time() < until:
+    while (found := _own_lease(request, leases)).state == "joining" and loop.time() < until:
         await asyncio.sleep(0.05)
     return found
 
@@ -100,26 +101,26 @@ async def lease(
 @router.delete("/lease", responses=problems(410, 422))
 async def release_lease(
     request: Request,
-    agent: LeasableAgentDep,
+    leases: LeasesDep,
     id: Annotated[
         str | None, Query(max_length=64, description="The lease's id; the current lease if left out.")
     ] = None,
 ) -> Done:
     """End the lease: the agent leaves the job and is free."""
-    own = id if id is not None and grant_of(request) is None else _own_lease(request, agent).lease.id
-    if id not in (None, own) or not await asyncio.to_thread(agent.release, own, ""):
+    own = id if id is not None and grant_of(request) is None else _own_lease(request, leases).lease.id
+    if id not in (None, own) or not await asyncio.to_thread(leases.release, own, ""):
         raise LeaseEndedError(f"there is no lease {id or own!r} at this agent any more")
     return Done()
 
 
-def _own_lease(request: Request, agent: LeasableAgent) -> LeaseState:
+def _own_lease(request: Request, leases: Leases) -> LeaseState:
     """Return the agent's lease.
 
     Raises:
         NotLeasedError: the agent is free.
         ForbiddenJobError: the lease is another's than the request's credential is for.
     """
-    found, grant = agent.lease_state(), grant_of(request)
+    found, grant = leases.state(), grant_of(request)
     if grant is not None:
         grant.require_lease(found.lease.job, found.lease.id)
     return found

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import (
 )
 
 from rankmesh_agent.http.prometheus import render_metrics
-from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep
+from rankmesh_agent.http.routes.dependencies import BEARER, AgentStateDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.schemas import AgentInfo
 from rankmesh_agent.wire.stats import BOUNDS, AgentStats, GroupOpStats
@@ -33,7 +33,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(agent: AgentDep, request: Request) -> Response:
+async def metrics(agent: AgentStateDep, request: Request) -> Response:
     """Return the counters since the agent joined its job, and the process's use of memory and time."""
     content, media_type = render_metrics(lambda: _metrics(agent.info(), agent.vitals()), request.headers.get("accept"))
     return Response(content, headers={"Content-Type": media_type})

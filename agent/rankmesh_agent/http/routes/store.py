@@ -20,13 +20,13 @@ from rankmesh_agent.store.condition import Condition, etag
 from rankmesh_agent.store.keys import MAX_KEYS, check_values
 from rankmesh_agent.wire.errors import InvalidValueError, KeyNotFoundError
 from rankmesh_agent.wire.schemas import (
+    KEY_SIZE,
     LONG_POLL_SECONDS,
     MAX_KEY_BYTES,
     Done,
     StoreAdd,
     StoreCompareSet,
     StoreFound,
-    StoreKey,
     StoreKeys,
     StoreNumber,
     StorePop,
@@ -50,8 +50,8 @@ router = APIRouter(
 )
 
 _KEY_FORM = f"1 to {MAX_KEY_BYTES} bytes of UTF-8"
-Key = Annotated[StoreKey, Path(description=f"{_KEY_FORM}; may contain slashes.")]
-KeyAsked = Annotated[StoreKey, Query(alias="key", description=_KEY_FORM)]
+Key = Annotated[str, Path(description=f"{_KEY_FORM}; may contain slashes.", json_schema_extra=KEY_SIZE)]
+KeyAsked = Annotated[str, Query(alias="key", description=_KEY_FORM, json_schema_extra=KEY_SIZE)]
 Seconds = Annotated[
     float,
     Query(

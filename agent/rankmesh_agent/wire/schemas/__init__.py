@@ -50,6 +50,7 @@ from rankmesh_agent.wire.schemas.launchers import (
     LauncherState,
 )
 from rankmesh_agent.wire.schemas.leases import (
+    MAX_LEASES,
     OFFER_SECONDS,
     AgentEntry,
     AgentHeartbeat,
@@ -71,6 +72,7 @@ from rankmesh_agent.wire.schemas.probe import (
 )
 from rankmesh_agent.wire.schemas.problem import Problem
 from rankmesh_agent.wire.schemas.store import (
+    KEY_SIZE,
     MAX_KEY_BYTES,
     StoreAdd,
     StoreCompareSet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rankmesh_agent.wire.fields import Integer, Number
+from rankmesh_agent.wire.fields import Integer
 
 MAX_IN_FLIGHT = 64
 """Maximum number of calls and messages in flight in the description of a group."""
@@ -24,7 +24,7 @@ class InFlight:
 
     op: str
     seq: Integer
-    age: Number
+    age: float
     bytes: Integer
 
 
@@ -58,8 +58,8 @@ class FlightRecord:
     dtype: str
     count: Integer
     bytes: Integer
-    begin: Number
-    end: Number | None
+    begin: float
+    end: float | None
     state: FlightState
     error: str
 
@@ -129,7 +129,7 @@ class GroupInfo:
     failure: str
     bytes: Integer = 0
     inflight: list[InFlight] = field(default_factory=list)
-    seconds: Number = 0.0
+    seconds: float = 0.0
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, RankFailedError
-from rankmesh_agent.wire.fields import Boolean, Epoch, Integer, Integers, Name, Number, Rank, Text, Texts, WorldSize
+from rankmesh_agent.wire.fields import Body, Epoch, Integer, Integers, Name, Rank, Text, Texts, WorldSize
 from rankmesh_agent.wire.schemas.groups import GroupInfo
 
 HEARTBEAT_SECONDS = 1.0
@@ -87,7 +87,7 @@ class GrowingWorld:
 
 
 @dataclass
-class JoinRequest:
+class JoinRequest(Body):
     """Join a job. A repeated request with the same ``member.instance`` has no further effect.
 
     Attributes:
@@ -112,11 +112,11 @@ class JoinRequest:
     job: Name
     world_size: WorldSize
     member: Member
-    wait: Number = LONG_POLL_SECONDS
+    wait: float = LONG_POLL_SECONDS
     attempt: Integer = 0
-    awaits_growth: Boolean = False
+    awaits_growth: bool = False
     growth: GrowingWorld | None = None
-    lists_members: Boolean = True
+    lists_members: bool = True
     parent: Text = ""
     ancestors: Integers = field(default_factory=list)
 
@@ -148,9 +148,9 @@ class JoinReply:
     world_size: Integer
     members: list[Member]
     missing: list[Integer]
-    grown: Boolean = False
+    grown: bool = False
     joined: Integer = 0
-    interval: Number = HEARTBEAT_SECONDS
+    interval: float = HEARTBEAT_SECONDS
     store: str = ""
 
 
@@ -168,7 +168,7 @@ class LostRank:
 
 
 @dataclass
-class Heartbeat:
+class Heartbeat(Body):
     """A rank's heartbeat. A restarted gateway learns the members of a job from it.
 
     A heartbeat is complete, or names the changes since an earlier one. Where the gateway has not recorded the earlier
@@ -196,7 +196,7 @@ class Heartbeat:
     member: Member
     groups: list[GroupInfo] = field(default_factory=list)
     lost: list[LostRank] = field(default_factory=list)
-    watches_peers: Boolean = False
+    watches_peers: bool = False
     number: Integer = 0
     changes_since: Integer = 0
     ended_groups: list[str] = field(default_factory=list)
@@ -218,8 +218,8 @@ class HeartbeatReply:
 
     failed: list[Integer]
     failed_version: Integer = 0
-    interval: Number = HEARTBEAT_SECONDS
-    resend: Boolean = False
+    interval: float = HEARTBEAT_SECONDS
+    resend: bool = False
     unknown_groups: list[str] = field(default_factory=list)
     dropped_groups: Integer = 0
 
@@ -245,7 +245,7 @@ class RestartReply(HeartbeatReply):
 
 
 @dataclass
-class Leave:
+class Leave(Body):
     """A rank's goodbye.
 
     Attributes:
@@ -266,7 +266,7 @@ class Leave:
 
 
 @dataclass
-class EpochRequest:
+class EpochRequest(Body):
     """A request about one epoch of a job."""
 
     job: Name
@@ -302,7 +302,7 @@ class RankInfo:
     job: str
     epoch: Integer
     state: RankState
-    heartbeat_age: Number
+    heartbeat_age: float
     reason: str
     member: Member
     failed_ranks: list[Integer] = field(default_factory=list)
@@ -354,5 +354,5 @@ class AgentInfo:
     member: Member
     gateway: str
     transports: dict[str, str]
-    uptime: Number
+    uptime: float
     version: str

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import (
-    MAX_WORLD_SIZE,
-    NUMBER,
-    Boolean,
-    Integer,
-    Name,
-    Number,
-    SchemaKeywords,
-    Text,
-)
+from msgspec import Meta
+
+from rankmesh_agent.wire.fields import MAX_INTEGER, MAX_WORLD_SIZE, Body, Integer, Name, Text
 
 LAUNCHER_SECONDS = 0.5
 """Interval of a launcher's heartbeats."""
@@ -23,14 +16,14 @@ STARTING = -1
 NO_NODE = -1
 """Number of a node that the gateway is to assign, or that is not part of the attempt."""
 
-_Count = Annotated[int, NUMBER, SchemaKeywords(minimum=0)]
-_FromMinusOne = Annotated[int, NUMBER, SchemaKeywords(minimum=-1)]
-_Nodes = Annotated[int, NUMBER, SchemaKeywords(minimum=1, maximum=MAX_WORLD_SIZE)]
+_Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+_FromMinusOne = Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
+_Nodes = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
 LauncherState = Literal["waiting", "running", "failed", "ended", "stopped"]
 
 
 @dataclass
-class LauncherHeartbeat:
+class LauncherHeartbeat(Body):
     """A launcher's report on its node, in a job whose nodes may change or that restarts after a failure.
 
     Attributes:
@@ -60,10 +53,10 @@ class LauncherHeartbeat:
     max_restarts: Integer
     min_nodes: _Count = 0
     nproc: _Count = 0
-    last_call: Annotated[Number, SchemaKeywords(minimum=0)] = 0.0
+    last_call: Annotated[float, Meta(ge=0)] = 0.0
     attempt_nodes: _Count = 0
     restarts: _Count = 0
-    hosts_gateway: Boolean = False
+    hosts_gateway: bool = False
     host: Text = ""
 
 
@@ -85,11 +78,11 @@ class LauncherReply:
     """
 
     attempt: Integer
-    over: Boolean
+    over: bool
     node: Integer = NO_NODE
     nodes: Integer = 0
     restarts: Integer = 0
     reason: str = ""
-    failed: Boolean = False
-    membership: Boolean = False
+    failed: bool = False
+    membership: bool = False
     missing: str = ""

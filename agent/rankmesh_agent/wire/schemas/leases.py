@@ -5,20 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import (
-    MAX_ADDRESSES,
-    Boolean,
-    Integer,
-    Name,
-    Number,
-    Rank,
-    SchemaKeywords,
-    Text,
-    WorldSize,
-)
+from msgspec import Meta
+
+from rankmesh_agent.wire.fields import MAX_ADDRESSES, MAX_REASON, Body, Integer, Name, Rank, Text, WorldSize
 
 OFFER_SECONDS = 5.0
 """Seconds for which the gateway offers a free agent to one client only."""
+MAX_LEASES = 16
+"""Maximum number of leases of one standalone agent."""
 
 
 @dataclass
@@ -37,7 +31,7 @@ class Lease:
     job: Name
     rank: Rank
     world_size: WorldSize
-    holder: str
+    holder: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
 @dataclass
@@ -66,14 +60,14 @@ class LeaseTerms:
     job: str
     rank: Integer
     world_size: Integer
-    timeout: Number
+    timeout: float
     holder: str
-    idle: Number = 0.0
-    awaits_growth: Boolean = False
+    idle: float = 0.0
+    awaits_growth: bool = False
 
 
 @dataclass
-class AgentHeartbeat:
+class AgentHeartbeat(Body):
     """A standalone agent's heartbeat, each HEARTBEAT_SECONDS and when its lease changes; the first one registers it.
 
     Attributes:
@@ -91,12 +85,12 @@ class AgentHeartbeat:
     host: Text
     host_id: Text
     pid: Integer
-    urls: Annotated[list[Text], SchemaKeywords(minItems=1, maxItems=MAX_ADDRESSES)]
-    leases: list[Lease] = field(default_factory=list)
+    urls: Annotated[list[Text], Meta(min_length=1, max_length=MAX_ADDRESSES)]
+    leases: Annotated[list[Lease], Meta(max_length=MAX_LEASES)] = field(default_factory=list)
 
 
 @dataclass
-class AgentLeave:
+class AgentLeave(Body):
     """The goodbye of a standalone agent."""
 
     id: str
@@ -110,12 +104,12 @@ class AgentEntry:
     """A standalone agent as the gateway sees it: its last heartbeat, its state, and the heartbeat's age in seconds."""
 
     state: AgentState
-    heartbeat_age: Number
+    heartbeat_age: float
     agent: AgentHeartbeat
 
 
 @dataclass
-class LeaseRequest:
+class LeaseRequest(Body):
     """Request a standalone agent from the gateway; the client then leases it from the agent itself (``POST
     /v1/lease``).
 
@@ -132,7 +126,7 @@ class LeaseRequest:
     rank: Rank
     world_size: WorldSize
     host_id: Text = ""
-    wait: Number = 0.0
+    wait: float = 0.0
 
 
 @dataclass

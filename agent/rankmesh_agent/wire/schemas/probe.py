@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rankmesh_agent.wire.fields import Integer, Number
+from rankmesh_agent.wire.fields import Body, Integer
 
 MAX_PROBE_BYTES = 64 << 20
 """Maximum bytes that a probe fetches."""
@@ -37,7 +37,7 @@ class HostReport:
 
     host: str
     host_id: str
-    time: Number
+    time: float
     version: str
     python: str
     kernel: str
@@ -49,11 +49,11 @@ class HostReport:
     shm_trouble: str
     slot_bytes: Integer
     token: bool
-    load: Number
+    load: float
 
 
 @dataclass
-class ProbeRequest:
+class ProbeRequest(Body):
     """Ask an agent to measure its network path to another one.
 
     Attributes:
@@ -64,7 +64,7 @@ class ProbeRequest:
 
     url: str
     bytes: Integer = 0
-    seconds: Number = 5.0
+    seconds: float = 5.0
 
 
 ProbeStage = Literal["", "name", "refused", "route", "connect", "answer", "token", "stranger", "transfer"]
@@ -90,7 +90,7 @@ class ProbeReply:
     reached: bool
     stage: ProbeStage = ""
     error: str = ""
-    connect: Number | None = None
-    round_trip: Number | None = None
+    connect: float | None = None
+    round_trip: float | None = None
     bytes: Integer = 0
-    seconds: Number | None = None
+    seconds: float | None = None

@@ -5,22 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rankmesh_agent.wire.fields import Base64, Integer, Number, SchemaKeywords
+from msgspec import Meta
+
+from rankmesh_agent.wire.fields import Base64, Body, Integer
 from rankmesh_agent.wire.schemas.job import LONG_POLL_SECONDS
 
 MAX_KEY_BYTES = 8192
 """Maximum bytes of a key of the store, in UTF-8: as of torch's TCPStore."""
 """Header of a request to the store that another agent has forwarded: the agent answers it itself, or refuses it."""
-StoreKey = Annotated[str, SchemaKeywords(minLength=1, maxLength=MAX_KEY_BYTES)]
+KEY_SIZE = {"minLength": 1, "maxLength": MAX_KEY_BYTES}
+"""Keywords of a key's JSON Schema."""
+StoreKey = Annotated[str, Meta(extra_json_schema=KEY_SIZE)]
 """A key of the store; the store itself checks it."""
 
 
 @dataclass
-class StoreAdd:
+class StoreAdd(Body):
     """Add ``amount`` to the integer stored, as decimal digits, under ``key``; a missing key or an empty value is 0."""
 
     key: StoreKey
-    amount: Integer = 1
+    amount: int = 1
 
 
 @dataclass
@@ -31,11 +35,11 @@ class StoreNumber:
 
 
 @dataclass
-class StoreWait:
+class StoreWait(Body):
     """Wait until all ``keys`` exist, at most ``timeout`` seconds (cut to LONG_POLL_SECONDS)."""
 
     keys: list[StoreKey]
-    timeout: Number = LONG_POLL_SECONDS
+    timeout: float = LONG_POLL_SECONDS
 
 
 @dataclass
@@ -49,7 +53,7 @@ class StoreHealth:
 
 
 @dataclass
-class StoreKeys:
+class StoreKeys(Body):
     """Some keys of the store."""
 
     keys: list[StoreKey]
@@ -63,7 +67,7 @@ class StoreFound:
 
 
 @dataclass
-class StoreCompareSet:
+class StoreCompareSet(Body):
     """Replace the value ``expected`` of ``key`` by ``desired``, in base64; an empty ``expected`` means no value."""
 
     key: StoreKey
@@ -72,22 +76,22 @@ class StoreCompareSet:
 
 
 @dataclass
-class StoreValues:
+class StoreValues(Body):
     """Values by key, in base64."""
 
     values: dict[StoreKey, Base64]
 
 
 @dataclass
-class StoreQueue:
+class StoreQueue(Body):
     """One of the store's queues, by its key."""
 
     key: StoreKey
 
 
 @dataclass
-class StorePop:
+class StorePop(Body):
     """Remove the first value of a queue, waiting at most ``timeout`` seconds for one (cut to LONG_POLL_SECONDS)."""
 
     key: StoreKey
-    timeout: Number = 0.0
+    timeout: float = 0.0

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE, NUMBER
+from rankmesh_agent.http.application import NUMBER
+from rankmesh_agent.wire.fields import MAX_NAME, MAX_REASON, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
 from rankmesh_gateway.http.routes.dependencies import BEARER, ControllerDep, JobName, RegistryDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
-from rankmesh_gateway.state.validation import MAX_REASON
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(422, 503))
 

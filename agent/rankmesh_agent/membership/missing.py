@@ -1,4 +1,4 @@
-"""Reports of a join that waits: every few seconds, which ranks, nodes or gateway are missing, and which are there."""
+"""Ranks, nodes or gateway that a join waits for: in a line every few seconds, and in the error when its time is up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.ranges import ranges
-from rankmesh_agent.wire.schemas import UNASSIGNED, Member
+from rankmesh_agent.wire.errors import GatewayUnreachableError, JoinTimeoutError
+from rankmesh_agent.wire.ranges import named_ranks, ranges
+from rankmesh_agent.wire.schemas import LISTED_MEMBERS, UNASSIGNED, JoinReply, Member
 
 _log = logging.getLogger("rankmesh")
 
@@ -40,24 +41,90 @@ class LocalRankInfo:
 NOT_LAUNCHED = LocalRankInfo()
 
 
-class JoinReporter:
-    """Logs what a join waits for, at one rank of a host.
+class MissingRanks:
+    """What a join waits for, as text. One rank of a host logs it.
 
     Args:
         job: the job's name.
         world_size: number of ranks in the job; None for a process that awaits the growth of the world.
         deadline: end of the join.
         launched: the process's place on its node.
+        growing: number of ranks of the world that grows to ``world_size``, which must all come themselves; 0 otherwise.
+
+    Attributes:
+        last: the gateway's last reply, None before the first.
     """
 
-    def __init__(self, job: str, world_size: int | None, deadline: Deadline, launched: LocalRankInfo) -> None:
+    def __init__(
+        self, job: str, world_size: int | None, deadline: Deadline, launched: LocalRankInfo, growing: int = 0
+    ) -> None:
         self._job = job
         self._world_size = world_size
+        self._growing = growing
         self._deadline = deadline
+        self.last: JoinReply | None = None
+        self._seen: dict[int | str, Member] = {}
+        """The members by rank, or by instance without one; a gateway that ends in a member's process forgets them."""
         self._local_rank = launched.local_rank
         self._node_size = launched.local_size if (world_size or 0) % (launched.local_size or 1) == 0 else None
         self._next_of_gateway = Deadline(GATEWAY_SECONDS)
         self._next_of_ranks = Deadline(REPORT_SECONDS)
+
+    def timeout_error(self, url: str, member: Member, failure: str) -> JoinTimeoutError | GatewayUnreachableError:
+        """Return the error of a join whose time is up.
+
+        Args:
+            url: the gateway's URL, empty if it is unknown.
+            member: the joining rank.
+            failure: why the gateway does not answer.
+        """
+        seconds = self._deadline.seconds
+        name = member.described() if member.rank == UNASSIGNED else f"rank {member.rank}"
+        if self.last is None:
+            return GatewayUnreachableError(
+                f"{name} could not reach the gateway at {url or 'an unknown address'} within {seconds:.0f} s: {failure}"
+                ". The gateway runs in rank 0, or in the first process to come where ranks are left out, unless a "
+                "launcher hosts it: is that running, and are MASTER_ADDR and MASTER_PORT (or the init_method) the same "
+                "on every rank?",
+                ranks=[] if member.rank == UNASSIGNED else [member.rank],
+                address=url or None,
+            )
+        if self._world_size is None:
+            return JoinTimeoutError(
+                f"{name} waited {seconds:.1f} s for the ranks of job {self._job!r} to call grow_group(); is the job at "
+                f"the gateway at {url}, and does its program grow its world?"
+            )
+        missing, awaited = self._awaited_at_end(self.last, self._world_size)
+        here = f"{self.last.joined} have joined"
+        if self._world_size <= LISTED_MEMBERS:
+            seen = sorted(self._seen.values(), key=lambda each: each.rank)
+            here = f"joined: {', '.join(each.described() for each in seen)}"
+        return JoinTimeoutError(
+            f"{name} waited {seconds:.1f} s for {awaited} of job {self._job!r} to join (world size "
+            f"{self._world_size}); {here}",
+            ranks=missing,
+        )
+
+    def _awaited_at_end(self, last: JoinReply, size: int) -> tuple[list[int], str]:
+        """Return the missing ranks, as far as they are known, and all that are missing as text."""
+        large = size > LISTED_MEMBERS
+        members = last.members if large else self._seen.values()
+        missing = last.missing if large else [rank for rank in range(size) if rank not in self._seen]
+        count = size - (last.joined if large else len(members))
+        absent = [rank for rank in missing if rank < self._growing < size]
+        if absent and not large:  # no waiting process can take their places
+            return absent, f"{named_ranks(absent)}, which have not called grow_group(),"
+        if any(each.rank == UNASSIGNED for each in members):  # it may get any of the missing ranks
+            return [], f"{max(1, count)} more process(es)"
+        if large:
+            more = f" and {count - len(missing)} more" if count > len(missing) else ""
+            return missing, f"{'rank' if count == 1 else 'ranks'} {', '.join(ranges(missing))}{more}"
+        if missing:
+            return missing, named_ranks(missing)
+        # All have come, but one has gone, perhaps with the gateway in its process, before the last did.
+        present = {each.instance for each in last.members}
+        missing = sorted(each.rank for each in self._seen.values() if each.instance not in present)
+        return missing, f"{named_ranks(missing)}, which had joined and have left,"
 
     def seconds_to_next(self) -> float:
         """Return the seconds until the next report of missing ranks."""
@@ -78,18 +145,10 @@ class JoinReporter:
                 "%s still waits for the gateway at %s: %s; %s", member.described(), where, failure, self._passed()
             )
 
-    def ranks_missing(
-        self, url: str, member: Member, members: Sequence[Member], joined: int = 0, missing: Sequence[int] = ()
-    ) -> None:
-        """Log, if it is time, which ranks have joined, and which are missing.
-
-        Args:
-            url: the gateway's URL.
-            member: the joining rank.
-            members: all that have joined, by rank, or the first ones.
-            joined: how many have joined; 0 if ``members`` are all.
-            missing: the missing ranks, or the first ones, where ``members`` are not all.
-        """
+    def ranks_missing(self, url: str, member: Member, reply: JoinReply) -> None:
+        """Record the gateway's reply to a joining rank; log, if it is time, which ranks are there or missing."""
+        self.last, members = reply, reply.members
+        self._seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in members}
         if not self._next_of_ranks.expired():
             return
         self.skip()
@@ -106,25 +165,17 @@ class JoinReporter:
         hosts: dict[str, list[Member]] = {}
         for each in members:
             hosts.setdefault(each.host_id, []).append(each)
-        reporters = [there[0].instance for there in hosts.values()]
-        if member.instance in reporters[:_MAX_HOSTS]:
-            if joined > len(members):
-                awaited, here = f"{self._world_size - joined} of {self._world_size} ranks", f"{joined} are here"
-                which = f", {_ranks(missing)} and perhaps others are missing" if missing else ""
-            else:
-                here = self._listed(hosts)
-                awaited, which = self._awaited(
-                    {each.rank for each in members}, self._world_size, self._world_size - len(members)
-                )
-            _log.warning(
-                "waiting for %s: %s%s; %s; gateway %s, job %r",
-                awaited,
-                here,
-                which,
-                self._passed(),
-                url,
-                self._job,
-            )
+        if member.instance not in [there[0].instance for there in hosts.values()][:_MAX_HOSTS]:
+            return
+        count = self._world_size - max(reply.joined, len(members))
+        if reply.joined > len(members):
+            awaited, here = f"{count} of {self._world_size} ranks", f"{reply.joined} are here"
+            which = f", {_ranks(reply.missing)} and perhaps others are missing" if reply.missing else ""
+        else:
+            here = self._listed(hosts)
+            awaited, which = self._awaited({each.rank for each in members}, self._world_size, count)
+        text = "waiting for %s: %s%s; %s; gateway %s, job %r"
+        _log.warning(text, awaited, here, which, self._passed(), url, self._job)
 
     def skip(self) -> None:
         """Begin the interval before the next report of missing ranks."""

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from rankmesh_agent.membership import join_reports
-from rankmesh_agent.membership.join_reports import NOT_LAUNCHED, JoinReporter, LocalRankInfo
+from rankmesh_agent.membership import missing
+from rankmesh_agent.membership.missing import NOT_LAUNCHED, LocalRankInfo, MissingRanks
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.wire.schemas import UNASSIGNED, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED, JoinReply, Member
 
 URL = "http://10.0.0.1:29500"
 
@@ -19,24 +19,28 @@ def member(rank: int, host: str = "a", instance: str = "") -> Member:
     return Member(rank, instance or f"r{rank}", host, host, 100 + rank, [], "")
 
 
+def reply(members: list[Member]) -> JoinReply:
+    return JoinReply(False, "job", 1, 2, members, [])
+
+
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """Returns what one of the members logs; the interval is over at once."""
-    monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(missing, "REPORT_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "rankmesh")
 
     def run(world_size: int, members: list[Member], me: int = 0, launched: LocalRankInfo = NOT_LAUNCHED) -> list[str]:
         caplog.clear()
-        JoinReporter("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], members)
+        MissingRanks("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], reply(members))
         return [re.sub(r"^waiting for (.*); 0 s of 300 s .*", r"\1", text) for text in caplog.messages]
 
     return run
 
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(join_reports, "REPORT_SECONDS", 0.0)
-    reports = JoinReporter("job", 2, Deadline(300), NOT_LAUNCHED)
-    reports.ranks_missing(URL, member(0), [member(0)])
+    monkeypatch.setattr(missing, "REPORT_SECONDS", 0.0)
+    reports = MissingRanks("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports.ranks_missing(URL, member(0), reply([member(0)]))
     assert caplog.messages == [
         (
             "waiting for 1 of 2 ranks: a (rank 0) is here, rank 1 is missing; 0 s of 300 s have passed; "
@@ -80,15 +84,15 @@ def test_one_rank_of_a_host_reports_and_not_every_host(logged):
 def test_a_gateway_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: LocalRankInfo, reports: bool
 ):
-    monkeypatch.setattr(join_reports, "GATEWAY_SECONDS", 0.0)
-    JoinReporter("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
+    monkeypatch.setattr(missing, "GATEWAY_SECONDS", 0.0)
+    MissingRanks("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
     text = f"rank 4 (a, pid 104) still waits for the gateway at {URL}: connection refused; 0 s of 300 s have passed"
     assert caplog.messages == [text] * reports
 
 
 def test_the_interval(caplog: pytest.LogCaptureFixture):
-    reports = JoinReporter("job", 2, Deadline(300), NOT_LAUNCHED)
-    assert 0 < reports.seconds_to_next() <= join_reports.REPORT_SECONDS
-    reports.ranks_missing(URL, member(0), [member(0)])
+    reports = MissingRanks("job", 2, Deadline(300), NOT_LAUNCHED)
+    assert 0 < reports.seconds_to_next() <= missing.REPORT_SECONDS
+    reports.ranks_missing(URL, member(0), reply([member(0)]))
     reports.gateway_missing(URL, member(0), "connection refused")
     assert caplog.messages == []
