@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankmesh_agent.wire import snapshot, store_frames
+from rankmesh_agent.wire.hello import Service, preface
 
 A_SECOND = 200
 """Connections, or requests, that the clients begin in a second."""
@@ -48,8 +48,8 @@ KINDS = {
     "connections": Kind(http_only=False),
     "requests": Kind(HEAD + b"\r\n"),
     "guesses": Kind(b"GET /v1/store HTTP/1.1\r\n" + _HOST + b"Authorization: Bearer guess\r\n\r\n"),
-    "upgrades to the store": Kind(store_frames.UPGRADE.request("127.0.0.1")),
-    "upgrades to snapshots": Kind(snapshot.UPGRADE.request("127.0.0.1")),
+    "clients of the store": Kind(preface(Service.STORE)),
+    "clients of snapshots": Kind(preface(Service.SNAPSHOT)),
 }
 
 

@@ -198,7 +198,7 @@ FAULTS = [
     Fault(W + "frames.py", "length > (eager_limit if opcode is Opcode.EAGER else SMALL)", "length > eager_limit", FRAMES, "a frame of any kind may be as long as an eager one"),
     Fault(W + "frames.py", "frozenset({Opcode.PART, Opcode.BULK})", "frozenset({Opcode.PART, Opcode.BULK, Opcode.ABORT})", FRAMES, "an ABORT of any length is read"),
     # Credentials
-    Fault(W + "hello.py", "    if exposed:", "    if False:", PROOF, "a connection from another host needs no TLS"),
+    Fault(W + "hello.py", "    if verdict is not Verdict.WELCOME:", "    if False:", PROOF, "a connection from another host needs no TLS"),
     Fault(W + "hello.py", " or grant.role < service.role", "", PROOF, "a lesser role opens every service"),
     Fault(W + "hello.py", " and not grant.lease", "", PROOF, "a lease's credential opens stores"),
     Fault("agent/rankmesh_agent/net/tls.py", "ssl.CERT_REQUIRED if mutual else ssl.CERT_NONE", "ssl.CERT_NONE", PROOF, "ranks need no certificate"),

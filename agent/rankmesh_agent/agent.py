@@ -24,7 +24,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
-from rankmesh_agent.http.server import ConnectionHandler, HttpServer
+from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
 from rankmesh_agent.membership.gateway_client import ShareMembers
 from rankmesh_agent.net.deadline import Deadline
@@ -39,6 +39,7 @@ from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
@@ -49,9 +50,8 @@ from rankmesh_agent.wire.schemas import (
     InFlight,
     Member,
 )
-from rankmesh_agent.wire.snapshot import MAX_DUMPED, UPGRADE, RankDump, RankSnapshot
+from rankmesh_agent.wire.snapshot import MAX_DUMPED, RankDump, RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
-from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _REPEATED = 100
@@ -162,10 +162,8 @@ class Agent:
 
     def _serve_http(self) -> None:
         if self._own_http is not None:
-            upgrades: dict[Upgrade, ConnectionHandler] = {
-                UPGRADE: SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials),
-            }
-            self._own_http.start(self._app(self._own_http.names), upgrades, on_demand=True)
+            snapshots = SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials)
+            self._own_http.start(self._app(self._own_http.names), {Service.SNAPSHOT: snapshots}, on_demand=True)
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:

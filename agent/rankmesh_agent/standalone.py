@@ -22,8 +22,8 @@ from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
-from rankmesh_agent.wire import attach_frames, snapshot
 from rankmesh_agent.wire.credentials import Credentials, Grant
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     UNASSIGNED,
@@ -38,7 +38,6 @@ from rankmesh_agent.wire.schemas import (
 )
 from rankmesh_agent.wire.snapshot import RankSnapshot
 from rankmesh_agent.wire.stats import AgentStats
-from rankmesh_agent.wire.upgrade import Upgrade
 from rankmesh_agent.wire.version import __version__
 
 _GC_PASSES = 2
@@ -118,11 +117,11 @@ class Standalone:
         Args:
             on_failure: called in another thread once ``failure`` gives a reason.
         """
-        upgrades: dict[Upgrade, ConnectionHandler] = {
-            attach_frames.UPGRADE: self._sessions,
-            snapshot.UPGRADE: SnapshotServer(self._snapshot, self._snapshot_credentials),
+        services: dict[Service, ConnectionHandler] = {
+            Service.ATTACH: self._sessions,
+            Service.SNAPSHOT: SnapshotServer(self._snapshot, self._snapshot_credentials),
         }
-        self._http.start(self._app, upgrades, on_failure=on_failure)
+        self._http.start(self._app, services, on_failure=on_failure)
         self._sessions.start()
         self._heartbeats.start()
         self._heartbeats.wake()

@@ -10,8 +10,8 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Quota
-from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.hello import Service
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -75,7 +75,7 @@ class Gateway:
         """
         self._http.start(
             lambda: create_app(self.registry, token=self._credentials, names=self._names, stores=self._stores),
-            {store_frames.UPGRADE: StoreServer(self._stores, self._credentials)},
+            {Service.STORE: StoreServer(self._stores, self._credentials)},
             protocols={} if self._torch_store is None else {PREFACE: self._torch_store.make_protocol},
             on_failure=on_failure,
         )

@@ -74,7 +74,7 @@ def make(gateway_url) -> Iterator[Made]:
 
 def acquire(agent: Standalone, terms: LeaseTerms) -> tuple[Lease, Agent]:
     """Lease an agent; returns when it has joined."""
-    lease, joining = agent.acquire(terms)
+    lease, joining = agent.leases.acquire(terms)
     return lease, joining.result(60)
 
 

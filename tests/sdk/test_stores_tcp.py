@@ -181,7 +181,7 @@ class TestFailures:
     def test_another_server(self, made):
         with (
             plain_http_server() as port,
-            pytest.raises(dist.DistNetworkError, match="does not know the requested protocol"),
+            pytest.raises(dist.DistNetworkError, match="does not speak RankMesh"),
         ):
             made(port)
 
@@ -308,7 +308,7 @@ def test_a_forked_child_holds_no_connection_of_its_parents(made):
     master = made(is_master=True)
     client = made(master.port)
     client.set("k", "v")
-    (store_server,) = master._store.server._http._upgrades.values()
+    (store_server,) = master._store.server._http._services.values()
     clients = store_server._connections
     wait_until(lambda: len(clients) == 1, "one connection")
     read, write = os.pipe()

@@ -17,8 +17,12 @@ from rankmesh_agent.wire.hello import (
     Service,
     Verdict,
     accepting_script,
+    check_preface,
     client_script,
     hello,
+    is_preface,
+    preface,
+    service_of,
     welcome,
 )
 
@@ -27,10 +31,15 @@ JOB = "train"
 
 
 def serve(
-    data: bytes, token: str | Credentials, service: Service = Service.MESH, *, extra: int = 0, exposed: bool = False
+    data: bytes,
+    token: str | Credentials,
+    service: Service = Service.MESH,
+    *,
+    extra: int = 0,
+    verdict: Verdict = Verdict.WELCOME,
 ) -> tuple[Client | None, bytes]:
     """Run the server's side on a client's bytes; return the client, None if it is refused, and the answer."""
-    script = accepting_script(lambda _: token, service, extra, exposed)
+    script = accepting_script(lambda _: token, service, extra, lambda: verdict)
     answer, (sent, wanted) = b"", next(script)
     while True:
         answer += sent
@@ -60,17 +69,18 @@ def understand(answer: bytes, reply_bytes: int = 0) -> Any:
 
 def test_golden():
     name = bytes(range(64))
-    data = hello(Service.STORE, "secret", b"attachment", name)
-    assert data == b"RKMH-HI\x03\x02" + name + b"\0\6secretattachment"
-    assert len(hello(Service.MESH, "")) == HELLO_BYTES == 75
+    assert preface(Service.STORE) == b"RKMH-HI\x03\x02\r\n\r\n"
+    data = hello("secret", b"attachment", name)
+    assert data == name + b"\0\6secretattachment"
+    assert len(hello("")) == HELLO_BYTES == 66
     assert serve(data, "secret", Service.STORE, extra=10)[0] == (name, b"attachment", (Role.RUN, None, ""))
     assert serve(data, "secret", Service.STORE, extra=10)[1] == welcome() == b"RKMH-HI\x03\0"
-    assert hello(Service.MESH, "")[9:] != hello(Service.MESH, "")[9:], "a name is used once"
+    assert hello("")[:64] != hello("")[:64], "a name is used once"
 
 
 @pytest.mark.parametrize("token", ["secret", "", "ключ", "x" * MAX_CREDENTIAL_BYTES])
 def test_the_same_token_is_accepted(token):
-    client, answer = serve(hello(Service.MESH, token), token)
+    client, answer = serve(hello(token), token)
     assert client is not None
     assert understand(answer + b"more", 4) == b"more"
     assert understand(answer) == b""
@@ -78,7 +88,7 @@ def test_the_same_token_is_accepted(token):
 
 @pytest.mark.parametrize(("ours", "theirs"), [("wrong", "secret"), ("", "secret"), ("secre", "secret")])
 def test_another_token_is_refused(ours, theirs):
-    client, answer = serve(hello(Service.MESH, ours), theirs)
+    client, answer = serve(hello(ours), theirs)
     assert client is None
     with pytest.raises(AuthenticationError) as caught:
         understand(answer)
@@ -87,29 +97,32 @@ def test_another_token_is_refused(ours, theirs):
 
 def test_a_server_without_a_token_accepts_every_client():
     """It looks at their user."""
-    assert serve(hello(Service.MESH, "any"), "")[0] is not None
+    assert serve(hello("any"), "")[0] is not None
 
 
-def test_a_connection_that_needs_tls_is_refused_before_its_credential_is_read():
-    client, answer = serve(hello(Service.MESH, ""), "secret", exposed=True)
+@pytest.mark.parametrize(
+    ("verdict", "error"), [(Verdict.NEEDS_TLS, NeedsTlsError), (Verdict.OTHER_USER, AuthenticationError)]
+)
+def test_a_connection_that_may_have_no_client_is_refused_before_the_credential_is_read(verdict, error):
+    client, answer = serve(hello(""), "secret", verdict=verdict)
     assert client is None
-    assert answer == welcome(Verdict.NEEDS_TLS)
-    with pytest.raises(NeedsTlsError):
+    assert answer == welcome(verdict)
+    with pytest.raises(error):
         understand(answer)
 
 
 @pytest.mark.parametrize("service", Service)
 @pytest.mark.parametrize("role", ROLES)
 def test_a_credential_opens_only_services_of_its_role(service, role):
-    client, _ = serve(hello(service, derive("secret", role)), "secret", service)
+    client, _ = serve(hello(derive("secret", role)), "secret", service)
     assert (client is not None) == (role >= service.role)
     assert client is None or client.grant.role is role
 
 
 def test_a_credential_given_separately_replaces_the_derived_one():
     accepted = Credentials("secret", use="users'")
-    assert serve(hello(Service.STORE, "users'"), accepted, Service.STORE)[0] is not None
-    assert serve(hello(Service.STORE, derive("secret", Role.USE)), accepted, Service.STORE)[0] is None
+    assert serve(hello("users'"), accepted, Service.STORE)[0] is not None
+    assert serve(hello(derive("secret", Role.USE)), accepted, Service.STORE)[0] is None
 
 
 @pytest.mark.parametrize("service", [Service.MESH, Service.STORE, Service.SNAPSHOT])
@@ -117,31 +130,55 @@ def test_a_jobs_credential_opens_only_servers_of_its_job(service):
     """Of whatever role; nor does a lease's credential open one."""
     own = for_job("secret", JOB)
     server = Credentials("secret", job=JOB)
-    assert serve(hello(service, own), server, service)[0] is not None
+    assert serve(hello(own), server, service)[0] is not None
     for credential in (for_job("secret", "another job"), for_job("guess", JOB), for_lease(own, JOB, "ab" * 16)):
-        assert serve(hello(service, credential), server, service)[0] is None
+        assert serve(hello(credential), server, service)[0] is None
     of_another = Credentials(for_job("secret", "another job"))
     for accepted in (Credentials("secret"), of_another, Credentials("other", job=JOB)):
-        assert serve(hello(service, own), accepted, service)[0] is None
+        assert serve(hello(own), accepted, service)[0] is None
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
+    ("start", "error"),
     [
-        (b"GET / HTTP/1.1\r\n".ljust(HELLO_BYTES, b"x"), "does not speak RankMesh's protocol"),
-        (hello(Service.STORE, ""), "another service"),
-        (hello(Service.MESH, "x" * (MAX_CREDENTIAL_BYTES + 1))[:HELLO_BYTES], "another service"),
-        (b"RKMH-HI\x02".ljust(HELLO_BYTES, b"x"), "speaks protocol version 2, this one 3"),
+        (b"GET / HTTP/1.", "does not speak RankMesh's protocol"),
+        (preface(Service.STORE), "another service"),
+        (b"RKMH-HI\x02\x01\r\n\r\n", "speaks protocol version 2, this one 3"),
     ],
-    ids=["HTTP", "another service", "a long credential", "another version"],
 )
-def test_other_bytes_are_no_hello(data, error):
+def test_other_bytes_are_no_preface(start, error):
     with pytest.raises(ProtocolError, match=error):
-        serve(data, "secret")
+        check_preface(start, Service.MESH)
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"), [(b"HTTP/1.1 ", "does not speak"), (b"RKMH-HI\x02\0", "protocol version 2, this one 3")]
+    ("start", "found"),
+    [
+        (b"", None),
+        (b"R", None),
+        (preface(Service.STORE)[:12], None),
+        (preface(Service.STORE), True),
+        (b"GET / HTT", False),
+        (b"RK\0", False),
+    ],
+)
+def test_a_preface_is_told_from_http_by_its_first_bytes(start, found):
+    assert is_preface(start) is found
+    assert not found or service_of(start) is Service.STORE
+
+
+def test_a_credential_has_a_limit():
+    with pytest.raises(ProtocolError, match="exceeds the limit"):
+        serve(hello("x" * (MAX_CREDENTIAL_BYTES + 1))[:HELLO_BYTES], "secret")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 ", "does not speak"),
+        (b"RKMH-HI\x02\0", "protocol version 2, this one 3"),
+        (welcome(Verdict.OTHER_SERVICE), "does not have this service"),
+    ],
 )
 def test_other_bytes_are_no_welcome(answer, error):
     with pytest.raises(ProtocolError, match=error):

@@ -30,10 +30,9 @@ from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Set
 from rankmesh_agent.transports.tcp import TcpTransport
-from rankmesh_agent.wire import attach_frames, snapshot, store_frames
+from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
-from rankmesh_agent.wire.hello import Service, client_script, hello
-from rankmesh_agent.wire.upgrade import Upgrade
+from rankmesh_agent.wire.hello import MAGIC, Service, client_script, hello
 
 pytestmark = [as_root, hosting.embedded_only("the agents of the tests have a token")]
 
@@ -63,19 +62,25 @@ def ask(url: str, method: str, path: str, body: bytes | None = None) -> tuple[in
         return response.status, response.read().decode()
 
 
-def upgrade(url: str, protocol: Upgrade) -> str:
-    """Return the first bytes of the response to a request for another protocol."""
+ATTACHMENTS = {
+    Service.STORE: store_frames.NO_STORE_ID,
+    Service.SNAPSHOT: b"",
+    Service.ATTACH: bytes(attach_frames.ATTACHMENT_BYTES),
+}
+
+
+def greet(sock: socket.socket, service: Service) -> str:
+    """Greet a service without a token."""
+    script = client_script(hello("", ATTACHMENTS[service]), AuthenticationError("refused"))
+    Handshake(sock, service, script, client=True).run(10)
+    return "admitted"
+
+
+def greet_at(url: str, service: Service) -> str:
+    """Greet a service at the port of a URL."""
     split = urlsplit(url)
     with socket.create_connection((split.hostname or "", split.port or 0), 10) as sock:
-        sock.sendall(protocol.request(split.netloc))
-        return sock.recv(4096).decode()
-
-
-def greet_store(sock: socket.socket) -> str:
-    """Greet a store without a token."""
-    greeting = hello(Service.STORE, "", store_frames.NO_STORE_ID)
-    Handshake(sock, client_script(greeting, AuthenticationError("refused"))).run(10)
-    return "admitted"
+        return greet(sock, service)
 
 
 def test_another_user_gets_only_health_over_http(rank: Any):
@@ -100,17 +105,19 @@ def test_another_user_gets_nothing_of_the_gateway(rank: Any):
         assert as_other_user(lambda method=method, path=path: ask(url, method, path))[0] == 403
 
 
-@pytest.mark.parametrize("protocol", [store_frames.UPGRADE, snapshot.UPGRADE], ids=["store", "snapshot"])
-def test_another_user_cannot_switch_to_a_binary_protocol(rank: Any, protocol: Upgrade):
-    url = rank.info().gateway if protocol is store_frames.UPGRADE else rank.member.http
-    assert upgrade(url, protocol).startswith("HTTP/1.1 101")
-    assert as_other_user(lambda: upgrade(url, protocol)).startswith("HTTP/1.1 403 Forbidden")
+OTHERS = "AuthenticationError: the other side is another user's, and has no token: set RANKMESH_TOKEN"
+
+
+@pytest.mark.parametrize("service", [Service.STORE, Service.SNAPSHOT])
+def test_another_user_gets_no_service(rank: Any, service: Service):
+    url = rank.info().gateway if service is Service.STORE else rank.member.http
+    assert greet_at(url, service) == "admitted"
+    assert as_other_user(lambda: greet_at(url, service)).startswith(OTHERS)
 
 
 def test_another_user_cannot_attach(standalone: Standalone):
     url = standalone.urls[0]
-    assert upgrade(url, attach_frames.UPGRADE).startswith("HTTP/1.1 101")
-    assert as_other_user(lambda: upgrade(url, attach_frames.UPGRADE)).startswith("HTTP/1.1 403 Forbidden")
+    assert as_other_user(lambda: greet_at(url, Service.ATTACH)).startswith(OTHERS)
     path = socket_path(standalone.settings.shm_dir, offer(standalone).id)
 
     def connect() -> None:
@@ -120,25 +127,25 @@ def test_another_user_cannot_attach(standalone: Standalone):
     assert as_other_user(connect).startswith("PermissionError")
 
 
-def http(url: str) -> object:
+def client_of_http(url: str) -> object:
     return HttpClient(TOKEN).request("POST", f"{url}/v1/join", {"body": "of the job"}, timeout=10)
 
 
-def store(url: str) -> object:
+def client_of_store(url: str) -> object:
     return StoreClient(url, TOKEN).execute(Set("k", b"body of the job"), 5.0)
 
 
-def peer(url: str) -> object:
+def client_of_mesh(url: str) -> object:
     return dial(TcpTransport(TOKEN), url.removeprefix("http://"))
 
 
-def probed(url: str) -> object:
+def client_of_probe(url: str) -> object:
     reply = measure(url, TOKEN, 10, 5.0)
     assert not reply.reached
     raise DistNetworkError(reply.error)
 
 
-@pytest.mark.parametrize("client", [http, store, peer, probed])
+@pytest.mark.parametrize("client", [client_of_http, client_of_store, client_of_mesh, client_of_probe])
 def test_another_users_port_does_not_get_the_token(client: Callable[[str], object]):
     """Nor anything else: whoever takes the port of a rank that has ended, say."""
     reader, writer = os.pipe()
@@ -164,18 +171,21 @@ def test_another_users_port_does_not_get_the_token(client: Callable[[str], objec
         received = squatting.result().encode("latin-1")
     os.close(reader)
     os.close(writer)
-    assert received.startswith(b"\x16\x03")
+    assert received.startswith((b"\x16\x03", MAGIC))
     assert TOKEN.encode() not in received
     assert b"of the job" not in received
 
 
 def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
-    name = store_frames.unix_socket_of(upgrade(rank.info().gateway, store_frames.UPGRADE).encode())
+    with contextlib.closing(rank.blocking_store()) as client:
+        client.execute(Set("k", b"v"))
+        name = client._unix_socket
+    assert name
 
     def connect() -> str:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(f"\0{name}")
-            return greet_store(sock)
+            return greet(sock, Service.STORE)
 
     assert connect() == "admitted"
     assert as_other_user(connect).startswith(("ConnectionResetError", "BrokenPipeError"))
@@ -184,7 +194,6 @@ def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
 def test_another_users_unix_socket_is_not_taken_for_the_stores(rank: Any, monkeypatch: pytest.MonkeyPatch):
     """A response that was changed on its way may name it; the client then uses the port."""
     name = f"rankmesh-test-{os.getpid()}"
-    monkeypatch.setattr(store_frames, "unix_socket_of", lambda head: name)
     for user, reached in ((lambda listen: listen(), True), (as_other_user, False)):
         with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(rank.blocking_store()) as client:
             rogue.bind(f"\0{name}")
@@ -219,7 +228,7 @@ def test_another_user_is_cut_off_the_mesh():
     thread.start()
     try:
         assert connect() == "admitted"
-        assert as_other_user(connect).startswith(("PeerLostError", "DistNetworkError"))
+        assert as_other_user(connect).startswith(OTHERS)
     finally:
         stop.set()
         thread.join(30)

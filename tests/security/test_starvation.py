@@ -28,15 +28,14 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.middleware import UNAUTHENTICATED_A_SECOND
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Set
 from rankmesh_agent.transports.tcp import TcpTransport
-from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.hello import Service, preface
 
 DESCRIPTORS = 256
 RESERVE = 64
@@ -197,10 +196,7 @@ def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.Monke
     agent.start()
     with contextlib.closing(agent), contextlib.ExitStack() as held:
         for _ in range(CLIENTS):
-            held.enter_context(
-                connect_upgraded(
-                    agent.urls[0], attach_frames.UPGRADE, TOKEN, connect_seconds=DEADLINE, seconds=DEADLINE
-                )[0]
-            )
+            sock = held.enter_context(socket.create_connection(("127.0.0.1", agent._http.port), DEADLINE))
+            sock.sendall(preface(Service.ATTACH))
         assert len(UNAUTHENTICATED) <= DESCRIPTORS // 8
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

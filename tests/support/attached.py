@@ -16,8 +16,8 @@ from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.server import StoreServer
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import AgentHeartbeat
-from rankmesh_agent.wire.store_frames import UPGRADE
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -39,7 +39,7 @@ def gateway(registry: Registry) -> Iterator[str]:
     server = HttpServer(listener, "gateway", token=TOKEN)
     stores = JobStores(registry, TOKEN)
     store_server = StoreServer(stores, TOKEN, "gateway-store")
-    server.start(lambda: create_app(registry, token=TOKEN, stores=stores), {UPGRADE: store_server})
+    server.start(lambda: create_app(registry, token=TOKEN, stores=stores), {Service.STORE: store_server})
     yield url_of(listener)
     registry.close()
     server.close()

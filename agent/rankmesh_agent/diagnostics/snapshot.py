@@ -16,18 +16,16 @@ from typing import Final
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
-from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.tls import is_exposed
+from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.store.base import KeyWaitInfo
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.hello import Service, accepting_script
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
     MAX_ENDED,
-    UPGRADE,
     RankSnapshot,
     SnapshotCall,
     SnapshotGroup,
@@ -139,7 +137,7 @@ def _clock() -> float:
 
 
 class SnapshotServer:
-    """Sends a snapshot to each connection that requests it by ``wire.snapshot.UPGRADE``: a ConnectionHandler.
+    """Sends a snapshot to each client: a ConnectionHandler.
 
     Args:
         take: returns the snapshot for a client with a credential; None if there is no rank.
@@ -155,7 +153,7 @@ class SnapshotServer:
         self._closed = False
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve a connection whose client has requested the upgrade, in a thread of its own. From any thread."""
+        """Serve a connection that begins with the PREFACE of the service, in a thread of its own. From any thread."""
         admission = UNAUTHENTICATED.admit(sock)
         thread = threading.Thread(target=self._serve, args=(sock, admission), name="rankmesh-snapshot", daemon=True)
         try:
@@ -192,10 +190,14 @@ class SnapshotServer:
     def _serve(self, sock: socket.socket, admission: Admission) -> None:
         try:
             sock.settimeout(_CLIENT_SECONDS)
-            sock.sendall(UPGRADE.response())
-            exposed = is_exposed(sock, self._token())
-            script = accepting_script(lambda _: self._token(), Service.SNAPSHOT, 0, exposed)
-            client = Handshake(sock, script).run(_CLIENT_SECONDS)
+            token = self._token()
+            handshake = accept(sock, Service.SNAPSHOT, lambda _: token, 0, token)
+            try:
+                client = handshake.run(_CLIENT_SECONDS)
+            finally:
+                with self._lock:
+                    self._clients[handshake.sock] = self._clients.pop(sock)
+                    sock = handshake.sock
             admission.end()
             with self._served:
                 found = self._take(client.grant)

@@ -1,7 +1,6 @@
-"""Acceptor of an HTTP port whose HTTP server is not loaded yet: serves the clients that ask for another protocol.
+"""Services at an HTTP port, and the acceptor of a port whose HTTP server is not loaded yet.
 
-The first client of a rank's port is mostly another rank, which asks for the store's binary protocol. Without an import,
-it gets its response also from a process that is busy, or imports something else for seconds.
+A rank gets its diagnosis also from a process that is busy, or imports something for seconds: without an import.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.wire.upgrade import MAX_HEAD_BYTES, Upgrade
+from rankmesh_agent.wire.hello import PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
 
 HEAD_SECONDS = 10.0
 """Time limit for a client to send its head."""
@@ -33,17 +32,53 @@ class _Client(NamedTuple):
     since: float
 
 
-class UpgradeAcceptor:
+class Services:
+    """The services at a port, besides HTTP.
+
+    Args:
+        handlers: serve the connections of each service.
+    """
+
+    def __init__(self, handlers: Mapping[Service, Callable[[socket.socket], None]]) -> None:
+        self._handlers = handlers
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self._handlers)
+
+    def serve(self, sock: socket.socket, start: bytes) -> None:
+        """Serve a connection, which blocks from now on.
+
+        Args:
+            sock: the connection, from which no byte has been read.
+            start: its PREFACE.
+        """
+        service = service_of(start)
+        handler = None if service is None else self._handlers.get(service)
+        try:
+            sock.setblocking(True)
+            if handler is not None:
+                handler(sock)
+                return
+            sock.recv(PREFACE_BYTES)
+            sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except Exception as error:
+            log_failure("a client of a service cannot be served", error)
+        with contextlib.suppress(OSError):
+            sock.close()
+
+
+class PrefaceAcceptor:
     """Accepts the connections of a port until one needs an HTTP server.
 
     Args:
         listener: a listening socket; its owner shuts it down to end ``run``, and closes it.
-        upgrades: the functions that serve the connections whose clients ask for another protocol.
+        services: the services at the port.
     """
 
-    def __init__(self, listener: socket.socket, upgrades: Mapping[Upgrade, Callable[[socket.socket], None]]) -> None:
+    def __init__(self, listener: socket.socket, services: Services) -> None:
         self._listener = listener
-        self._upgrades = upgrades
+        self._services = services
         self._undecided: dict[int, _Client] = {}  # oldest first
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
@@ -62,7 +97,7 @@ class UpgradeAcceptor:
                 for descriptor, event in self._poll.poll(self._seconds_left(now)):
                     if descriptor != listener:
                         needs_http = self._examine(descriptor, event)
-                    elif event & select.EPOLLHUP or not self._upgrades:
+                    elif event & select.EPOLLHUP or not self._services:
                         needs_http = True
                     else:
                         needs_http = False
@@ -115,27 +150,17 @@ class UpgradeAcceptor:
         """Look at what a client has sent; return whether it needs an HTTP server."""
         sock = self._undecided[descriptor].sock
         try:
-            head = sock.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
+            start = sock.recv(PREFACE_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
-            head = b""
-        self._undecided[descriptor].admission.peeked = len(head)
-        matches = {upgrade.is_requested(head): handle for upgrade, handle in self._upgrades.items()}
-        if head and True not in matches and None not in matches:
+            start = b""
+        self._undecided[descriptor].admission.peeked = len(start)
+        found = is_preface(start) if start else None
+        if found is False:
             return True
-        if head and True not in matches and not event & select.EPOLLRDHUP:
-            return False  # too little of the head has come to decide
-        self._remove(sock)
-        if True not in matches:
-            sock.close()
-            return False
-        sock.recv(len(head))
-        sock.setblocking(True)
-        try:
-            matches[True](sock)
-        except Exception as error:
-            log_failure("a client that asks for another protocol cannot be served", error)
-            with contextlib.suppress(OSError):
-                sock.close()
-        return False
+        if found:
+            self._services.serve(self._remove(sock), start)
+        elif not start or event & select.EPOLLRDHUP:
+            self._remove(sock).close()
+        return False  # else too few bytes have come to decide

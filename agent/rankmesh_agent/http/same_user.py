@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Callable
 
 from rankmesh_agent.http.middleware import (
     OPEN_PATHS,
@@ -12,7 +10,6 @@ from rankmesh_agent.http.middleware import (
     Message,
     Receive,
     Send,
-    encode_problem,
     problem_of,
     send_problem,
 )
@@ -45,25 +42,6 @@ class SameUserMiddleware:
         else:
             warn_refused(refusal)
             await send_problem(problem_of(refusal), send)
-
-
-def same_user_handler(handle: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
-    """Return a handler of upgraded connections that closes those of other users' processes."""
-
-    def check_and_handle(sock: socket.socket) -> None:
-        try:
-            check_peer(sock)
-        except PeerRefusedError as error:
-            warn_refused(error)
-            with contextlib.suppress(OSError):
-                headers, body = encode_problem(problem_of(error))
-                lines = [b"HTTP/1.1 403 Forbidden", *(b": ".join(field) for field in headers), b"", body]
-                sock.send(b"\r\n".join(lines), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            sock.close()
-        else:
-            handle(sock)
-
-    return check_and_handle
 
 
 def client_refusal(sock: socket.socket) -> DistError | None:

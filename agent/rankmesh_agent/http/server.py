@@ -20,14 +20,13 @@ from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.http.acceptor import UpgradeAcceptor
-from rankmesh_agent.http.same_user import same_user_handler
+from rankmesh_agent.http.acceptor import PrefaceAcceptor, Services
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.net.sockets import bind, interfaces, reachable_addresses, url_for, url_of
 from rankmesh_agent.wire.credentials import Credentials
-from rankmesh_agent.wire.upgrade import Upgrade
+from rankmesh_agent.wire.hello import Service
 
 T = TypeVar("T")
 
@@ -49,7 +48,7 @@ def create_application(factory: Callable[[], T]) -> T:
 
 
 class ConnectionHandler(Protocol):
-    """Server of the connections that begin with an upgrade to another protocol."""
+    """Server of the connections that begin with the PREFACE of a service."""
 
     def handle(self, sock: socket.socket) -> None:
         """Serve a connection. From any thread."""
@@ -98,10 +97,10 @@ class HttpServer:
         self._credentials = Credentials.of(token)
         self._host = host or address
         self._advertise = advertise
-        self._upgrades: Mapping[Upgrade, ConnectionHandler] = {}
+        self._services: Mapping[Service, ConnectionHandler] = {}
         self._protocols: Mapping[bytes, Any] = {}
         self._thread: threading.Thread | None = None
-        self._acceptor: UpgradeAcceptor | None = None
+        self._acceptor: PrefaceAcceptor | None = None
         self._uvicorn: Any = None
         self._stopping = False
         self._on_failure: Callable[[], object] = lambda: None
@@ -162,7 +161,7 @@ class HttpServer:
     def start(
         self,
         make_app: Callable[[], Any],
-        upgrades: Mapping[Upgrade, ConnectionHandler] = MappingProxyType({}),
+        services: Mapping[Service, ConnectionHandler] = MappingProxyType({}),
         *,
         protocols: Mapping[bytes, Any] = MappingProxyType({}),
         on_demand: bool = False,
@@ -173,19 +172,19 @@ class HttpServer:
         Args:
             make_app: creates the ASGI application; called in a thread, so that importing the web framework does not
                 delay the caller. The framework takes more memory and time to load than all the rest of a rank.
-            upgrades: the handlers of connections whose clients ask for another protocol; closed with the server. With
-                them, the application is created at the first request, as such a connection needs none.
+            services: the handlers of connections that begin with a PREFACE; closed with the server. With them, the
+                application is created at the first request, as such a connection needs none.
             protocols: of connections that are not HTTP, by their first bytes: ``uvicorn_protocol.ProtocolFactories``.
-            on_demand: load the server, too, when the first client connects that does not ask for another protocol, or
-                uses TLS: most ranks have none. The client waits meanwhile. Not with certificates in files.
+            on_demand: load the server, too, when the first client connects that does not send a PREFACE: most ranks
+                have none. The client waits meanwhile.
             on_failure: called in the server's thread once ``failure`` is set.
         """
-        self._upgrades = upgrades
+        self._services = services
         self._protocols = protocols
         self._on_failure = on_failure
         _log.info("%s: %s", self._url, protection(self._credentials.run))
-        if on_demand and not self._tls.cert:
-            self._acceptor = UpgradeAcceptor(self._listener, self._handlers())
+        if on_demand:
+            self._acceptor = PrefaceAcceptor(self._listener, self._handlers())
         self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
         self._thread.start()
 
@@ -202,7 +201,7 @@ class HttpServer:
         else:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
-        for handler in self._upgrades.values():
+        for handler in self._services.values():
             handler.close()
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
@@ -219,7 +218,7 @@ class HttpServer:
             self._acceptor.close()
         if self._uvicorn is not None:
             self._uvicorn.close_in_child()
-        for handler in self._upgrades.values():
+        for handler in self._services.values():
             handler.close_in_child()
 
     def _run(self, make_app: Callable[[], Any]) -> None:
@@ -249,12 +248,8 @@ class HttpServer:
             if acceptor is not None:
                 acceptor.close()
 
-    def _handlers(self) -> dict[Upgrade, Callable[[socket.socket], None]]:
-        """Return the handlers of upgraded connections; without a token, they close those of other users."""
-        handlers: dict[Upgrade, Callable[[socket.socket], None]] = {}
-        for upgrade, each in self._upgrades.items():
-            handlers[upgrade] = each.handle if self._credentials else same_user_handler(each.handle)
-        return handlers
+    def _handlers(self) -> Services:
+        return Services({service: handler.handle for service, handler in self._services.items()})
 
     def _check_descriptors(self) -> None:
         """Raise OSError unless the server's start has free descriptors: asyncio cannot undo one that has not."""

@@ -1,11 +1,9 @@
-"""Uvicorn's HTTP protocol with limits of time, of heads and of connections, and with upgrades to other protocols."""
+"""Uvicorn's HTTP protocol with limits of time, of heads and of connections."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -18,12 +16,8 @@ from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import encode_problem, problem
 from rankmesh_agent.http.same_user import client_refusal
 from rankmesh_agent.net.admission import IDLE, Admission, ConnectionLimit
-from rankmesh_agent.net.tls_socket import TlsSocket
 from rankmesh_agent.wire.schemas import Problem
-from rankmesh_agent.wire.upgrade import Upgrade
 
-ConnectionHandlers = Mapping[Upgrade, Callable[[socket.socket], None]]
-"""Functions that serve the connections whose clients ask for another protocol."""
 ProtocolFactories = Mapping[bytes, Callable[[Callable[[Exception | None], object]], asyncio.Protocol]]
 """By the first bytes of a connection that is not HTTP: makes its protocol, given a function to call at its end."""
 BODY_SECONDS = 20.0
@@ -36,16 +30,12 @@ MAX_HEAD_BYTES = 64 << 10
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
     """Uvicorn's protocol, with limits of the time and the connections that wait for their clients.
 
-    A connection that begins with an upgrade leaves it for its handler.
-
     Attributes:
-        upgrades: the handlers of upgraded connections.
         protocols: the protocols of connections that are not HTTP.
         same_user: whether requests are for SameUserMiddleware.
         admission: the connection's place among those that wait for their clients.
     """
 
-    upgrades: ConnectionHandlers = MappingProxyType({})
     protocols: ProtocolFactories = MappingProxyType({})
     same_user = False
     app_state: dict[str, Any]
@@ -75,12 +65,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
     def data_received(self, data: bytes) -> None:
         if not self._is_http:
             self._head += data
-            matches = {upgrade.is_requested(self._head): handler for upgrade, handler in self.upgrades.items()}
-            if True in matches:
-                self._hand_over(matches[True])
-                return
-            if None in matches:
-                return  # too little of the head has come to decide
             for preface, make in self.protocols.items():
                 if self._head.startswith(preface):
                     self._change_protocol(make)
@@ -146,18 +130,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         else:
             self.transport.abort()
 
-    def _hand_over(self, handler: Callable[[socket.socket], None]) -> None:
-        self._end_wait()
-        try:
-            sock = socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
-        finally:
-            self.transport.abort()  # closes uvicorn's descriptor, not the connection
-        tls = self.transport.get_extra_info("ssl_object")
-        if tls is None:
-            handler(sock)
-        else:  # once asyncio has left the TLS state alone
-            self.loop.call_soon(handler, TlsSocket(sock, tls))
-
     def _change_protocol(self, make: Callable[[Callable[[Exception | None], object]], asyncio.Protocol]) -> None:
         self._end_wait()
         protocol = make(super().connection_lost)  # uvicorn closes and forgets the connection like its own
@@ -195,9 +167,6 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         self.admission, self._deadline, self._awaits_body = None, math.inf, False
 
 
-def protocol_with(
-    upgrades: ConnectionHandlers, same_user: bool, protocols: ProtocolFactories = MappingProxyType({})
-) -> type[asyncio.Protocol]:
+def protocol_with(same_user: bool, protocols: ProtocolFactories = MappingProxyType({})) -> type[asyncio.Protocol]:
     """Return the protocol class of a server with these attributes."""
-    attributes = {"upgrades": upgrades, "same_user": same_user, "protocols": protocols}
-    return type("UpgradingProtocol", (LimitedProtocol,), attributes)
+    return type("ServerProtocol", (LimitedProtocol,), {"same_user": same_user, "protocols": protocols})

@@ -1,7 +1,7 @@
-"""Uvicorn for a thread of a rank: its main loop waits for an event, and connections may leave HTTP by an upgrade.
+"""Uvicorn for a thread of a rank: its main loop waits for an event, and connections may be those of other services.
 
 The time of clients for heads and bodies is limited, and so is the number of connections that wait for their clients.
-With upgrades, the application is created at the first request: an upgraded connection needs none.
+With services, the application is created at the first request: their connections need none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import uvicorn
 
-from rankmesh_agent.http.acceptor import HEAD_SECONDS
+from rankmesh_agent.http.acceptor import HEAD_SECONDS, Services
 from rankmesh_agent.http.middleware import Application, Message, Receive, Send
 from rankmesh_agent.http.same_user import SameUserMiddleware
-from rankmesh_agent.http.uvicorn_protocol import ConnectionHandlers, LimitedProtocol, ProtocolFactories, protocol_with
+from rankmesh_agent.http.uvicorn_protocol import LimitedProtocol, ProtocolFactories, protocol_with
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
@@ -31,11 +31,14 @@ from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.tls import RECORD, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
 from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.hello import PREFACE_BYTES, is_preface
 
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
+_START_SECONDS = 0.01
+"""Interval of looking for the rest of a PREFACE, of which only a part has come."""
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work, which sets the Date header of responses, and of looks at late clients."""
 
@@ -59,7 +62,7 @@ class EventDrivenServer(uvicorn.Server):
 
     Args:
         app: the ASGI application.
-        upgrades: the handlers of upgraded connections.
+        services: the services at the port, besides HTTP.
         accepted: connections of the port that were accepted before, from which no byte has been read.
         tls: returns the context for a client that uses TLS; None if there is none.
         tls_only: whether all other clients must use it, except for those of ``protocols``.
@@ -72,7 +75,7 @@ class EventDrivenServer(uvicorn.Server):
     def __init__(
         self,
         app: Any,
-        upgrades: ConnectionHandlers,
+        services: Services,
         accepted: Sequence[socket.socket] = (),
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         *,
@@ -81,13 +84,14 @@ class EventDrivenServer(uvicorn.Server):
         protocols: ProtocolFactories = MappingProxyType({}),
     ) -> None:
         self._accepted = accepted
+        self._services = services
         self._tls = tls
         self._plain_firsts = {preface[:1] for preface in protocols} if tls_only else None
         self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
             uvicorn.Config(
                 SameUserMiddleware(app) if same_user else app,
-                http=protocol_with(upgrades, same_user, protocols),
+                http=protocol_with(same_user, protocols),
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -166,7 +170,12 @@ class EventDrivenServer(uvicorn.Server):
             return protocol
 
         assert self._loop is not None
-        first, context = await self._first_byte(sock), None
+        start, context = await self._start_of(sock), None
+        if is_preface(start):
+            admission.end()
+            self._services.serve(sock, start)
+            return
+        first = start[:1]
         if first == RECORD or (self._plain_firsts is not None and first not in self._plain_firsts):
             context = await self._loop.run_in_executor(None, self._tls)
             if context is None:
@@ -174,15 +183,18 @@ class EventDrivenServer(uvicorn.Server):
         limit = None if context is None else HEAD_SECONDS
         await self._loop.connect_accepted_socket(make_protocol, sock, ssl=context, ssl_handshake_timeout=limit)
 
-    async def _first_byte(self, sock: socket.socket) -> bytes:
-        """Return the first byte of a connection, which stays in the socket; empty if it has ended."""
+    async def _start_of(self, sock: socket.socket) -> bytes:
+        """Return the first bytes of a connection, as many as a PREFACE has; they stay in the socket."""
         assert self._loop is not None
         arrived = asyncio.Event()
         self._loop.add_reader(sock, arrived.set)
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 await arrived.wait()
-            return sock.recv(1, socket.MSG_PEEK)
+                while (start := sock.recv(PREFACE_BYTES, socket.MSG_PEEK)) and is_preface(start) is None:
+                    self._loop.remove_reader(sock)
+                    await asyncio.sleep(_START_SECONDS)
+            return start
         finally:
             self._loop.remove_reader(sock)
 

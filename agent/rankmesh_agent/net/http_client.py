@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.net.readiness import is_ready
-from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, connect, require_at
+from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, require_at
 from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
-from rankmesh_agent.wire.upgrade import NEEDS_TLS, needs_tls
 
+_NEEDS_TLS = (
+    "it takes connections with TLS alone: set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY here, too"
+)
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -161,8 +164,8 @@ class HttpClient:
             raise ResponseTooLargeError(f"the response has more than {server.limit} bytes")
         if response.length:  # read() with a limit does not raise this itself
             raise http.client.IncompleteRead(content, response.length)
-        if needs_tls(response.status, content):
-            raise UnauthenticatedServerError(f"the server at {server.netloc} refuses the request: {NEEDS_TLS}")
+        if response.status == HTTPStatus.BAD_REQUEST and b"HTTPS" in content[:1000]:  # RankMesh's, nginx's or Go's
+            raise UnauthenticatedServerError(f"the server at {server.netloc} refuses the request: {_NEEDS_TLS}")
         if response.getheader("Content-Encoding") == "gzip":
             content = zlib.decompressobj(wbits=_GZIP).decompress(content, server.limit)
         return HttpResponse(response.status, content, dict(response.getheaders()))
@@ -253,9 +256,12 @@ class _Connection(http.client.HTTPConnection):
     def connect(self) -> None:
         server = self._server
         self.sock = connect(server.scheme, self.host, self.port, server.connect_timeout, self._token)
+        if isinstance(self.sock, TlsSocket):
+            self.sock.handshake()
+        else:
+            self.plain_peer = self.sock.getpeername()
         self.sock.settimeout(server.timeout)
         self.connected = True
-        self.plain_peer = None if isinstance(self.sock, TlsSocket) else self.sock.getpeername()
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

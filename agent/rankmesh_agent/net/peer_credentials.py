@@ -16,6 +16,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 
 from rankmesh_agent.net.descriptors import is_exhausted
@@ -108,6 +109,8 @@ def is_trusted_listener(host: str, port: int) -> bool:
         port: the port.
     """
     global _listeners
+    if sys.platform != "linux":
+        return False
     address = _packed(host)
     whole = address if len(address) == _IPV6_BYTES else _MAPPED + address
     bound = {_words(each) for each in (address, whole, bytes(len(address)), bytes(_IPV6_BYTES))}

@@ -17,7 +17,6 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
-from rankmesh_agent.wire.hello import Script
 
 T = TypeVar("T")
 Buffer = memoryview | bytes | bytearray
@@ -245,11 +244,11 @@ class FramedStream:
         """Close the socket."""
         self.sock.close()
 
-    def greet(self, script: Script[T], seconds: float) -> T:
-        """Run the exchange of HELLO and WELCOME; return the script's result.
+    def greet(self, handshake: Handshake[T], seconds: float) -> T:
+        """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result.
 
         Args:
-            script: this end's side of it.
+            handshake: this end's side of it.
             seconds: time limit.
 
         Raises:
@@ -258,11 +257,13 @@ class FramedStream:
             StreamClosedError, StreamTimeoutError: see receive.
         """
         try:
-            return Handshake(self.sock, script).run(seconds)
+            return handshake.run(seconds)
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
+        finally:
+            self.sock = handshake.sock
 
 
 class ReusableBuffer:

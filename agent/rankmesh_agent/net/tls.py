@@ -92,7 +92,7 @@ def client_side(
     return TlsSocket(sock, context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name), f"{host}:{port}")
 
 
-def server_side(sock: socket.socket, peer: str, token: str, settings: TlsSettings) -> TlsSocket:
+def server_side(sock: socket.socket, peer: str, token: str | Credentials, settings: TlsSettings) -> TlsSocket:
     """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate.
 
     Args:
@@ -164,34 +164,6 @@ def is_exposed(sock: socket.socket, token: str | Credentials, settings: TlsSetti
     if settings.required or (settings.cert and beyond):
         return True
     return bool(token) and beyond and not private_network()
-
-
-def connect(scheme: str, host: str, port: int | None, seconds: float, token: str = "") -> socket.socket:
-    """Return a connection to an HTTP server: with TLS if the scheme is https, or if ``secured`` finds that it needs it.
-
-    Args:
-        scheme: ``http`` or ``https``.
-        host: name or address of the server.
-        port: its port; None for the scheme's.
-        seconds: timeout of each step; the socket keeps it.
-        token: this process's credential; empty for none.
-
-    Raises:
-        ValueError: the scheme is another one, or http where RANKMESH_TLS=require.
-        AuthenticationError: the server's certificate is not accepted: OtherTokenError if it is of another token.
-        OSError: the server cannot be reached, or does not speak TLS.
-    """
-    check_scheme(scheme, f"{scheme}://{host}")
-    port = port or DEFAULT_PORTS[scheme]
-    sock = socket.create_connection((host, port), seconds)
-    try:
-        sock = client_side(sock, host, port) if scheme == "https" else secured(sock, host, sock.getpeername(), token)
-        if isinstance(sock, TlsSocket):
-            sock.handshake()
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def check_scheme(scheme: str, url: str) -> None:

@@ -11,11 +11,12 @@ from typing import Any, NoReturn
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.dial import connect_to
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
@@ -105,20 +106,16 @@ class AgentDialer:
         ) from cause
 
     def _open(self, address: str, seconds: float) -> StagedStream:
-        if address == self._path:
-            sock = socket.socket(socket.AF_UNIX)
-        else:
-            sock, _ = connect_upgraded(
-                address, attach_frames.UPGRADE, self._token, connect_seconds=seconds, seconds=seconds
-            )
+        nearby = address == self._path
+        sock = socket.socket(socket.AF_UNIX) if nearby else connect_to(address, seconds, self._token)
         try:
-            if address == self._path:
+            if nearby:
                 sock.connect(address)
                 check_peer(sock)  # before the HELLO shows it the token
             stream = StagedStream(sock)
             refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
-            greeting = hello(Service.ATTACH, self._credential, self._attachment.encode())
-            stream.greet(client_script(greeting, refusal), seconds)
+            script = client_script(hello(self._credential, self._attachment.encode()), refusal)
+            stream.greet(Handshake(sock, Service.ATTACH, script, client=True), seconds)
         except BaseException:
             sock.close()
             raise

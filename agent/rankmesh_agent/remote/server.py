@@ -16,10 +16,10 @@ import time
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
+from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.tls import is_exposed
 from rankmesh_agent.remote.address import listen, socket_path
 from rankmesh_agent.remote.call_stream import CallStream
 from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
@@ -28,7 +28,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
 from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
 from rankmesh_agent.wire.errors import DistNetworkError, ForbiddenJobError, LeaseEndedError
-from rankmesh_agent.wire.hello import Service, accepting_script
+from rankmesh_agent.wire.hello import Service
 
 GREETING_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
@@ -78,15 +78,13 @@ class SessionServer:
         self._thread.start()
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve a connection whose client has requested the upgrade over HTTP. From any thread."""
+        """Serve a connection that begins with the PREFACE of the service. From any thread."""
         try:
-            sock.settimeout(GREETING_SECONDS)
             break_when_peer_vanishes(sock)
-            sock.sendall(attach_frames.UPGRADE.response())
         except OSError:
             sock.close()
-            return
-        self._admit(sock)
+        else:
+            self._admit(sock)
 
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
@@ -165,9 +163,9 @@ class SessionServer:
 
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
-            exposed = is_exposed(stream.sock, self._credentials)
-            script = accepting_script(self._accepted, Service.ATTACH, attach_frames.ATTACHMENT_BYTES, exposed)
-            attachment = Attachment.decode(stream.greet(script, GREETING_SECONDS).attachment)
+            size = attach_frames.ATTACHMENT_BYTES
+            handshake = accept(stream.sock, Service.ATTACH, self._accepted, size, self._credentials)
+            attachment = Attachment.decode(stream.greet(handshake, GREETING_SECONDS).attachment)
             admission.end()
             if not self._has_room(stream):
                 _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)

@@ -11,14 +11,15 @@ from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
+from rankmesh_agent.net.dial import connect
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import until_accepted
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.tls import connect
 from rankmesh_agent.net.tls_socket import RecordChangedError
-from rankmesh_agent.net.upgrade import request_upgrade
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.base import (
     CONNECT_SECONDS,
@@ -51,10 +52,6 @@ _MIN_SECONDS = 0.001
 _READ = 1 << 14
 
 T = TypeVar("T")
-
-
-class _NotSupported(Exception):
-    """The peer does not speak the binary protocol."""
 
 
 class Call:
@@ -222,7 +219,7 @@ class StoreClient(BlockingStore):
         """
         try:
             return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
-        except _NotSupported as error:
+        except ProtocolError as error:
             raise self._unreachable_error(error) from error
 
     def close(self) -> None:
@@ -267,7 +264,7 @@ class StoreClient(BlockingStore):
                 return self._call(connection, *_remaining(command, timeout, began), call)
         except StreamTimeoutError as error:
             raise self.unresponsive_error(command, timeout) from error
-        except (StreamClosedError, _NotSupported, ProtocolError) as error:
+        except (StreamClosedError, ProtocolError) as error:
             self._raise_if_changed(error, command)
             raise self._unreachable_error(error) from error
 
@@ -329,7 +326,7 @@ class StoreClient(BlockingStore):
         Raises:
             DistNetworkError: caused by an OSError: the server does not listen.
             AuthenticationError: the server has another token.
-            _NotSupported: the peer does not speak the binary protocol.
+            ProtocolError: the peer does not speak the binary protocol.
             StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
         try:
@@ -348,44 +345,44 @@ class StoreClient(BlockingStore):
         refusal = AuthenticationError(
             f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
         )
-        connection = ClientConnection(self._connect_unix() or self._connect(split, deadline))
+        unix = self._connect_unix()
+        if unix is not None:
+            return self._greeted(unix, refusal, deadline)[0]
+        size = store_frames.UNIX_NAME_BYTES
+        connection, name = self._greeted(self._connect(split, deadline), refusal, deadline, size)
+        self._unix_socket = store_frames.decode_unix_name(name)
+        unix = self._connect_unix()
+        if unix is None:
+            return connection
+        connection.close()
+        return self._greeted(unix, refusal, deadline)[0]
+
+    def _greeted(
+        self, sock: socket.socket, refusal: AuthenticationError, deadline: Deadline, reply_bytes: int = 0
+    ) -> tuple[ClientConnection, bytes]:
+        """Return the connection over a socket, after the handshake, and what the server says besides."""
+        connection = ClientConnection(sock)
         try:
             connection.name = new_name()
-            greeting = hello(Service.STORE, self._token, self._store, connection.name)
-            connection.greet(client_script(greeting, refusal), deadline.remaining())
+            script = client_script(hello(self._token, self._store, connection.name), refusal, reply_bytes)
+            handshake = Handshake(sock, Service.STORE, script, client=True)
+            return connection, connection.greet(handshake, _positive(deadline))
         except BaseException:
             connection.close()
             raise
-        return connection
 
     def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
-        """Return a socket whose peer speaks the binary protocol from now on."""
+        """Return a socket that is connected to the server's port."""
+        seconds = min(CONNECT_SECONDS, _positive(deadline))
         try:
-            sock = connect(
-                split.scheme, str(split.hostname), split.port, min(CONNECT_SECONDS, _positive(deadline)), self._token
-            )
+            sock = connect(split.scheme, str(split.hostname), split.port, seconds, self._token)
+            break_when_peer_vanishes(sock)
+            return sock
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
         except ValueError as error:
             raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
-        try:
-            head = request_upgrade(sock, store_frames.UPGRADE, split.netloc, _positive(deadline))
-        except BaseException as error:
-            sock.close()
-            if isinstance(error, TimeoutError):
-                raise StreamTimeoutError(str(error)) from error
-            if isinstance(error, ConnectionError):
-                raise StreamClosedError(str(error)) from error
-            if isinstance(error, OSError | ProtocolError):
-                raise _NotSupported(str(error)) from error
-            raise
-        self._unix_socket = store_frames.unix_socket_of(head)
-        unix = self._connect_unix()
-        if unix is None:
-            return sock
-        sock.close()
-        return unix
 
     def _connect_unix(self) -> socket.socket | None:
         """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""

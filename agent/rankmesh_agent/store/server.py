@@ -27,11 +27,10 @@ from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
-from rankmesh_agent.net.tls import is_exposed
 from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
@@ -47,7 +46,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     StoreLostError,
 )
-from rankmesh_agent.wire.hello import Client, Service, accepting_script
+from rankmesh_agent.wire.hello import Client, Service
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
@@ -98,7 +97,7 @@ class SingleTable:
 
 
 class StoreServer:
-    """Serves stores to upgraded connections. Its thread starts with the first one.
+    """Serves stores to the connections of a port. Its thread starts with the first one.
 
     Args:
         tables: the stores.
@@ -110,7 +109,7 @@ class StoreServer:
         self._tables = tables
         self._token = token
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
-        self._upgraded: deque[tuple[socket.socket, Admission]] = deque()
+        self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
         self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by the name of a RequestId
@@ -124,14 +123,14 @@ class StoreServer:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve a connection whose client has requested the upgrade. From any thread."""
+        """Serve a connection that begins with the PREFACE of the service. From any thread."""
         with self._lock:
             if self._closed:
                 sock.close()
                 return
             if self._poll is None:
                 self._start()
-            self._upgraded.append((sock, UNAUTHENTICATED.admit(sock)))
+            self._arrived.append((sock, UNAUTHENTICATED.admit(sock)))
             os.eventfd_write(self._wakeup, 1)
 
     def unix_socket(self) -> str:
@@ -193,7 +192,7 @@ class StoreServer:
                         elif descriptor == listener:
                             self._accept_unix(poll, unix_listener)
                         elif descriptor == self._wakeup:
-                            self._accept_upgraded(poll)
+                            self._accept_arrived(poll)
                     if time.monotonic() >= self._due:
                         self._run_timers()
                 except Exception as error:  # the other clients' store goes on
@@ -208,8 +207,8 @@ class StoreServer:
                 self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        while self._upgraded:
-            sock, admission = self._upgraded.popleft()
+        while self._arrived:
+            sock, admission = self._arrived.popleft()
             admission.end()
             sock.close()
         if self._unix_listener is not None:
@@ -221,17 +220,16 @@ class StoreServer:
 
     # Connections
 
-    def _accept_upgraded(self, poll: select.epoll) -> None:
+    def _accept_arrived(self, poll: select.epoll) -> None:
         """Register the connections that handle() has queued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        response = store_frames.upgrade_response(self.unix_socket())
-        while self._upgraded:
-            connection = self._register(poll, *self._upgraded.popleft())
+        name = store_frames.encode_unix_name(self.unix_socket())
+        while self._arrived:
+            connection = self._register(poll, *self._arrived.popleft(), reply=name)
             try:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 break_when_peer_vanishes(connection.sock)
-                connection.send(response)
             except OSError:
                 self._close_connection(connection)
 
@@ -260,13 +258,14 @@ class StoreServer:
         poll.modify(unix_listener, 0)
         self._set_timer(seconds, None, _ACCEPT)
 
-    def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
+    def _register(
+        self, poll: select.epoll, sock: socket.socket, admission: Admission, reply: bytes = b""
+    ) -> Connection:
         try:
             sock.setblocking(False)
-            exposed = is_exposed(sock, self._token)
-            accepted = self._tables.credentials
-            script = accepting_script(accepted, Service.STORE, store_frames.STORE_ID_BYTES, exposed)
-            connection = Connection(sock, poll, Handshake(sock, script), admission)
+            accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
+            handshake = accept(sock, Service.STORE, accepted, size, self._token, reply=reply)
+            connection = Connection(sock, poll, handshake, admission)
             poll.register(sock, select.EPOLLIN)
         except BaseException:
             admission.end()
@@ -373,7 +372,10 @@ class StoreServer:
             OSError, DistNetworkError: the client fails it.
         """
         steps = client_handshake.steps
-        client = client_handshake.advance()
+        try:
+            client = client_handshake.advance()
+        finally:
+            connection.sock = client_handshake.sock
         if client is not None:
             connection.handshake, connection.name = None, client.attachment + client.name
             connection.found_table = self._tables.find(client.attachment)

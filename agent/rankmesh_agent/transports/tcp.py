@@ -32,13 +32,12 @@ from rankmesh_agent.net import tls
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
-from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.peer_credentials import admit_peer
+from rankmesh_agent.net.handshake import Handshake, verdict_on
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.net.tls_socket import buffered, committed
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.hello import Script, Service, client_script, hello, server_script, welcome
+from rankmesh_agent.wire.hello import Script, Service, Verdict, client_script, hello, server_script, welcome
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of the handshake of a client that is not yet authenticated."""
@@ -261,7 +260,7 @@ class PendingTcpConnection:
             return
         sock = tls.secured(sock, split_address(self._address)[0], socket_address, self._token, self._tls)
         self._connection = TcpConnection(sock, self._address)
-        self._handshake = Handshake(sock, self._script(self._connection))
+        self._handshake = Handshake(sock, Service.MESH, self._script(self._connection), client=True)
 
 
 class _IncomingConnection(NamedTuple):
@@ -393,7 +392,7 @@ class TcpListener:
             connection.socket = tls.server_side(connection.socket, peer, self._token, self._tls)
             return connection.socket
 
-        started = Handshake(sock, self._script(connection, admits), wrap)
+        started = Handshake(sock, Service.MESH, self._script(connection, admits), client=False, wrap=wrap)
         incoming = _IncomingConnection(connection, started, Deadline(HANDSHAKE_SECONDS), admission)
         self._handshakes[connection.fileno()] = incoming
         self._advance(connection.fileno(), started)  # its first message has usually arrived
@@ -459,10 +458,11 @@ class TcpTransport:
         )
 
     def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        size, exposed = PROPOSAL.size + IDENTITY_BYTES, tls.is_exposed(connection.socket, self._token, self._tls)
-        client = yield from server_script(lambda _: self._token, Service.MESH, size, exposed)
-        if not admit_peer(connection.socket, self._token):
-            raise DistNetworkError(f"{connection.peer} is a process of another user", address=connection.peer)
+        def judge() -> Verdict:
+            return verdict_on(connection.socket, self._token, self._tls)
+
+        size = PROPOSAL.size + IDENTITY_BYTES
+        client = yield from server_script(lambda _: self._token, Service.MESH, size, judge)
         proposal, identity = client.attachment[: PROPOSAL.size], client.attachment[PROPOSAL.size :]
         if not admits(identity):
             yield welcome() + REJECTED, 0
@@ -475,7 +475,7 @@ class TcpTransport:
                 f"{connection.peer} has another token than this rank: RANKMESH_TOKEN must be the same on every rank",
                 address=connection.peer,
             )
-            greeting = hello(Service.MESH, self._token, offer.proposal + identity)
+            greeting = hello(self._token, offer.proposal + identity)
             answer = yield from client_script(greeting, refusal, len(ACCEPTED))
             if answer == NEEDS_LINK:
                 with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines

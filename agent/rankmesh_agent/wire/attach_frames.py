@@ -1,8 +1,7 @@
 """Frames between a process and the standalone agent that it is attached to. Pure: this module performs no I/O.
 
-The frames use the agent's unix socket, or its HTTP port after an HTTP Upgrade. The HELLO of ``wire.hello`` precedes
-the frames. On each connection the client has one request at a time in
-progress::
+The frames use the agent's unix socket, or its HTTP port. The handshake of ``wire.hello`` precedes the
+frames. On each connection the client has one request at a time in progress::
 
     offset  size  field
     0       1     kind      of the request (Request) or response (Response)
@@ -51,9 +50,7 @@ from typing import Any, NamedTuple
 
 from rankmesh_agent.wire import json_text, store_frames
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.upgrade import Upgrade
 
-UPGRADE = Upgrade(b"/v1/attach", b"rankmesh-attach/1")
 _ATTACHMENT = struct.Struct("!64s32s16s")
 ATTACHMENT_BYTES = _ATTACHMENT.size
 HEADER = struct.Struct("!BBxxIQ")

@@ -1,14 +1,17 @@
-"""The first bytes of every fast-path connection, before any frame: HELLO and WELCOME. Pure: no I/O.
+"""The first bytes of every fast-path connection, before any frame: PREFACE, HELLO and WELCOME. Pure: no I/O.
 
 ::
 
-    client → server   HELLO     magic, version, service, name, length of the credential                     75 bytes
+    client → server   PREFACE   magic, version, service, two line breaks                                     13 bytes
+                      between hosts, the handshake of TLS; what follows is inside it
+    client → server   HELLO     name of the connection, length of the credential                             66 bytes
                                 the credential, then the attachment, whose size the service determines
-    server → client   WELCOME   magic, version, verdict                                                      9 bytes
+    server → client   WELCOME   magic, version, verdict                                                       9 bytes
 
-A client sends its credential as an HTTP client does: over TLS, whose handshake has proved that the server knows it;
-within its host, to a process of its own user; or over a network that is declared private. A server reads the credential
-only up to a limit, and the attachment only if it accepts that.
+By the preface, a port of HTTP serves fast-path connections, too; another server of HTTP takes it for a bad request, and
+says so at once. A client sends its credential as an HTTP client does:
+over TLS, whose handshake has proved that the server knows it; within its host, to a process of its own user; or over a
+network that is declared private. A server reads no more than a limit of a client that it has not accepted.
 
 The attachment names the server that the client means, where it has a name that both ends know: an agent's id where a
 process attaches; the instances of both ranks in the mesh. Never an address, which port forwarding changes.
@@ -29,12 +32,18 @@ from rankmesh_agent.wire.version import PROTOCOL_VERSION
 MAGIC = b"RKMH-HI"
 NAME_BYTES = 64
 MAX_CREDENTIAL_BYTES = 4096
-_MAGIC = struct.Struct("!7sB")
-_REST = struct.Struct(f"!B{NAME_BYTES}sH")
-HELLO_BYTES = _MAGIC.size + _REST.size
+_PREFACE = struct.Struct("!7sBB4s")
+_END = b"\r\n\r\n"
+PREFACE_BYTES = _PREFACE.size
 _WELCOME = struct.Struct("!7sBB")
 WELCOME_BYTES = _WELCOME.size
+_HELLO = struct.Struct(f"!{NAME_BYTES}sH")
+HELLO_BYTES = _HELLO.size
 
+_OTHER_USER = (
+    "the other side is another user's, and has no token: set RANKMESH_TOKEN to the same secret there and here (for "
+    "example the output of 'openssl rand -hex 32')"
+)
 _NEEDS_TLS = (
     "the other side requires TLS: set RANKMESH_TLS_CERT, RANKMESH_TLS_KEY and RANKMESH_TLS_CA here, too, if they are "
     "set there, and RANKMESH_PRIVATE_NETWORK only if it is"
@@ -61,13 +70,17 @@ class Service(enum.Enum):
 
 
 class Verdict(enum.IntEnum):
-    """A server's answer to a HELLO."""
+    """A server's answer to a client."""
 
     WELCOME = 0
     OTHER_TOKEN = 1
     """It does not accept the credential."""
     NEEDS_TLS = 2
     """The connection comes from another host, without TLS."""
+    OTHER_USER = 3
+    """The client is a process of another user, and the server has no token."""
+    OTHER_SERVICE = 4
+    """It does not have the service."""
 
 
 class NeedsTlsError(ConnectionResetError):
@@ -76,6 +89,12 @@ class NeedsTlsError(ConnectionResetError):
 
 class ClientRefusedError(AuthenticationError):
     """At the server: the client has another token."""
+
+
+_REFUSED = {
+    Verdict.NEEDS_TLS: "the client connects from another host without TLS",
+    Verdict.OTHER_USER: "the client is a process of another user",
+}
 
 
 class Client(NamedTuple):
@@ -97,11 +116,39 @@ def new_name() -> bytes:
     return secrets.token_bytes(NAME_BYTES)
 
 
-def hello(service: Service, credential: str, attachment: bytes = b"", name: bytes = b"") -> bytes:
+def preface(service: Service) -> bytes:
+    """Return a client's PREFACE."""
+    return _PREFACE.pack(MAGIC, PROTOCOL_VERSION, service.number, _END)
+
+
+def is_preface(start: bytes) -> bool | None:
+    """Return whether a connection begins with a PREFACE; None if more bytes are needed."""
+    if not start.startswith(MAGIC[: len(start)]):
+        return False
+    return len(start) >= PREFACE_BYTES or None
+
+
+def service_of(start: bytes) -> Service | None:
+    """Return the service in a PREFACE, whatever its version; None for an unknown one."""
+    return next((service for service in Service if service.number == start[WELCOME_BYTES - 1]), None)
+
+
+def check_preface(start: bytes, service: Service) -> None:
+    """Check a client's PREFACE.
+
+    Raises:
+        ProtocolError: the client does not speak this protocol, has another version of it, or wants another service.
+    """
+    magic, version, number, _ = _PREFACE.unpack(start)
+    _check_version(magic, version)
+    if number != service.number:
+        raise ProtocolError("the client wants another service than that of this port")
+
+
+def hello(credential: str, attachment: bytes = b"", name: bytes = b"") -> bytes:
     """Return a client's HELLO."""
     text = credential.encode()
-    rest = _REST.pack(service.number, name or new_name(), len(text))
-    return _MAGIC.pack(MAGIC, PROTOCOL_VERSION) + rest + text + attachment
+    return _HELLO.pack(name or new_name(), len(text)) + text + attachment
 
 
 def welcome(verdict: Verdict = Verdict.WELCOME) -> bytes:
@@ -118,7 +165,8 @@ def client_script(hello_bytes: bytes, refusal: AuthenticationError, reply_bytes:
         reply_bytes: number of bytes that follow the WELCOME.
 
     Raises:
-        ProtocolError: the server does not speak this protocol, or has another version of it.
+        ProtocolError: the server does not speak this protocol, has another version of it, or not this service.
+        AuthenticationError: the server is another user's, and without a token.
         NeedsTlsError: the connection needs TLS.
     """
     magic, version, verdict = _WELCOME.unpack((yield hello_bytes, WELCOME_BYTES))
@@ -127,11 +175,18 @@ def client_script(hello_bytes: bytes, refusal: AuthenticationError, reply_bytes:
         raise refusal
     if verdict == Verdict.NEEDS_TLS:
         raise NeedsTlsError(_NEEDS_TLS)
+    if verdict == Verdict.OTHER_USER:
+        raise AuthenticationError(_OTHER_USER)
+    if verdict == Verdict.OTHER_SERVICE:
+        raise ProtocolError("the other side does not have this service: is it the right address?")
     return (yield b"", reply_bytes) if reply_bytes else b""
 
 
 def server_script(
-    accepted: Callable[[bytes], str | Credentials], service: Service, attachment_bytes: int, exposed: bool
+    accepted: Callable[[bytes], str | Credentials],
+    service: Service,
+    attachment_bytes: int,
+    judge: Callable[[], Verdict],
 ) -> Script[Client]:
     """Receive a HELLO; return the client, to which a WELCOME must follow.
 
@@ -139,22 +194,19 @@ def server_script(
         accepted: returns the credentials that may have a client with an attachment.
         service: the service of the server.
         attachment_bytes: size of its attachment.
-        exposed: whether the connection needs TLS, and has none.
+        judge: returns whether the connection may have a client at all.
 
     Raises:
-        ProtocolError: the client does not speak this protocol, or has another version of it.
+        ProtocolError: the credential exceeds the limit.
         ClientRefusedError: it has another token, or no TLS where that is needed.
     """
-    magic, version = _MAGIC.unpack((yield b"", _MAGIC.size))
-    if magic == MAGIC and version != PROTOCOL_VERSION:
-        yield welcome(), 0  # has the version
-    _check_version(magic, version)
-    number, name, size = _REST.unpack((yield b"", _REST.size))
-    if number != service.number or size > MAX_CREDENTIAL_BYTES:
-        raise ProtocolError("the client wants another service than that of this port")
-    if exposed:
-        yield welcome(Verdict.NEEDS_TLS), 0
-        raise ClientRefusedError("the client connects from another host without TLS")
+    name, size = _HELLO.unpack((yield b"", HELLO_BYTES))
+    if size > MAX_CREDENTIAL_BYTES:
+        raise ProtocolError("the client sends a credential that exceeds the limit")
+    verdict = judge()
+    if verdict is not Verdict.WELCOME:
+        yield welcome(verdict), 0
+        raise ClientRefusedError(_REFUSED[verdict])
     body = (yield b"", size + attachment_bytes) if size + attachment_bytes else b""
     attachment = body[size:]
     credentials = Credentials.of(accepted(attachment))
@@ -167,11 +219,15 @@ def server_script(
 
 
 def accepting_script(
-    accepted: Callable[[bytes], str | Credentials], service: Service, attachment_bytes: int, exposed: bool
+    accepted: Callable[[bytes], str | Credentials],
+    service: Service,
+    attachment_bytes: int,
+    judge: Callable[[], Verdict],
+    reply: bytes = b"",
 ) -> Script[Client]:
-    """Receive a HELLO, and say WELCOME; return the client. For the arguments and errors see ``server_script``."""
-    client = yield from server_script(accepted, service, attachment_bytes, exposed)
-    yield welcome(), 0
+    """Receive a HELLO, and say WELCOME and what follows it; return the client. See ``server_script``."""
+    client = yield from server_script(accepted, service, attachment_bytes, judge)
+    yield welcome() + reply, 0
     return client
 
 

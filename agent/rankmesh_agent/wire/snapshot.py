@@ -1,8 +1,8 @@
-"""Snapshot of one rank for diagnosis: the JSON document, the HTTP Upgrade by which a client requests it, and the dump.
+"""Snapshot of one rank for diagnosis: the JSON document, and the dump.
 
-The connection is upgraded, the client says HELLO (``wire.hello``), and the agent sends the document and closes the
-connection. Unlike an HTTP request, this needs no web framework, whose import takes longer
-than an operator of a stuck job should wait; and all parts of the document are of one moment.
+A client connects to the agent's port (``wire.hello``), and the agent sends the document and closes the connection.
+Unlike an HTTP request, this needs no web framework, whose import takes longer than an operator of a stuck job should
+wait; and all parts of the document are of one moment.
 
 A dump is the snapshot of the moment in which a group failed, in a file.
 """
@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankmesh_agent.wire.schemas import ThreadStack
-from rankmesh_agent.wire.upgrade import Upgrade
 
-UPGRADE = Upgrade(b"/v1/snapshot", b"rankmesh-snapshot/1")
 MAX_CALLS = 64
 """Maximum number of calls in flight, and of waits for keys, in a snapshot."""
 MAX_ENDED = 16

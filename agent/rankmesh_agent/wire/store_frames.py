@@ -1,9 +1,8 @@
 """The frames of the store's binary protocol. Pure: this module performs no I/O.
 
-The protocol is at the address of the store's HTTP port. A client requests it by an HTTP Upgrade (RFC 9110, section
-7.8), so a server that does not speak it responds in HTTP. The response names a unix socket, which takes half the time
-of TCP, for clients that can connect to it. On either socket follow the HELLO of ``wire.hello``, whose
-attachment is the id of the store, and, one at a time, requests and their responses::
+The protocol is at the store's HTTP port. After the handshake of ``wire.hello``, whose attachment is the id of the
+store, the server names a unix socket there, in UNIX_NAME_BYTES, which takes half the time of TCP, for clients that can
+connect to it. On either socket follow, one at a time, requests and their responses::
 
     request  offset  size  field
              0       1     opcode   the command
@@ -36,10 +35,8 @@ import struct
 from collections.abc import Sequence
 
 from rankmesh_agent.wire.errors import ProtocolError
-from rankmesh_agent.wire.upgrade import Upgrade
 
-UPGRADE = Upgrade(b"/v1/store-fast-path", b"rankmesh-store/1")
-_UNIX_SOCKET_FIELD = b"Rankmesh-Nearby: "
+UNIX_NAME_BYTES = 64
 
 _REQUEST, _RESPONSE = "!BBxxIIId", "!BxxxIIIq"
 REQUEST, RESPONSE = struct.Struct(_REQUEST), struct.Struct(_RESPONSE)
@@ -90,18 +87,14 @@ Response = tuple[int, int, int, int, int]
 """A response's header, decoded: kind, seq, count, length, number."""
 
 
-def upgrade_response(unix_socket: str) -> bytes:
-    """Return the response to an upgrade request.
-
-    Args:
-        unix_socket: abstract name of the unix socket that clients on the same host may use instead.
-    """
-    return UPGRADE.response(_UNIX_SOCKET_FIELD + unix_socket.encode("ascii"))
+def encode_unix_name(name: str) -> bytes:
+    """Return the abstract name of a unix socket; of none if empty."""
+    return name.encode("ascii").ljust(UNIX_NAME_BYTES, b"\0")
 
 
-def unix_socket_of(head: bytes) -> str:
-    """Return the name of the unix socket in the response to an upgrade request, '' if it has none."""
-    return head.partition(b"\r\n" + _UNIX_SOCKET_FIELD)[2].partition(b"\r\n")[0].decode("ascii", "replace")
+def decode_unix_name(data: bytes) -> str:
+    """Return the name that ``encode_unix_name`` has encoded."""
+    return data.rstrip(b"\0").decode("ascii", "replace")
 
 
 def encode_request(opcode: int, flags: int, seq: int, seconds: float, parts: Sequence[bytes]) -> bytes:

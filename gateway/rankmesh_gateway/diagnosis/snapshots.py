@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.upgrade import connect_upgraded
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
 from rankmesh_agent.wire.hello import Service, client_script, hello
-from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES, UPGRADE
+from rankmesh_agent.wire.snapshot import MAX_SNAPSHOT_BYTES
 from rankmesh_gateway.diagnosis.reports import RankReport, Snapshot
 
 _CONCURRENCY = 128
@@ -75,10 +75,9 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
         ValueError: the document is invalid.
     """
     deadline = Deadline(seconds)
-    sock, _ = connect_upgraded(url, UPGRADE, token, connect_seconds=seconds, seconds=seconds)
-    with sock:
+    with connect_to(url, seconds, token) as sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")
-        Handshake(sock, client_script(hello(Service.SNAPSHOT, token), refusal)).run(deadline.remaining())
+        Handshake(sock, Service.SNAPSHOT, client_script(hello(token), refusal), client=True).run(deadline.remaining())
         document = bytearray()
         while True:
             sock.settimeout(max(1e-3, deadline.remaining()))

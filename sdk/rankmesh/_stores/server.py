@@ -16,8 +16,8 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Quota, Table
-from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
+from rankmesh_agent.wire.hello import Service
 
 _WHAT = "the TCPStore serves its keys"
 
@@ -53,7 +53,7 @@ class TCPStoreServer:
         self._over_http = AsyncStore(
             lambda: StoreClient(self._http.url(), settings.token, unix_socket=server.unix_socket())
         )
-        self._http.start(make, {store_frames.UPGRADE: server}, on_demand=True)
+        self._http.start(make, {Service.STORE: server}, on_demand=True)
 
     def acquire(self) -> ServerReference:
         """Return one more reference to the store, to be closed."""

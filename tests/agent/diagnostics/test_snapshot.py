@@ -15,7 +15,7 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import Service, client_script, hello
-from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot
+from rankmesh_agent.wire.snapshot import RankSnapshot
 
 TOKEN = "a secret"
 SECONDS = 20.0
@@ -30,7 +30,7 @@ def server() -> Iterator[SnapshotServer]:
 
 
 def connect(server: SnapshotServer) -> socket.socket:
-    """Return a connection whose request for the upgrade has been read: the server is about to respond."""
+    """Return a connection to the server."""
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         sock = socket.create_connection(listener.getsockname(), SECONDS)
@@ -42,8 +42,8 @@ def connect(server: SnapshotServer) -> socket.socket:
 def ask(server: SnapshotServer, token: str) -> bytes:
     with connect(server) as sock:
         sock.settimeout(SECONDS)
-        assert sock.recv(1000) == UPGRADE.response()
-        Handshake(sock, client_script(hello(Service.SNAPSHOT, token), AuthenticationError("no"))).run(SECONDS)
+        script = client_script(hello(token), AuthenticationError("no"))
+        Handshake(sock, Service.SNAPSHOT, script, client=True).run(SECONDS)
         sock.settimeout(SECONDS)
         return sock.makefile("rb").read()
 

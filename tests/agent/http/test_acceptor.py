@@ -11,12 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from rankmesh_agent.http import acceptor
-from rankmesh_agent.http.acceptor import UpgradeAcceptor
+from rankmesh_agent.http.acceptor import PrefaceAcceptor, Services
 from rankmesh_agent.net.sockets import bind
-from rankmesh_agent.wire.upgrade import Upgrade
+from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
-OTHER = Upgrade(b"/v1/other", b"rankmesh-other/1")
-REQUEST = OTHER.request("localhost")
+REQUEST = preface(Service.SNAPSHOT)
 
 
 class Port:
@@ -24,13 +23,15 @@ class Port:
 
     def __init__(self) -> None:
         self.listener = bind("127.0.0.1", 0, purpose="test")
-        self.acceptor = UpgradeAcceptor(self.listener, {OTHER: self.respond})
+        self.handlers = {Service.SNAPSHOT: self.respond}
+        self.acceptor = PrefaceAcceptor(self.listener, Services(self.handlers))
         self.threads = ThreadPoolExecutor(1)
         self.result: Future[list[socket.socket]] = self.threads.submit(self.acceptor.run)
 
     def respond(self, sock: socket.socket) -> None:
         with sock:
-            sock.sendall(OTHER.response())
+            assert sock.recv(len(REQUEST)) == REQUEST, "it has not been read"
+            sock.sendall(b"served")
 
     def connect(self, data: bytes = b"") -> socket.socket:
         sock = socket.create_connection(self.listener.getsockname(), 20)
@@ -55,20 +56,20 @@ def port() -> Iterator[Port]:
 
 def served(port: Port) -> bool:
     with port.connect(REQUEST) as client:
-        return client.recv(1000) == OTHER.response()
+        return client.recv(1000) == b"served"
 
 
 def test_clients_that_send_nothing_or_little_delay_no_other(port):
-    with port.connect(), port.connect(REQUEST[:20]) as slow:
+    with port.connect(), port.connect(REQUEST[:5]) as slow:
         assert served(port)
-        for byte in REQUEST[20:]:
+        for byte in REQUEST[5:]:
             slow.sendall(bytes([byte]))
-        assert slow.recv(1000) == OTHER.response()
+        assert slow.recv(1000) == b"served"
     assert served(port)
     assert not port.result.done()
 
 
-@pytest.mark.parametrize("data", [b"", REQUEST[:20]])
+@pytest.mark.parametrize("data", [b"", REQUEST[:5]])
 def test_clients_that_go_are_closed(port, data):
     with port.connect(data) as client:
         client.shutdown(socket.SHUT_WR)
@@ -88,7 +89,7 @@ def test_a_client_of_http_ends_it_and_nothing_is_lost(port):
 
 def test_the_oldest_idle_client_makes_room(port, two_unauthenticated):
     with contextlib.ExitStack() as clients:
-        idle = [clients.enter_context(port.connect(REQUEST[:part])) for part in (0, 20, 0, 20)]
+        idle = [clients.enter_context(port.connect(REQUEST[:part])) for part in (0, 5, 0, 5)]
         assert served(port)
         for client in idle[:3]:
             with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
@@ -103,6 +104,13 @@ def test_an_idle_client_is_closed(port, monkeypatch):
     assert served(port)
 
 
+def test_a_service_that_it_does_not_have_is_refused(port):
+    with port.connect(preface(Service.STORE)) as client:
+        assert client.recv(100) == welcome(Verdict.OTHER_SERVICE)
+        assert client.recv(1) == b""
+    assert served(port)
+
+
 def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, caplog):
     failed = threading.Event()
 
@@ -110,10 +118,10 @@ def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, cap
         failed.set()
         raise OSError("no descriptors")
 
-    monkeypatch.setitem(port.acceptor._upgrades, OTHER, fail)
-    with port.connect(REQUEST) as client:
+    monkeypatch.setitem(port.handlers, Service.SNAPSHOT, fail)
+    with port.connect(REQUEST) as client, contextlib.suppress(ConnectionResetError):  # the PREFACE was not read
         assert client.recv(1) == b""
     assert failed.is_set()
-    monkeypatch.setitem(port.acceptor._upgrades, OTHER, port.respond)
+    monkeypatch.setitem(port.handlers, Service.SNAPSHOT, port.respond)
     assert served(port)
     assert "no descriptors" in caplog.text

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 from rankmesh_agent.http import uvicorn_protocol, uvicorn_server
+from rankmesh_agent.http.acceptor import Services
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES
 from rankmesh_agent.net.admission import UNAUTHENTICATED
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.wire.upgrade import Upgrade
+from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
-WAY = Upgrade(b"/v1/way", b"rankmesh-way/1")
 ended: list[str] = []
 
 
@@ -45,13 +45,13 @@ async def hello(scope: dict[str, Any], receive: Any, send: Any) -> None:
 class Served:
     """An HttpServer on a free port that notes when its application is made."""
 
-    def __init__(self, upgrades: Mapping[Upgrade, Any] = MappingProxyType({}), *, on_demand: bool) -> None:
+    def __init__(self, services: Mapping[Service, Any] = MappingProxyType({}), *, on_demand: bool) -> None:
         self.listener = bind("127.0.0.1", 0, purpose="the test serves HTTP")
         self.url = url_of(self.listener)
         self.made = threading.Event()
         self.times_made = 0
         self.server = HttpServer(self.listener, "served")
-        self.server.start(self.make, upgrades, on_demand=on_demand)
+        self.server.start(self.make, services, on_demand=on_demand)
 
     def make(self) -> Any:
         self.made.set()
@@ -87,7 +87,7 @@ def test_it_ends_when_told_and_not_at_its_next_look(monkeypatch):
 
 def test_a_connection_that_comes_at_the_end_is_closed():
     """Its task is cancelled before it has begun."""
-    server = uvicorn_server.EventDrivenServer(hello, {}, [])
+    server = uvicorn_server.EventDrivenServer(hello, Services({}), [])
     waiting = len(UNAUTHENTICATED)
     near, far = socket.socketpair()
 
@@ -197,44 +197,60 @@ def ask_four_times(served: Served) -> list[bytes]:
         return list(clients.map(lambda _: served.ask(), range(4)))
 
 
-class Way:
-    """Answers connections that ask for another protocol, and closes them."""
+class Snapshots:
+    """Answers the connections of a service, and closes them."""
 
     def handle(self, sock: socket.socket) -> None:
         with sock:
-            sock.sendall(WAY.response())
+            assert sock.recv(100) == preface(Service.SNAPSHOT)
+            sock.sendall(b"served")
 
     def close(self) -> None:
         pass
 
 
-def test_a_connection_for_another_protocol_needs_no_application():
-    served = Served({WAY: Way()}, on_demand=True)
+def test_a_connection_of_a_service_needs_no_application():
+    served = Served({Service.SNAPSHOT: Snapshots()}, on_demand=True)
     for _ in range(2):
         with socket.create_connection(served.listener.getsockname(), timeout=20) as client:
-            client.sendall(WAY.request("localhost"))
-            assert client.recv(1000) == WAY.response()
+            client.sendall(preface(Service.SNAPSHOT))
+            assert client.recv(1000) == b"served"
     assert not served.made.is_set()
     served.server.close()
     assert not is_served("served")
     assert not served.made.is_set()
 
 
-def test_with_other_protocols_the_first_request_makes_it_once():
+@pytest.mark.parametrize("data", [preface(Service.SNAPSHOT), preface(Service.STORE)])
+def test_a_service_after_http_on_the_same_port(data):
+    """The PREFACE comes in two parts; a service that the port does not have is refused."""
+    served = Served({Service.SNAPSHOT: Snapshots()}, on_demand=True)
+    assert served.ask() == b"hello"
+    with socket.create_connection(served.listener.getsockname(), timeout=20) as client:
+        client.sendall(data[:8])
+        assert served.ask() == b"hello"
+        client.sendall(data[8:])
+        expected = b"served" if data == preface(Service.SNAPSHOT) else welcome(Verdict.OTHER_SERVICE)
+        assert client.recv(1000) == expected
+        assert client.recv(1) == b""
+    served.server.close()
+
+
+def test_with_services_the_first_request_makes_it_once():
     ended.clear()
-    served = Served({WAY: Way()}, on_demand=False)
+    served = Served({Service.SNAPSHOT: Snapshots()}, on_demand=False)
     assert ask_four_times(served) == [b"hello"] * 4
     assert served.times_made == 1
     served.server.close()
     assert ended == ["hello"]
 
 
-def test_with_other_protocols_one_that_cannot_be_made_is_an_error_of_the_request(monkeypatch, caplog):
+def test_with_services_one_that_cannot_be_made_is_an_error_of_the_request(monkeypatch, caplog):
     def fail(self: Served) -> Any:
         raise ImportError("no framework")
 
     monkeypatch.setattr(Served, "make", fail)
-    served = Served({WAY: Way()}, on_demand=False)
+    served = Served({Service.SNAPSHOT: Snapshots()}, on_demand=False)
     with pytest.raises(urllib.error.HTTPError, match="500"):
         served.ask()
     served.server.close()
@@ -281,7 +297,7 @@ def _problem_from(client: socket.socket) -> tuple[int, dict[str, Any]]:
 class TestSlowClients:
     """Each is closed, and the others are served."""
 
-    @pytest.fixture(params=[False, True], ids=["http", "with upgrades"])
+    @pytest.fixture(params=[False, True], ids=["http", "with services"])
     def served(self, request, monkeypatch) -> Iterator[Served]:
         async def read_body(scope: dict[str, Any], receive: Any, send: Any) -> None:
             while scope["type"] == "http" and (await receive()).get("more_body"):
@@ -290,9 +306,10 @@ class TestSlowClients:
 
         monkeypatch.setattr(Served, "make", lambda _: read_body)
         monkeypatch.setattr(uvicorn_protocol, "HEAD_SECONDS", 0.2)
+        monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
         monkeypatch.setattr(uvicorn_protocol, "BODY_SECONDS", 0.2)
         monkeypatch.setattr(uvicorn_server, "_TICK_SECONDS", 0.05)
-        served = Served({WAY: Way()} if request.param else {}, on_demand=False)
+        served = Served({Service.SNAPSHOT: Snapshots()} if request.param else {}, on_demand=False)
         assert served.ask() == b"hello"
         yield served
         assert served.ask() == b"hello"
@@ -347,9 +364,9 @@ class TestSlowClients:
 class TestInvalidRequests:
     """Each gets a problem document, and its connection ends."""
 
-    @pytest.fixture(params=[False, True], ids=["http", "with upgrades"])
+    @pytest.fixture(params=[False, True], ids=["http", "with services"])
     def served(self, request) -> Iterator[Served]:
-        served = Served({WAY: Way()} if request.param else {}, on_demand=False)
+        served = Served({Service.SNAPSHOT: Snapshots()} if request.param else {}, on_demand=False)
         yield served
         assert served.ask() == b"hello"
         served.server.close()

@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import (
     WELCOME_BYTES,
     Client,
     Script,
     Service,
-    accepting_script,
     client_script,
     hello,
     new_name,
+    preface,
     welcome,
 )
 
@@ -26,11 +26,15 @@ REFUSAL = AuthenticationError("refused")
 
 
 def client_of(token: str, name: bytes = b"") -> Script[bytes]:
-    return client_script(hello(Service.STORE, token, name=name), REFUSAL)
+    return client_script(hello(token, name=name), REFUSAL)
 
 
-def server_of(token: str) -> Script[Client]:
-    return accepting_script(lambda _: token, Service.STORE, 0, exposed=False)
+def connecting_with(sock: socket.socket, token: str, name: bytes = b"") -> Handshake[bytes]:
+    return Handshake(sock, Service.STORE, client_of(token, name), client=True)
+
+
+def serving_with(sock: socket.socket, token: str) -> Handshake[Client]:
+    return accept(sock, Service.STORE, lambda _: token, 0, token)
 
 
 @pytest.fixture
@@ -43,10 +47,10 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_a_blocking_client_and_a_server_that_does_not_block(ends):
     client, server = ends
     server.setblocking(False)
-    serving, name = Handshake(server, server_of("secret")), new_name()
+    serving, name = serving_with(server, "secret"), new_name()
     assert (serving.advance(), serving.started) == (None, False)
     with ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(Handshake(client, client_of("secret", name)).run, 10.0)
+        connecting = pool.submit(connecting_with(client, "secret", name).run, 10.0)
         while (served := serving.advance()) is None:
             pass
         assert connecting.result() == b""
@@ -59,8 +63,8 @@ def test_a_blocking_client_and_a_server_that_does_not_block(ends):
 def test_messages_that_arrive_byte_by_byte(ends):
     client, server = ends
     server.setblocking(False)
-    serving, served = Handshake(server, server_of("secret")), None
-    for byte in hello(Service.STORE, "secret"):
+    serving, served = serving_with(server, "secret"), None
+    for byte in preface(Service.STORE) + hello("secret"):
         assert served is None
         client.send(bytes([byte]))
         served = serving.advance()
@@ -75,7 +79,7 @@ def test_the_end_of_the_connection_is_no_refusal(ends, received):
     server.send(welcome()[:received])
     server.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionResetError):
-        Handshake(client, client_of("secret")).run(10.0)
+        connecting_with(client, "secret").run(10.0)
 
 
 def test_a_refusal(ends, caplog, monkeypatch):
@@ -83,9 +87,9 @@ def test_a_refusal(ends, caplog, monkeypatch):
     monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
     client, server = ends
     with ThreadPoolExecutor() as threads:
-        refusing = threads.submit(Handshake(server, server_of("secret")).run, 10.0)
+        refusing = threads.submit(serving_with(server, "secret").run, 10.0)
         with pytest.raises(AuthenticationError) as caught:
-            Handshake(client, client_of("another")).run(10.0)
+            connecting_with(client, "another").run(10.0)
         assert caught.value is REFUSAL
         with pytest.raises(AuthenticationError, match="RANKMESH_TOKEN"):
             refusing.result()
@@ -94,4 +98,4 @@ def test_a_refusal(ends, caplog, monkeypatch):
 
 def test_a_time_limit_of_the_whole_handshake(ends):
     with pytest.raises(TimeoutError, match=r"not complete after 0\.05 s"):
-        Handshake(ends[0], client_of("secret")).run(0.05)
+        connecting_with(ends[0], "secret").run(0.05)

@@ -79,7 +79,7 @@ def test_the_connection_is_kept_and_the_document_goes_along(server, asker):
     head, _, body = server.heard[1].partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v1/join HTTP/1.1\r\n")
     assert b"content-type: application/json" in head
-    assert body == b'{"rank": 0}'
+    assert body == b'{"rank":0}'
 
 
 def test_without_a_token_or_a_document_neither_goes_along(server, asker):

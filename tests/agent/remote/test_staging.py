@@ -124,7 +124,7 @@ def test_a_process_that_is_killed_in_a_call_leaves_nothing_behind(standalones):
 
 
 def in_flight(standalone: Standalone) -> bool:
-    agent = standalone.agent
+    agent = standalone.leases.agent
     return agent is not None and any(record[1].name == "all_reduce" for record in agent.world.active_records())
 
 

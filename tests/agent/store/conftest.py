@@ -22,7 +22,7 @@ from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.store_frames import UPGRADE
+from rankmesh_agent.wire.hello import Service
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
     listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
     running = HttpServer(listener, "stores")
-    running.start(partial(create_app, current, token="secret"), {UPGRADE: current})
+    running.start(partial(create_app, current, token="secret"), {Service.STORE: current})
     yield current, url
     running.close()
 
@@ -88,7 +88,7 @@ def losing(url) -> Callable[..., contextlib.AbstractContextManager[str]]:
     """Opens a proxy before the server that ends connections instead of forwarding."""
 
     @contextlib.contextmanager
-    def proxy(what: str = "answer", *, after: int = 2, times: int = 1) -> Iterator[str]:
+    def proxy(what: str = "answer", *, after: int = 1, times: int = 1) -> Iterator[str]:
         """The URL of a proxy.
 
         Args:

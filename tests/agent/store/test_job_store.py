@@ -29,8 +29,8 @@ from rankmesh_agent.wire.errors import (
     StoreTimeoutError,
     StoreUnresponsiveError,
 )
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import Member
-from rankmesh_agent.wire.store_frames import UPGRADE
 
 ID = "0f" * 16
 FAILURE = RankFailedError("rank 2 (host, pid 7) failed (killed)", ranks=[2], group="world")
@@ -104,7 +104,7 @@ class TestAGatewayThatIsAway:
 
             def start(port: int) -> None:
                 http = HttpServer(bind("127.0.0.1", port, purpose="test"), "gateway")
-                http.start(lambda: None, {UPGRADE: store_server}, on_demand=True)
+                http.start(lambda: None, {Service.STORE: store_server}, on_demand=True)
                 running.callback(http.close)
 
             yield start

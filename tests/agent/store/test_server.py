@@ -27,9 +27,10 @@ from support.processes import wait_until
 from rankmesh_agent.net import pool
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.dial import connect_to
+from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
-from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.net.upgrade import connect_upgraded
+from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store import codec, replies, server
 from rankmesh_agent.store.client import ClientConnection, StoreClient
@@ -56,6 +57,7 @@ from rankmesh_agent.wire.hello import (
     client_script,
     hello,
     new_name,
+    preface,
     welcome,
 )
 from rankmesh_agent.wire.store_frames import (
@@ -63,10 +65,10 @@ from rankmesh_agent.wire.store_frames import (
     NO_STORE_ID,
     REQUEST,
     REQUEST_ID,
-    UPGRADE,
+    UNIX_NAME_BYTES,
     decode_response,
+    decode_unix_name,
     encode_request,
-    unix_socket_of,
 )
 
 
@@ -80,13 +82,16 @@ class Raw:
     """
 
     def __init__(self, url: str, token: str | None = "secret", store: bytes = NO_STORE_ID) -> None:
-        self.sock, head = connect_upgraded(url, UPGRADE, token or "", connect_seconds=60.0, seconds=60.0)
+        self.sock = connect_to(url, 60.0, token or "")
         try:
-            self.unix_socket = unix_socket_of(head)
-            if token is not None:
+            if token is None:
+                self.sock.sendall(preface(Service.STORE))
+            else:
                 self.name = new_name()
-                script = client_script(hello(Service.STORE, token, store, self.name), AuthenticationError("refused"))
-                FramedStream(self.sock).greet(script, 60.0)
+                greeting = hello(token, store, self.name)
+                script = client_script(greeting, AuthenticationError("refused"), UNIX_NAME_BYTES)
+                name = Handshake(self.sock, Service.STORE, script, client=True).run(60.0)
+                self.unix_socket = decode_unix_name(name)
             self.sock.settimeout(60.0)
         except BaseException:
             self.sock.close()
@@ -259,8 +264,8 @@ class TestAConnection:
             assert duplicate.recv(100)
 
 
-HELLO = hello(Service.STORE, "secret", NO_STORE_ID)
-WRONG = hello(Service.STORE, "guess", NO_STORE_ID)
+HELLO = hello("secret", NO_STORE_ID)
+WRONG = hello("guess", NO_STORE_ID)
 
 
 class TestUnauthenticatedClients:
@@ -278,16 +283,16 @@ class TestUnauthenticatedClients:
         "data",
         [
             b"GET / HTTP/1.1\r\n\r\n".ljust(HELLO_BYTES),
-            bytes(HELLO_BYTES),
-            bytes(1 << 20),
+            b"\xff" * HELLO_BYTES,
+            b"\xff" * (1 << 20),
         ],
-        ids=["http", "zeros", "many zeros"],
+        ids=["http", "a long credential", "many bytes"],
     )
     @pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
     def test_a_handshake_that_begins_with(self, raw, data, unix):
         one = raw(None)
         if unix:
-            name = "\0" + one.unix_socket
+            name = "\0" + raw().unix_socket
             one.sock.close()
             one.sock = socket.socket(socket.AF_UNIX)
             one.sock.settimeout(10.0)
@@ -409,8 +414,6 @@ class TestTokens:
                 sock, _ = listener.accept()
                 with sock:
                     sock.recv(1000)
-                    sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
-                    sock.recv(len(HELLO))
                     if impostor:
                         sock.sendall(welcome(Verdict.OTHER_TOKEN))
                     else:
@@ -775,14 +778,14 @@ class TestTheServer:
                     assert one.ask(Add("k")) == number
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, most)
-            sock.sendall(HELLO)
+            sock.sendall(preface(Service.STORE) + HELLO)
             assert sock.recv(100) == welcome()
 
     def test_plain_http_continues_on_the_same_port(self, url, store):
         store.execute(Set("k", b"v"))
         split = urlsplit(url)
         rest = b"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
-        last = b"GET /v1/store-fast-path " + rest + b"Connection: close\r\n\r\n"
+        last = b"GET /v1/no-such-path " + rest + b"Connection: close\r\n\r\n"
         asked = b"GET /v1/store/k " + rest + b"\r\n" + last
         with socket.create_connection((split.hostname, split.port), 60.0) as sock:
             for byte in asked:  # in as many pieces as can be

@@ -15,7 +15,7 @@ from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.transports import tcp
 from rankmesh_agent.transports.tcp import IDENTITY_BYTES, PROPOSAL, TcpTransport, split_address
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
-from rankmesh_agent.wire.hello import HELLO_BYTES, Service, Verdict, hello, welcome
+from rankmesh_agent.wire.hello import HELLO_BYTES, Service, Verdict, hello, preface, welcome
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def receive(sock: socket.socket, listener) -> bytes:
 ALERT = b"\x15"
 GARBAGE = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: localhost:29500\r\nAccept: */*\r\n\r\n",
-    "TLS": bytes.fromhex("1603010005") + bytes(5),
+    "TLS": preface(Service.MESH) + bytes.fromhex("1603010005") + bytes(5),
     "noise": random.Random(0).randbytes(500),
     "no version": b"RKMH-HX\x03" + bytes(HELLO_BYTES),
 }
@@ -73,11 +73,11 @@ def test_connections_with_garbage_are_closed(listener, data):
 
 def test_handshakes_that_stop_delay_no_other_and_time_out(listener, monkeypatch):
     monkeypatch.setattr(tcp, "HANDSHAKE_SECONDS", 0.5)
-    begun = hello(Service.MESH, "secret")
+    begun = preface(Service.MESH) + hello("secret")
     with contextlib.ExitStack() as strangers:
         silent = [
             strangers.enter_context(stranger(listener.address, data))
-            for data in (b"", b"RKMH", b"\x16", b"\x16\3", begun)
+            for data in (b"", b"RKMH", preface(Service.MESH), preface(Service.MESH) + b"\x16\3", begun)
         ]
         check_a_proper_client_gets_in(listener)
         for sock in silent:
@@ -154,7 +154,7 @@ def test_a_client_that_is_ready_stays_although_the_next_one_finds_no_descriptor(
     def exhausted(admits):
         raise DescriptorLimitError("no free descriptor")
 
-    greeting = hello(Service.MESH, "secret", PROPOSAL.pack(0, 0, b"", b"") + bytes(IDENTITY_BYTES))
+    greeting = preface(Service.MESH) + hello("secret", PROPOSAL.pack(0, 0, b"", b"") + bytes(IDENTITY_BYTES))
     with stranger(listener.address, greeting[:10]) as connecting:
         while not listener.busy():
             assert look(listener) == []

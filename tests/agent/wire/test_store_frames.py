@@ -11,15 +11,14 @@ from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
     REQUEST,
     RESPONSE,
-    UPGRADE,
     Kind,
     decode_parts,
     decode_request,
     decode_response,
+    decode_unix_name,
     encode_request,
     encode_response,
-    unix_socket_of,
-    upgrade_response,
+    encode_unix_name,
     with_seq,
 )
 
@@ -102,14 +101,7 @@ def test_parts_that_do_not_add_up(count):
         decode_parts(bytes(frame), count)
 
 
-def test_the_upgrade():
-    assert UPGRADE.request("127.0.0.1:29500") == (
-        b"GET /v1/store-fast-path HTTP/1.1\r\nHost: 127.0.0.1:29500\r\nConnection: Upgrade\r\n"
-        b"upgrade: rankmesh-store/1\r\n\r\n"
-    )
-    assert upgrade_response("abc") == (
-        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: rankmesh-store/1\r\n"
-        b"Rankmesh-Nearby: abc\r\n\r\n"
-    )
-    assert unix_socket_of(upgrade_response("abc")) == "abc"
-    assert unix_socket_of(b"HTTP/1.1 101 OK\r\nUpgrade: rankmesh-store/1\r\n\r\n") == ""  # from a proxy, perhaps
+def test_names_of_unix_sockets():
+    assert encode_unix_name("abc") == b"abc" + bytes(61)
+    assert decode_unix_name(encode_unix_name("abc")) == "abc"
+    assert decode_unix_name(encode_unix_name("")) == ""

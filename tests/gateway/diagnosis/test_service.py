@@ -19,8 +19,9 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import StackFrame, ThreadStack
-from rankmesh_agent.wire.snapshot import UPGRADE, RankSnapshot, SnapshotCall, SnapshotGroup
+from rankmesh_agent.wire.snapshot import RankSnapshot, SnapshotCall, SnapshotGroup
 from rankmesh_gateway.diagnosis import service
 from rankmesh_gateway.state.registry import Registry
 
@@ -76,7 +77,7 @@ class AgentDouble:
         self._server = HttpServer(listener)
         self._server.start(
             lambda: None,
-            {UPGRADE: SnapshotServer(lambda _: count(), lambda: Credentials(TOKEN, job="job"))},
+            {Service.SNAPSHOT: SnapshotServer(lambda _: count(), lambda: Credentials(TOKEN, job="job"))},
             on_demand=True,
         )
 
