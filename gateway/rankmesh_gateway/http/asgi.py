@@ -114,7 +114,7 @@ class GatewayApplication:
             await asyncio.sleep(SCAN_SECONDS)
             try:
                 self._registry.poll_timeouts()
-                self._on_scan()
+                await asyncio.to_thread(self._on_scan)  # it may wait for a disk, or for etcd
             except Exception as error:
                 log_failure("the scan for silent ranks failed, and goes on", error)
 
