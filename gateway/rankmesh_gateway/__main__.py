@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from rankmesh_gateway.state.etcd_stores import EtcdStores
 
 USAGE_ERROR = 2
+_PAUSE_SECONDS = 0.05
+"""Minimum time between two looks for events: thousands of joins in a second do not wake this thread each."""
 _NO_TORCH_STORE = (
     "this gateway serves any number of jobs, and torch's protocol does not name one; the gateway that 'rankmesh run' "
     "hosts serves it"
@@ -92,13 +95,14 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             signal.signal(number, lambda *_: going_on.put(False))
         events = gateway.registry.events
         position = events.last
-        with events.subscribe(lambda: going_on.put(True)):
+        with events.subscribe(lambda: None if going_on.qsize() else going_on.put(True)):
             gateway.start(on_failure=lambda: going_on.put(False))
             print_line(f"RankMesh gateway is ready at {server.url()}", sys.stdout)
             if not token:
                 print_line(f"It is {protection(token)}: no token is set", sys.stdout)
             while going_on.get():
                 position = log_events(events, position)
+                time.sleep(_PAUSE_SECONDS)
         gateway.close()
         log_events(events, position)
     return 1 if server.failure else 0

@@ -41,11 +41,13 @@ from rankmesh_agent.wire.schemas import (
     GrowingWorld,
     Heartbeat,
     HeartbeatReply,
+    HostTable,
     JoinReply,
     JoinRequest,
     Leave,
     LostRank,
     Member,
+    MembersRequest,
     RankInfo,
     RestartReply,
     failed_seconds,
@@ -53,9 +55,6 @@ from rankmesh_agent.wire.schemas import (
 from rankmesh_agent.wire.stats import HeartbeatStats
 
 _log = logging.getLogger("rankmesh")
-
-ShareMembers = Callable[[list[Member]], list[Member]]
-"""Collective function that returns the list of rank 0 at all ranks."""
 
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
@@ -117,7 +116,6 @@ class GatewayClient:
         awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
-        share_members: ShareMembers | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -131,8 +129,6 @@ class GatewayClient:
             awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
                 larger ones; raises if the join has no point any more.
-            share_members: sends rank 0's list of the members to the others, in worlds of more than LISTED_MEMBERS
-                ranks; without it, each rank gets the list from the gateway.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -142,12 +138,9 @@ class GatewayClient:
         seen: dict[int | str, Member] = {}
         try:
             reports = JoinReporter(job, None if awaits_growth else world_size, deadline, launched)
-            shares = share_members is not None and world_size > LISTED_MEMBERS
-            listed = not shares or member.rank == 0
             chain = launched.parent, list(launched.ancestors)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed, *chain)
-            reply = self._join_until(request, deadline, seen, reports, check)
-            return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, *chain)
+            return self._join_until(request, deadline, seen, reports, check)
         except BaseException as error:
             if seen:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -234,7 +227,9 @@ class GatewayClient:
             raise _refusal(answer, url)
         try:
             reply = answer.json()
-            return JoinReply(**reply | {"members": [Member(**member) for member in reply["members"]]})
+            members = [Member(**member) for member in reply["members"]]
+            hosts = HostTable(**reply["hosts"]) if reply.get("hosts") else None
+            return JoinReply(**reply | {"members": members, "hosts": hosts})
         except (ValueError, KeyError, TypeError):
             raise _not_a_gateway(answer, url) from None
 
@@ -361,6 +356,21 @@ class GatewayClient:
                 self.url = self._find() or self.url  # it may have moved
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
 
+    def members(self, job: str, epoch: int, ranks: Collection[int]) -> list[Member]:
+        """Return those of some members of an epoch that the gateway knows, with their addresses.
+
+        Raises:
+            GatewayUnreachableError: it does not answer.
+        """
+        try:
+            answer = self._post(self.url, "members", MembersRequest(job, epoch, list(ranks)))
+            if answer.status == HTTPStatus.OK:
+                return [Member(**member) for member in answer.json()]
+            failure = str(_refusal(answer, self.url))
+        except (NoResponseError, ValueError, TypeError) as error:
+            failure = str(error) or type(error).__name__
+        raise GatewayUnreachableError(f"the gateway at {self.url} does not answer: {failure}", address=self.url)
+
     def raise_if_left(self, job: str, epoch: int) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.
 
@@ -419,7 +429,7 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | EpochRequest | AgentHeartbeat | AgentLeave,
+        document: JoinRequest | Heartbeat | Leave | EpochRequest | MembersRequest | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
         *,
         compressed: bool = False,
