@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 import time
@@ -49,7 +50,6 @@ class JobStores:
         self._lock = threading.Lock()
         self._tables: dict[str, Table] = {}
         self._jobs: dict[str, str] = {}
-        self._unheard: set[str] = set()  # stores of an earlier gateway whose clients have not come yet
         self._started = time.monotonic()
         self._removed: set[str] = set()  # stores that the backend may still have
         for store, rows in ({} if backend is None else backend.load()).items():
@@ -57,7 +57,7 @@ class JobStores:
                 self._add(store, rows[JOB].decode(), rows)
             else:
                 self._removed.add(store)
-        self._unheard = set(self._tables)
+        self._earlier = set(self._tables)  # those of an earlier gateway
 
     def _add(self, store: str, job: str, rows: Mapping[bytes, bytes] | None = None) -> Table:
         table = Table(self._quota)
@@ -72,8 +72,13 @@ class JobStores:
         with self._lock:
             table = self._tables.get(name)
             job = self._job_of(name)
-            self._unheard.discard(name)
-            return self._add(name, job) if table is None and job is not None else table
+            if table is not None or job is None:
+                return table
+            table = self._add(name, job)
+        if isinstance(table.log, StoreLog):
+            with contextlib.suppress(DistStoreError):  # it is written with the first change, then
+                table.log.begin()
+        return table
 
     def credentials(self, store: bytes) -> Credentials:
         """Return the credentials that the clients of a store have, or an unknown one's."""
@@ -92,7 +97,7 @@ class JobStores:
         with self._lock:
             unused = {store: job for store, job in self._jobs.items() if store not in used}
             for store, job in unused.items():
-                if self._registry.has_unknown_store(job) or (store in self._unheard and not settled):
+                if self._registry.has_unknown_store(job) or (store in self._earlier and not settled):
                     continue  # of a rank that this gateway has yet to hear from
                 del self._jobs[store]
                 table = self._tables.pop(store)

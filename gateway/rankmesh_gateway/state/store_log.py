@@ -72,6 +72,10 @@ class StoreLog:
         self._replies = dict(sorted(self._replies.items(), key=lambda item: item[1]))
         self._table.fill(values, queues)
 
+    def begin(self) -> None:
+        """Write whose store it is: the next gateway has it also if it is empty."""
+        self._write({}, {})
+
     def changed(self, changes: Changes, result: Any) -> None:
         """See TableLog."""
         rows = {_row(_VALUE, key): value for key, value in changes.items()}

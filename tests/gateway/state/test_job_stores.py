@@ -94,6 +94,8 @@ class TestHowLong:
         file.close()
         registry, stores = reopened()
         stores.drop_unused()
+        assert stores.find(store).value("k") == b"v", "a client comes before the first heartbeat"
+        stores.drop_unused()
         assert stores.find(store).value("k") == b"v"
         registry.heartbeat(ask.heartbeat(0))
         monkeypatch.setattr(job_stores, "_SETTLED_SECONDS", 0.0)
@@ -103,6 +105,13 @@ class TestHowLong:
         stores.drop_unused()
         assert stores.find(store) is None
         assert reopened()[1].find(store) is None
+
+    def test_an_empty_one_is_there_again(self, path, clock, ask, reopened):
+        file = RegistryFile(path)
+        store = form(registry := Registry(clock), ask)
+        assert JobStores(registry, backend=file.stores).find(store).names() == []
+        file.close()
+        assert reopened()[1].find(store).names() == []
 
 
 class TestShown:
