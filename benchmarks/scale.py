@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import re
 import secrets
@@ -37,6 +38,8 @@ CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
 _HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
 _KEPT_BYTES = 8 << 10
+_TOKEN = secrets.token_hex(16)
+"""Without one, the gateway looks for the user of each connection in a table of all of them."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -139,6 +142,7 @@ class Rank:
         body = json.dumps(document).encode()
         head = (
             f"POST /v1/{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\nAccept-Encoding: gzip\r\n"
+            f"Authorization: Bearer {_TOKEN}\r\n"
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         ).encode()
         Rank.traffic += len(head) + len(body)
@@ -162,7 +166,8 @@ def measure(jobs: int, ranks: int, seconds: float) -> dict[str, Cost]:
     """Return the cost of the joins of jobs, and of their heartbeats for some seconds."""
     with ExitStack() as stack:
         command = [sys.executable, "-m", "rankmesh_gateway", "--port=0"]
-        gateway = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        environment = os.environ | {"RANKMESH_TOKEN": _TOKEN}
+        gateway = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
         stack.callback(gateway.kill)
         assert gateway.stdout is not None
         url = gateway.stdout.readline().split()[-1]

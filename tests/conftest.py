@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support import hosting, rank_server
+from support.etcd import Etcd
 from support.processes import Ranks, wait_until
 
 import rankmesh as dist
@@ -129,3 +130,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         dist.init_process_group(init_method=f"file://{path}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd that all tests share; each has a prefix of its own."""
+    server = Etcd(tmp_path_factory.mktemp("etcd"))
+    yield server
+    server.stop()

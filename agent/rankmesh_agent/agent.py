@@ -26,7 +26,6 @@ from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
-from rankmesh_agent.membership.gateway_client import ShareMembers
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -73,7 +72,6 @@ class Agent:
             from now.
         instance: random name of this process and join; a new one if left out.
         growth: how this process joins, in place of ``rank`` and ``world_size``.
-        share_members: see GatewayClient.join.
 
     Attributes:
         settings: see above.
@@ -100,7 +98,6 @@ class Agent:
         join_deadline: Deadline | None = None,
         instance: str = "",
         growth: GrowthRole = NO_GROWTH,
-        share_members: ShareMembers | None = None,
     ) -> None:
         raise_limit()
         deadline = join_deadline or Deadline(timeout)
@@ -126,7 +123,6 @@ class Agent:
                 deadline=deadline,
                 connect_seconds=timeout,
                 instance=instance,
-                share_members=share_members,
             )
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)

@@ -13,8 +13,9 @@ from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.membership.gateway_client import GatewayClient, ShareMembers
+from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership.members import all_members
 from rankmesh_agent.membership.missing import LocalRankInfo
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
@@ -22,11 +23,11 @@ from rankmesh_agent.net.host import ancestors, host_id
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.connector_thread import ConnectorThread
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
-from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
+from rankmesh_agent.wire.overlay import neighbours
 from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
@@ -74,7 +75,6 @@ class JobMembership:
         deadline: end of the join.
         connect_seconds: time limit for connecting the neighbours, at most _CONNECT_SECONDS.
         instance: random name of this process and join; a new one if empty.
-        share_members: see GatewayClient.join.
 
     Attributes:
         name, epoch, world_size: of the job.
@@ -82,7 +82,7 @@ class JobMembership:
         gateway: client of the job's gateway.
         grown: whether the world is an earlier one that has grown.
         member: this rank, as its peers know it.
-        members: all ranks, by rank.
+        members: all ranks, by rank; of most ranks of a large world, host and process alone.
         heartbeats: sends heartbeats without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
         engine: the connections to the peers.
@@ -104,7 +104,6 @@ class JobMembership:
         deadline: Deadline,
         connect_seconds: float,
         instance: str,
-        share_members: ShareMembers | None = None,
     ) -> None:
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
@@ -140,7 +139,6 @@ class JobMembership:
                 awaits_growth=growth.awaits,
                 growth=growth.world,
                 check=growth.check,
-                share_members=share_members,
             )
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.store, self.grown = joined.store, joined.grown
@@ -151,14 +149,14 @@ class JobMembership:
             undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
-            self.members = {member.rank: member for member in joined.members}
+            self.members = all_members(joined)
             self.member = next(member for member in joined.members if member.instance == self.member.instance)
             self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
-            local = sum(member.host_id == self.member.host_id for member in joined.members)
+            local = sum(member.host_id == self.member.host_id for member in self.members.values())
             self.oversubscribed = local > len(os.sched_getaffinity(0))
             connector = Connector(
                 self.member,
-                joined.members,
+                self.members.values(),
                 joined.epoch,
                 listener,
                 lambda peer: transports.transport(self.member, peer),
@@ -175,7 +173,7 @@ class JobMembership:
             self._connector: ConnectorThread | None = None
             self._unknown: dict[int, int] = {}
             if len(connections) < self.world_size - 1:
-                self._connector = ConnectorThread(connector, self._ended)
+                self._connector = ConnectorThread(connector, self._ended, self._find_members)
                 undo.callback(self._connector.close)
             self.engine = ProgressEngine(
                 self.member.rank,
@@ -257,6 +255,14 @@ class JobMembership:
             for rank, answers in self._unknown.items()
             if answers >= _MAX_UNKNOWN
         }
+
+    def _find_members(self, ranks: Collection[int]) -> list[Member]:
+        """Return members with their addresses; raises GatewayUnreachableError if the gateway does not answer."""
+        client = self.gateway.sibling()
+        try:
+            return client.members(self.name, self.epoch, ranks)
+        finally:
+            client.close()
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.

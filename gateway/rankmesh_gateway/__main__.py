@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.service_log import log_to_stderr
@@ -27,14 +29,19 @@ from rankmesh_agent.net.descriptors import is_exhausted, reason
 from rankmesh_agent.net.inherited import print_line, reset_inherited
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.net.tls import check_environment
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.event_lines import log_events
 from rankmesh_gateway.server import Gateway, prepare_process
 from rankmesh_gateway.state.registry_file import RegistryFile, RegistryFileError
 from rankmesh_gateway.torch_store import TorchStore
 
+if TYPE_CHECKING:
+    from rankmesh_gateway.state.etcd_stores import EtcdStores
+
 USAGE_ERROR = 2
+_PAUSE_SECONDS = 0.05
+"""Minimum time between two looks for events: thousands of joins in a second do not wake this thread each."""
 _NO_TORCH_STORE = (
     "this gateway serves any number of jobs, and torch's protocol does not name one; the gateway that 'rankmesh run' "
     "hosts serves it"
@@ -69,13 +76,14 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             file = RegistryFile(options.state) if options.state is not None else None
             if file is not None:
                 opened.callback(file.close)
+            etcd = _etcd(options.store) if options.store else None
             listener = bind(options.host, options.port, purpose="the gateway listens")
             opened.callback(listener.close)
             names = [options.host, socket.gethostname(), *(each.partition(":")[0] for each in settings.advertise)]
             server = HttpServer(listener, "rankmesh-gateway", token=credentials)
             refused = TorchStore(settings, closed=_NO_TORCH_STORE)
-            gateway = Gateway(server, settings, credentials, names=names, torch_store=refused, file=file)
-        except (ValueError, OSError, DistNetworkError, RegistryFileError) as error:
+            gateway = Gateway(server, settings, credentials, names=names, torch_store=refused, file=file, backend=etcd)
+        except (ValueError, OSError, DistNetworkError, DistStoreError, RegistryFileError) as error:
             print_line(f"{prog}: {reason(error) if is_exhausted(error) else error}", sys.stderr)
             return USAGE_ERROR
         opened.pop_all()
@@ -87,13 +95,14 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m rankm
             signal.signal(number, lambda *_: going_on.put(False))
         events = gateway.registry.events
         position = events.last
-        with events.subscribe(lambda: going_on.put(True)):
+        with events.subscribe(lambda: None if going_on.qsize() else going_on.put(True)):
             gateway.start(on_failure=lambda: going_on.put(False))
             print_line(f"RankMesh gateway is ready at {server.url()}", sys.stdout)
             if not token:
                 print_line(f"It is {protection(token)}: no token is set", sys.stdout)
             while going_on.get():
                 position = log_events(events, position)
+                time.sleep(_PAUSE_SECONDS)
         gateway.close()
         log_events(events, position)
     return 1 if server.failure else 0
@@ -118,8 +127,20 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="SQLite file that keeps jobs, their key-value stores, groups and events for the next gateway with it; "
         "made if there is none",
     )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="etcd://HOST:PORT[/PREFIX]: keep the key-value stores in etcd, from which a gateway on any host goes on; "
+        "etcds:// with TLS",
+    )
     parser.add_argument("--version", action="version", version=f"RankMesh {__version__}")
     return parser
+
+
+def _etcd(url: str) -> EtcdStores:
+    from rankmesh_gateway.state.etcd_stores import EtcdStores
+
+    return EtcdStores(url)
 
 
 def _port(text: str) -> int:

@@ -16,6 +16,7 @@ from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
+from rankmesh_gateway.state.store_backend import StoreBackend
 from rankmesh_gateway.torch_store import PREFACE, TorchStore
 
 _COLLECTED_OBJECTS = 20_000
@@ -39,12 +40,14 @@ class Gateway:
         names: host names that requests may have, besides addresses and localhost.
         torch_store: serves torch's TCPStore clients; None for no such clients.
         file: keeps the state for the next gateway; it is closed with this one.
+        backend: keeps the jobs' stores for the next gateway, in place of the file.
 
     Attributes:
         registry: the jobs, ranks and groups.
 
     Raises:
         RegistryFileError: the file is damaged.
+        DistStoreError: the backend cannot be read.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Gateway:
         names: Iterable[str] = (),
         torch_store: TorchStore | None = None,
         file: RegistryFile | None = None,
+        backend: StoreBackend | None = None,
     ) -> None:
         self.registry = Registry()
         self._http = http
@@ -65,7 +69,9 @@ class Gateway:
             file.load(self.registry)
             file.follow(self.registry)
         quota = Quota(settings.store_keys, settings.store_bytes)
-        self._stores = JobStores(self.registry, credentials, quota, None if file is None else file.stores)
+        if backend is None and file is not None:
+            backend = file.stores
+        self._stores = JobStores(self.registry, credentials, quota, backend)
 
     def start(self, on_failure: Callable[[], object] = lambda: None) -> None:
         """Begin to serve.

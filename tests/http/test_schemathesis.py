@@ -138,7 +138,7 @@ def test_a_service_of_a_job(service: str, job: LeasedJob, subtests: pytest.Subte
             path[parameter] = group if group == "world" else job.groups[group]
         if "job" in query:
             query["job"] = job.name
-        if case.path in ("/v1/groups", "/v1/ended") and isinstance(body, dict) and "job" in body:
+        if case.path in ("/v1/groups", "/v1/ended", "/v1/members") and isinstance(body, dict) and "job" in body:
             body["job"] = job.name
 
     url = job.url if service == "gateway" else job.agents[0].urls[0]

@@ -39,7 +39,7 @@ def record_or_die(*arguments):
     record(*arguments)
 StoreServer._record = record_or_die
 """
-"""A gateway's: it dies after one of its changes is in the file, and before its client is answered."""
+"""A gateway's: it dies after one of its changes is in the file, or in etcd, and before its client is answered."""
 
 
 class History:
@@ -99,10 +99,15 @@ def client(me: Me, seed: int, url: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("backend", ["sqlite", "etcd"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_linearizable_while_its_gateway_is_killed(ranks: Ranks, seed: int) -> None:
+def test_it_is_linearizable_while_its_gateway_is_killed(
+    ranks: Ranks, seed: int, backend: str, request: pytest.FixtureRequest
+) -> None:
     """Rank 0 is killed, too, and others are stopped for a while."""
-    gateway, chance = GatewayProcess(ranks, first=DIES), random.Random(seed)
+    options = [f"--store={request.getfixturevalue('etcd').url()}"] if backend == "etcd" else []
+    gateway = GatewayProcess(ranks, keeps_state=not options, first=DIES, options=options)
+    chance = random.Random(seed)
     started = ranks.start(client, SIZE, seed=seed, url=gateway.url)
     ranks.wait_for(*(f"begins-{rank}" for rank in range(SIZE)))
     for number in range(KILLS):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankmesh_agent.wire.credentials import ROLES, Credentials, Role, derive, for_job, for_lease
-from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import (
     HELLO_BYTES,
     MAX_CREDENTIAL_BYTES,
@@ -50,7 +50,9 @@ def serve(
         except StopIteration as end:
             assert not data, "the client has sent more than the server reads"
             return end.value, answer
-        except ClientRefusedError:
+        except ProtocolError:
+            raise
+        except (ClientRefusedError, DistNetworkError):
             return None, answer
 
 

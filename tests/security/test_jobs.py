@@ -164,6 +164,7 @@ def test_a_job_is_not_changed_with_anothers_credential(jobs: Jobs):
         ("/v1/heartbeat", rank),
         ("/v1/join", {"job": second, "world_size": 1, "member": vars(jobs.first.member)}),
         ("/v1/ended", {"job": second, "epoch": 1}),
+        ("/v1/members", {"job": second, "epoch": 1, "ranks": [0]}),
         ("/v1/leases", {"job": second, "rank": 0, "world_size": 1}),
         ("/v1/groups", {"job": second, "ranks": [0]}),
         ("/v1/groups", {"ranks": [0]}),

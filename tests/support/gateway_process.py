@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 from support.me import wait_until
@@ -19,15 +20,16 @@ class GatewayProcess:
         ranks: starts it.
         keeps_state: whether it has a state file.
         first: lines of Python that it runs before all else.
+        options: more options of its command line.
     """
 
-    def __init__(self, ranks: Ranks, *, keeps_state: bool = True, first: str = "") -> None:
+    def __init__(self, ranks: Ranks, *, keeps_state: bool = True, first: str = "", options: Sequence[str] = ()) -> None:
         self.ranks = ranks
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = ranks.folder / "state.sqlite"
         program = f"{first}\nimport sys, rankmesh_gateway.__main__ as main; sys.exit(main.main())"
-        self._command = [sys.executable, "-c", program, f"--port={self.port}"]
+        self._command = [sys.executable, "-c", program, f"--port={self.port}", *options]
         if keeps_state:
             self._command.append(f"--state={self.state}")
         self.process = self.start()

@@ -12,7 +12,6 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
-from rankmesh_agent.progress.overlay import neighbours
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire import frames, goodbye, json_text
 from rankmesh_agent.wire.errors import (
@@ -25,6 +24,7 @@ from rankmesh_agent.wire.errors import (
 )
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
+from rankmesh_agent.wire.overlay import neighbours
 from rankmesh_agent.wire.schemas import Member
 
 _BECAUSE = "; because of it "
@@ -167,6 +167,9 @@ class LocalGroupState(GroupState):
         arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in missing)
         others = "".join(f"; rank {self._number(rank)} waits in {wait.what}" for rank, wait in elsewhere.items())
         others += "".join(f"; {self._describe(rank)} reports: {limit}" for rank, limit in limits.items())
+        unaddressed = self.engine.unaddressed
+        named = [rank for rank in waiting_for if rank in unaddressed]
+        others += "".join(f"; rank {self._number(rank)}: {unaddressed[rank]}" for rank in named)
         return CollectiveTimeoutError(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
             f"arrived: {arrived or 'none'}{others}",

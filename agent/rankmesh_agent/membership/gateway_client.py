@@ -44,6 +44,7 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     LostRank,
     Member,
+    MembersRequest,
     RankInfo,
     RestartReply,
     failed_seconds,
@@ -53,8 +54,6 @@ from rankmesh_agent.wire.stats import HeartbeatStats
 _log = logging.getLogger("rankmesh")
 
 T = TypeVar("T")
-ShareMembers = Callable[[list[Member]], list[Member]]
-"""Collective function that returns the list of rank 0 at all ranks."""
 
 ANY_EPOCH = 1
 """Epoch of a Leave before the join is complete: the gateway identifies the member by its instance."""
@@ -123,7 +122,6 @@ class GatewayClient:
         awaits_growth: bool = False,
         growth: GrowingWorld | None = None,
         check: Callable[[], None] | None = None,
-        share_members: ShareMembers | None = None,
     ) -> JoinReply:
         """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
@@ -137,8 +135,6 @@ class GatewayClient:
             awaits_growth, growth: see JoinRequest.
             check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
                 larger ones; raises if the join has no point any more.
-            share_members: sends rank 0's list of the members to the others, in worlds of more than LISTED_MEMBERS
-                ranks; without it, each rank gets the list from the gateway.
 
         Raises:
             GatewayUnreachableError: no gateway answers before the deadline.
@@ -148,12 +144,9 @@ class GatewayClient:
         growing = 0 if growth is None else growth.size
         missing = MissingRanks(job, None if awaits_growth else world_size, deadline, launched, growing)
         try:
-            shares = share_members is not None and world_size > LISTED_MEMBERS
-            listed = not shares or member.rank == 0
             chain = launched.parent, list(launched.ancestors)
-            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, listed, *chain)
-            reply = self._join_until(request, deadline, missing, check)
-            return replace(reply, members=share_members(reply.members)) if share_members and shares else reply
+            request = JoinRequest(job, world_size, member, 0.0, attempt, awaits_growth, growth, *chain)
+            return self._join_until(request, deadline, missing, check)
         except BaseException as error:
             if missing.last is not None:  # frees the rank for the next attempt
                 reason = f"it gave up joining: {type(error).__name__}"
@@ -347,6 +340,21 @@ class GatewayClient:
                 self.url = self._find() or self.url  # it may have moved
             time.sleep(min(_RETRY_SECONDS, deadline.remaining()))
 
+    def members(self, job: str, epoch: int, ranks: Collection[int]) -> list[Member]:
+        """Return those of some members of an epoch that the gateway knows, with their addresses.
+
+        Raises:
+            GatewayUnreachableError: it does not answer.
+        """
+        try:
+            answer = self._post(self.url, "members", MembersRequest(job, epoch, list(ranks)))
+            if answer.status == HTTPStatus.OK:
+                return [Member(**member) for member in answer.json()]
+            failure = str(_refusal(answer, self.url))
+        except (NoResponseError, ValueError, TypeError) as error:
+            failure = str(error) or type(error).__name__
+        raise GatewayUnreachableError(f"the gateway at {self.url} does not answer: {failure}", address=self.url)
+
     def raise_if_left(self, job: str, epoch: int) -> bool:
         """Raise if a rank of an epoch that is complete has left it; return whether the gateway has answered.
 
@@ -402,7 +410,7 @@ class GatewayClient:
         self,
         url: str,
         path: str,
-        document: JoinRequest | Heartbeat | Leave | EpochRequest | AgentHeartbeat | AgentLeave,
+        document: JoinRequest | Heartbeat | Leave | EpochRequest | MembersRequest | AgentHeartbeat | AgentLeave,
         timeout: float = _RESPONSE_SECONDS,
         *,
         compressed: bool = False,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from rankmesh_agent.collectives.link import FEW_RANKS
-from rankmesh_agent.progress.overlay import neighbours
+from rankmesh_agent.wire.overlay import neighbours
 
 _SECONDS = 0.05
 """Seconds after which a rank that waits announces itself."""

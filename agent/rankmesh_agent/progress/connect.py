@@ -17,7 +17,7 @@ import math
 import select
 import struct
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
@@ -82,7 +82,7 @@ class Connector:
 
     Args:
         me: this process.
-        members: all ranks, this process included.
+        members: all ranks, this process included; those without addresses are connected to after ``add``.
         epoch: the job's epoch.
         listener: the listener to which other ranks connect; ``close`` closes it.
         transport_to: returns the transport to a member.
@@ -95,7 +95,7 @@ class Connector:
     def __init__(
         self,
         me: Member,
-        members: Sequence[Member],
+        members: Iterable[Member],
         epoch: int,
         listener: TcpListener,
         transport_to: Callable[[Member], TcpTransport],
@@ -199,6 +199,14 @@ class Connector:
                 connection.send([header, payload])
 
     # At the join and on demand
+
+    def add(self, member: Member) -> None:
+        """Add the addresses of a member."""
+        self._members[member.rank] = member
+
+    def can_dial(self, rank: int) -> bool:
+        """Return whether the addresses of a rank are known, or not needed, as it is connected."""
+        return bool(self._members[rank].addresses) or rank in self.connections or rank in self._taken
 
     def dial(self, rank: int, deadline: Deadline) -> None:
         """Begin to connect to a rank, unless it is connected."""
@@ -309,7 +317,8 @@ class Connector:
         expected = self._members.get(rank)
         if expected is None or epoch != self._epoch:
             return None
-        if (instance, peer_instance) != (expected.instance.encode(), self._me.instance.encode()):
+        # A client that knows this process's instance has it from the gateway, for this epoch.
+        if peer_instance != self._me.instance.encode() or instance != (expected.instance.encode() or instance):
             return None
         return int(rank)
 

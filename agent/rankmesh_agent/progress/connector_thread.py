@@ -10,12 +10,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.schemas import Member
 
 _DIAL_SECONDS = 60.0
 """Time limit of the attempts to connect to a rank."""
@@ -23,6 +25,8 @@ _ASK_SECONDS = 1.0
 """Interval at which the gateway is asked which ranks have ended, while one cannot be reached."""
 _PAUSE_SECONDS = 0.1
 """Pause after an error of this process, such as the lack of a free descriptor."""
+_FIND_SECONDS = 1.0
+"""Interval at which the gateway is asked for addresses that it has not given."""
 _SLEEP_SECONDS = 3600.0
 _CLOSE_SECONDS = 0.2
 """Time limit of the handshakes that are under way when this rank leaves."""
@@ -34,12 +38,21 @@ class ConnectorThread(threading.Thread):
     Args:
         connector: the connections of this process, which has joined; this object closes it.
         ended: maps ranks that cannot be reached to the ranks that have ended by the gateway's word, and how.
+        find: returns the members of some ranks, with their addresses, as far as the gateway knows them; raises
+            DistNetworkError if it does not answer.
     """
 
-    def __init__(self, connector: Connector, ended: Callable[[Collection[int]], Mapping[int, Disconnect]]) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        ended: Callable[[Collection[int]], Mapping[int, Disconnect]],
+        find: Callable[[Collection[int]], Iterable[Member]],
+    ) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
         self._connector = connector
         self._ended = ended
+        self._find = find
+        self._find_at = 0.0
         self._engine: ProgressEngine | None = None
         self._wanted: deque[int] = deque()
         self._asked = 0.0
@@ -97,6 +110,17 @@ class ConnectorThread(threading.Thread):
             os.close(self._wakeup)
             self._connector.close_in_child()
 
+    def _find_addresses(self, ranks: Collection[int]) -> dict[int, str]:
+        """Get the addresses of ranks from the gateway; return those that it has not given, and why."""
+        why = "the gateway does not know its address"
+        try:
+            for member in self._find(ranks):
+                self._connector.add(member)
+        except DistNetworkError as error:
+            why = f"its address is not known, and {error.message}"
+        self._find_at = time.monotonic() + _FIND_SECONDS
+        return {rank: why for rank in ranks if not self._connector.can_dial(rank)}
+
     def _wake(self) -> None:
         with self._lock:
             if not self._closed:
@@ -109,9 +133,15 @@ class ConnectorThread(threading.Thread):
 
     def _advance(self, engine: ProgressEngine) -> None:
         connector = self._connector
-        while self._wanted:
-            connector.dial(self._wanted.popleft(), Deadline(_DIAL_SECONDS))
-        connector.advance(_SLEEP_SECONDS, self._wakeup)
+        wanted = {self._wanted.popleft() for _ in range(len(self._wanted))} | engine.unaddressed.keys()
+        unaddressed = {rank for rank in wanted - engine.lost_peers.keys() if not connector.can_dial(rank)}
+        if unaddressed - engine.unaddressed.keys() or (unaddressed and time.monotonic() >= self._find_at):
+            engine.unaddressed = self._find_addresses(unaddressed)
+        else:
+            engine.unaddressed = {rank: engine.unaddressed[rank] for rank in unaddressed}
+        for rank in wanted - engine.unaddressed.keys() - engine.lost_peers.keys():
+            connector.dial(rank, Deadline(_DIAL_SECONDS))
+        connector.advance(_FIND_SECONDS if engine.unaddressed else _SLEEP_SECONDS, self._wakeup)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
         self._hand_over()
@@ -122,9 +152,10 @@ class ConnectorThread(threading.Thread):
         unreached = connector.unreached()
         # A rank that dials this one at the same time rejects the first attempt.
         asked = [each.peer.rank for each in unreached if each.rounds > 1 and not each.silent()]
-        if asked and time.monotonic() - self._asked > _ASK_SECONDS:
+        if (asked or engine.unaddressed) and time.monotonic() - self._asked > _ASK_SECONDS:
             for rank, end in self._ended(asked).items():
-                if end.clean or rank in asked:  # others have failed at the gateway also if they are only stopped
+                # Others have failed at the gateway also if they are only stopped.
+                if end.clean or rank in asked or rank in engine.unaddressed:
                     engine.lose(rank, end)
             self._asked = time.monotonic()
         for outgoing in unreached:

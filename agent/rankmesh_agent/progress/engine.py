@@ -98,6 +98,7 @@ class ProgressEngine(Driver):
     Attributes:
         lost_peers: the peers whose connections have ended.
         on_demand: whether ranks connect on demand, so that some may not be connected.
+        unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
@@ -124,6 +125,7 @@ class ProgressEngine(Driver):
         self.on_peer_lost: Callable[[int], None] | None = None
         self.on_connected: Callable[[int, int], None] | None = None
         self.on_demand = dial is not None
+        self.unaddressed: dict[int, str] = {}
         self._dial = dial
         self._world_size = world_size
         self._oversubscribed = oversubscribed

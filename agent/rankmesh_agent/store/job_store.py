@@ -82,7 +82,7 @@ class JobStore:
         if store != self.id:
             raise StoreLostError(
                 f"the job's store is lost: its gateway at {self._url} was started after the job, without the file of "
-                "its state (rankmesh gateway --state FILE)"
+                "its state (rankmesh gateway --state FILE, or --store)"
             )
 
     def waiting(self) -> bool:

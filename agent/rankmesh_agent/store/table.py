@@ -107,8 +107,7 @@ class Table:
 
     def stats(self) -> StoreStats:
         """Return the counters."""
-        with self._lock:
-            return StoreStats(dict(self._calls), len(self._values))
+        return StoreStats(dict(self._calls), len(self._values))  # copies of dicts need no lock, which a write may hold
 
     # Values
 
@@ -169,13 +168,11 @@ class Table:
 
     def names(self) -> list[str]:
         """Return the keys of all values, in any order."""
-        with self._lock:
-            return list(self._values)
+        return list(self._values)
 
     def count(self, prefix: str = "") -> int:
         """Return the number of keys with values that begin with ``prefix``."""
-        with self._lock:
-            return sum(key.startswith(prefix) for key in self._values) if prefix else len(self._values)
+        return sum(key.startswith(prefix) for key in self.names()) if prefix else len(self._values)
 
     def has(self, keys: Iterable[str]) -> bool:
         """Return whether each of ``keys`` has a value or a queue that is not empty."""

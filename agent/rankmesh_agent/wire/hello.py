@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role
-from rankmesh_agent.wire.errors import AuthenticationError, ProtocolError
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.version import PROTOCOL_VERSION
 
 MAGIC = b"RKMH-HI"
@@ -89,12 +89,6 @@ class NeedsTlsError(ConnectionResetError):
 
 class ClientRefusedError(AuthenticationError):
     """At the server: the client has another token."""
-
-
-_REFUSED = {
-    Verdict.NEEDS_TLS: "the client connects from another host without TLS",
-    Verdict.OTHER_USER: "the client is a process of another user",
-}
 
 
 class Client(NamedTuple):
@@ -199,6 +193,7 @@ def server_script(
     Raises:
         ProtocolError: the credential exceeds the limit.
         ClientRefusedError: it has another token, or no TLS where that is needed.
+        DistNetworkError: it is a process of another user.
     """
     name, size = _HELLO.unpack((yield b"", HELLO_BYTES))
     if size > MAX_CREDENTIAL_BYTES:
@@ -206,7 +201,9 @@ def server_script(
     verdict = judge()
     if verdict is not Verdict.WELCOME:
         yield welcome(verdict), 0
-        raise ClientRefusedError(_REFUSED[verdict])
+        if verdict is Verdict.NEEDS_TLS:
+            raise ClientRefusedError("the client connects from another host without TLS")
+        raise DistNetworkError("the client is a process of another user, or has closed the connection")
     body = (yield b"", size + attachment_bytes) if size + attachment_bytes else b""
     attachment = body[size:]
     credentials = Credentials.of(accepted(attachment))

@@ -18,7 +18,7 @@ from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
-from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply
+from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
 from rankmesh_gateway.http.job_scope import check_body, job_of_query
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
@@ -91,10 +91,9 @@ class GatewayApplication:
             await _respond(send, problem.status, problem.body(), _problem_headers({}))
             raise  # for the server to log
         else:
-            if isinstance(reply, JoinReply) and reply.members:
-                await _respond_shared(
-                    send, await self._replies.encoded(reply), b"gzip" in _header(scope, b"accept-encoding")
-                )
+            if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
+                gzip = b"gzip" in _header(scope, b"accept-encoding")
+                await _respond_shared(send, await self._replies.encoded(reply), body.member, gzip)
             else:
                 await _respond(
                     send, HTTPStatus.OK, _changed(reply) if isinstance(reply, HeartbeatReply) else reply, _JSON
@@ -118,7 +117,7 @@ class GatewayApplication:
             await asyncio.sleep(SCAN_SECONDS)
             try:
                 self._registry.poll_timeouts()
-                self._on_scan()
+                await asyncio.to_thread(self._on_scan)  # it may wait for a disk, or for etcd
             except Exception as error:
                 log_failure("the scan for silent ranks failed, and goes on", error)
 
@@ -192,12 +191,13 @@ async def _respond(send: Send, status: int, body: object, headers: Headers) -> N
     await _send_response(send, status, json_text.encode(body), headers)
 
 
-async def _respond_shared(send: Send, reply: SharedReply, gzip: bool) -> None:
+async def _respond_shared(send: Send, reply: SharedReply, member: Member, gzip: bool) -> None:
     async with reply.turns:
-        if gzip and reply.compressed is not None:
-            await _send_response(send, HTTPStatus.OK, reply.compressed, (*_JSON, (b"content-encoding", b"gzip")))
+        if gzip and reply.is_long:
+            headers = (*_JSON, (b"content-encoding", b"gzip"))
+            await _send_response(send, HTTPStatus.OK, reply.compressed_for(member), headers)
         else:
-            await _send_response(send, HTTPStatus.OK, reply.content, _JSON)
+            await _send_response(send, HTTPStatus.OK, reply.content_for(member), _JSON)
 
 
 async def _send_response(send: Send, status: int, content: bytes, headers: Headers) -> None:

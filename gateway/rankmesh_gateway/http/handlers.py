@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -27,6 +26,8 @@ from rankmesh_agent.wire.schemas import (
     LeaseOffer,
     LeaseRequest,
     Leave,
+    Member,
+    MembersRequest,
     Problem,
     RankInfo,
 )
@@ -55,8 +56,7 @@ async def join(registry: Registry, body: JoinRequest, receive: Receive, _: str |
         future.cancel()
     if disconnected:
         registry.withdraw_join(body)
-    reply = registry.join_status(body) if future.cancelled() else future.result()
-    return reply if body.lists_members or not reply.complete else replace(reply, members=[])
+    return registry.join_status(body) if future.cancelled() else future.result()
 
 
 async def heartbeat(registry: Registry, body: Heartbeat, _: Receive, __: str | None = None) -> HeartbeatReply:
@@ -68,6 +68,11 @@ async def leave(registry: Registry, body: Leave, _: Receive, __: str | None = No
     """Record that a rank leaves."""
     registry.leave(body)
     return Done()
+
+
+async def members(registry: Registry, body: MembersRequest, _: Receive, __: str | None = None) -> list[Member]:
+    """Return members of an epoch, whose addresses a rank needs."""
+    return registry.addresses(body)
 
 
 async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive, __: str | None = None) -> list[RankInfo]:
@@ -134,6 +139,7 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/join"): (JoinRequest, join),
     ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
     ("POST", "/v1/leave"): (Leave, leave),
+    ("POST", "/v1/members"): (MembersRequest, members),
     ("POST", "/v1/ended"): (EpochRequest, ended_ranks),
     ("POST", "/v1/launchers"): (LauncherHeartbeat, launcher_heartbeat),
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),

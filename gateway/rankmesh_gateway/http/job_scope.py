@@ -18,7 +18,7 @@ _QUERY = re.compile(
     r"|POST /v1/groups/[^/]+/(abort|shrink|grow)"
 )
 """Endpoints with the job as the parameter \"job\" of their query; they respond with its part of the registry."""
-_BODY = re.compile(r"POST /v1/(join|heartbeat|leave|ended|launchers|leases|groups)")
+_BODY = re.compile(r"POST /v1/(join|heartbeat|leave|members|ended|launchers|leases|groups)")
 """Endpoints with the job as the field \"job\" of their JSON body."""
 _NO_JOB = re.compile(r"GET /openapi\.json|POST /v1/dashboard/(codes|sessions)")
 """Endpoints without a job's data; a code and a session of the dashboard have the job of the credential."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -14,9 +14,11 @@ from rankmesh_agent.wire.schemas import (
     LISTED_MEMBERS,
     LONG_POLL_SECONDS,
     UNASSIGNED,
+    HostTable,
     JoinReply,
     LostRank,
     Member,
+    Process,
     RankInfo,
     failed_seconds,
     suspect_seconds,
@@ -169,7 +171,7 @@ class Epoch:
         return sorted(self._failed.intersection(self._failures[known:])), version
 
     def reply(self) -> JoinReply:
-        """Return the reply to a join, the same one until it changes."""
+        """Return the reply to a join, the same one until it changes; of a complete world, with all members."""
         if self._reply is None or self._reply.epoch != self.number:
             complete, most = self.complete, LISTED_MEMBERS
             records = self.all_records() if complete else itertools.islice(self._in_order(), most)
@@ -184,8 +186,21 @@ class Epoch:
                 self.count,
                 self.interval,
                 self.store,
+                self._hosts() if complete else None,
             )
         return self._reply
+
+    def _hosts(self) -> HostTable:
+        """Return the hosts and processes of all ranks."""
+        numbers: dict[str, int] = {}
+        members = [record.member for record in self.all_records()]
+        return HostTable.of(
+            Process(member.host, numbers.setdefault(member.host_id, len(numbers)), member.pid) for member in members
+        )
+
+    def members(self, ranks: Iterable[int]) -> list[Member]:
+        """Return the members of those of some ranks that are known."""
+        return [self.records[rank].member for rank in ranks if rank in self.records]
 
     def infos(self, now: float) -> list[RankInfo]:
         """Return the ranks as the HTTP interface shows them, in rank order."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rankmesh_agent.store.table import UNLIMITED, Quota, StoreStats, Table
 from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.wire.errors import DistStoreError
 from rankmesh_gateway.schemas import JobStore
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.store_file import SQLiteStores
+from rankmesh_gateway.state.store_backend import StoreBackend
+from rankmesh_gateway.state.store_log import JOB, StoreLog
 
 SHOWN_NAMES = 100
 """Limit of the key names of each store."""
@@ -26,7 +30,10 @@ class JobStores:
         registry: the registry, which knows the jobs and the ids of their stores.
         token: the gateway's token, or all its credentials.
         quota: limits of the keys and values of each store.
-        file: keeps them for the next gateway; None for no file.
+        backend: keeps them for the next gateway; None if nothing does.
+
+    Raises:
+        DistStoreError: the backend cannot be read.
     """
 
     def __init__(
@@ -34,16 +41,30 @@ class JobStores:
         registry: Registry,
         token: str | Credentials = "",
         quota: Quota = UNLIMITED,
-        file: SQLiteStores | None = None,
+        backend: StoreBackend | None = None,
     ) -> None:
         self._registry = registry
         self._credentials = Credentials.of(token)
         self._quota = quota
-        self._file = file
+        self._backend = backend
         self._lock = threading.Lock()
         self._tables: dict[str, Table] = {}
-        self._jobs: dict[str, str] = {} if file is None else file.stores()
+        self._jobs: dict[str, str] = {}
         self._started = time.monotonic()
+        self._removed: set[str] = set()  # stores that the backend may still have
+        for store, rows in ({} if backend is None else backend.load()).items():
+            if JOB in rows:
+                self._add(store, rows[JOB].decode(), rows)
+            else:
+                self._removed.add(store)
+        self._earlier = set(self._tables)  # those of an earlier gateway
+
+    def _add(self, store: str, job: str, rows: Mapping[bytes, bytes] | None = None) -> Table:
+        table = Table(self._quota)
+        if self._backend is not None:
+            table.log = StoreLog(self._backend, store, job, table, rows)
+        self._tables[store], self._jobs[store] = table, job
+        return table
 
     def find(self, store: bytes) -> Table | None:
         """Return the keys and values of a store; None if no job has it, any more."""
@@ -51,12 +72,13 @@ class JobStores:
         with self._lock:
             table = self._tables.get(name)
             job = self._job_of(name)
-            if table is None and job is not None:
-                table = Table(self._quota)
-                if self._file is not None:
-                    table.log = self._file.open(name, job, table)
-                self._tables[name], self._jobs[name] = table, job
-            return table
+            if table is not None or job is None:
+                return table
+            table = self._add(name, job)
+        if isinstance(table.log, StoreLog):
+            with contextlib.suppress(DistStoreError):  # it is written with the first change, then
+                table.log.begin()
+        return table
 
     def credentials(self, store: bytes) -> Credentials:
         """Return the credentials that the clients of a store have, or an unknown one's."""
@@ -65,20 +87,33 @@ class JobStores:
         return self._credentials if job is None else replace(self._credentials, job=job)
 
     def drop_unused(self) -> None:
-        """Remove the stores of worlds without live ranks. Called from time to time."""
+        """Remove the stores of worlds without live ranks. Called from time to time; waits for the backend.
+
+        Raises:
+            DistStoreError: the backend cannot remove one; it is tried again.
+        """
         used = self._registry.stores()
         settled = time.monotonic() - self._started > _SETTLED_SECONDS
         with self._lock:
             unused = {store: job for store, job in self._jobs.items() if store not in used}
             for store, job in unused.items():
-                if self._registry.has_unknown_store(job) or (store not in self._tables and not settled):
+                if self._registry.has_unknown_store(job) or (store in self._earlier and not settled):
                     continue  # of a rank that this gateway has yet to hear from
                 del self._jobs[store]
-                table = self._tables.pop(store, None)
-                if table is not None:
-                    table.close()
-                if self._file is not None:
-                    self._file.remove(store)
+                table = self._tables.pop(store)
+                table.close()
+                table.log = None
+                self._removed.add(store)
+            removed, self._removed = self._removed, set()
+        while removed:
+            try:
+                if self._backend is not None:
+                    self._backend.remove(next(iter(removed)))
+            except DistStoreError:
+                with self._lock:
+                    self._removed |= removed
+                raise
+            removed.pop()
 
     def contents(self, job: str | None = None) -> list[JobStore]:
         """Return the number of keys and the first names of the latest store of each job, or of one, by job."""

@@ -18,6 +18,8 @@ from rankmesh_agent.wire.schemas import (
     JoinReply,
     JoinRequest,
     Leave,
+    Member,
+    MembersRequest,
     RankGroupInfo,
     RankInfo,
     RestartReply,
@@ -341,6 +343,13 @@ class Registry:
             job, now = self._jobs.get(request.job), self._polled_now()
             epoch = job.epochs.get(request.epoch) if job is not None else None
             return [each.info(request.job, request.epoch, now) for each in epoch.ended()] if epoch is not None else []
+
+    def addresses(self, request: MembersRequest) -> list[Member]:
+        """Return those of the wanted members of an epoch that are known."""
+        with self._lock:
+            job = self._jobs.get(request.job)
+            epoch = job.epochs.get(request.epoch) if job is not None else None
+            return [] if epoch is None else epoch.members(request.ranks)
 
     def attempt_ranks(self, job: str, attempt: int) -> list[RankInfo]:
         """Return the ranks of a job's attempt; of an earlier one as they were when it ended."""

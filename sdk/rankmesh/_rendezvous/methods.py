@@ -18,7 +18,7 @@ from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh._rendezvous.urls import host_and_port, hosting_parameter, is_multicast, number_parameter, path_of
 from rankmesh_agent.config.settings import Hosting, Settings
 from rankmesh_agent.net.sockets import url_for
-from rankmesh_agent.wire.schemas import UNASSIGNED, Member
+from rankmesh_agent.wire.schemas import UNASSIGNED
 
 _LAUNCHERS = "'rankmesh run', torchrun, srun, mpirun, mpiexec, and an Indexed Job of Kubernetes"
 """The launchers that define rank, world size and the address of rank 0."""
@@ -41,8 +41,6 @@ class Rendezvous(NamedTuple):
         close: stops the gateway if this process hosts it.
         close_in_child: releases that gateway in a forked child.
         awaits_growth: whether this process waits for the job's world to grow.
-        share_members: sends rank 0's list of a large world's members to the others; None if each rank gets it from the
-            gateway.
     """
 
     rank: int
@@ -54,7 +52,6 @@ class Rendezvous(NamedTuple):
     close: Callable[[], None]
     close_in_child: Callable[[], None]
     awaits_growth: bool = False
-    share_members: Callable[[list[Member]], list[Member]] | None = None
 
 
 def resolve_late_join(

@@ -14,7 +14,6 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
-from rankmesh_agent.wire.schemas import Member
 
 _ANY_PORT = 9
 """Port of an address whose route is looked up, but which is not connected to."""
@@ -75,18 +74,11 @@ def mpi_rendezvous(
         )
     if configured:
         found = resolve_init_method(init_method, comm.rank, comm.size, settings, **options)
-        return found._replace(hosting=found.hosting or "embedded", share_members=_share_members), settings
+        return found._replace(hosting=found.hosting or "embedded"), settings
     fresh = secrets.token_hex(32) if len({each.host for each in ranks}) > 1 else ""
     settings = replace(settings, token=comm.bcast(settings.token or fresh))
     locator = _shared_locator(comm, settings, ranks)
-    found = rendezvous_through(locator, comm.rank, comm.size, "embedded")
-    return found._replace(share_members=_share_members), settings
-
-
-def _share_members(members: list[Member]) -> list[Member]:
-    """Return rank 0's list of the members; collective over MPI's world."""
-    found: list[Member] = mpi().COMM_WORLD.bcast(members)
-    return found
+    return rendezvous_through(locator, comm.rank, comm.size, "embedded"), settings
 
 
 def _contradiction(rank: int, world_size: int, settings: Settings, own: int, size: int) -> str:

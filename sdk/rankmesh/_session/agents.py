@@ -66,7 +66,6 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         host=rendezvous.bind_host,
         timeout=timeout,
         growth=GrowthRole(awaits=rendezvous.awaits_growth),
-        share_members=rendezvous.share_members,
     )
 
 

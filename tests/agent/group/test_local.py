@@ -63,6 +63,20 @@ def test_a_missing_rank_is_named(transport: str) -> None:
     assert CollectiveTimeoutError in kinds
 
 
+@despite_pauses
+def test_an_address_that_is_not_known_is_named() -> None:
+    why = "its address is not known, and the gateway at http://g does not answer"
+    with world(2, "tcp") as two:
+
+        def attempt(members: LocalCommunicator) -> None:
+            if members.rank == 0:
+                members.engine.unaddressed = {1: why, 5: "of no call"}
+                with pytest.raises(CollectiveTimeoutError, match=rf"arrived: 0; rank 1: {why}$"):
+                    reduce(members, np.ones(3), timeout=0.4)
+
+        two.run(attempt)
+
+
 def test_a_rank_that_leaves_is_named_with_its_reason(trio: World) -> None:
     def attempt(members: LocalCommunicator) -> None:
         if members.rank == 2:

@@ -9,7 +9,6 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -19,10 +18,12 @@ from support.pauses import despite_pauses
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership import gateway_client as gateway_module
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
+from rankmesh_agent.membership.members import all_members
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.http_client import HttpClient
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError, RankFailedError
+from rankmesh_agent.wire.overlay import partners
 from rankmesh_agent.wire.schemas import UNASSIGNED, Heartbeat, JoinReply, JoinRequest, Leave, LostRank, Member
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.registry import Registry
@@ -312,7 +313,7 @@ class TestALargeWorld:
         assert "101 have joined" in str(caught.value)
         assert caught.value.ranks == tuple(range(101, 165))
 
-    def test_the_table_of_members_is_compressed(self, monkeypatch):
+    def test_the_table_of_hosts_is_compressed(self, monkeypatch):
         registry, encodings = Registry(), []
         request = HttpClient.request
         monkeypatch.setattr(
@@ -324,34 +325,19 @@ class TestALargeWorld:
             for rank in range(299):
                 registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
             reply = client.join("job", 300, member(299, "r299"), Deadline(20))
-        assert [each.rank for each in reply.members] == list(range(300))
+        assert [each.rank for each in reply.members] == sorted([299, *partners(299, 300, 0)])
+        assert [*all_members(reply)] == list(range(300))
         assert encodings[-1].headers["content-encoding"] == "gzip"
 
-    def test_only_rank_0_gets_the_table_where_the_ranks_share_it(self):
-        """As under MPI, which broadcasts it: the gateway's bytes grow with the ranks, not with their square."""
-        registry, table, listed = Registry(), Future(), []
-        others = [registry.join(JoinRequest("job", 300, member(rank, f"r{rank}"))) for rank in range(2, 300)]
-        join = registry.join
-
-        def joining(request: JoinRequest) -> Any:
-            listed.append((request.member.rank, request.lists_members))
-            return join(request)
-
-        def share(members: list[Member]) -> list[Member]:
-            if members:
-                table.set_result(members)
-            return table.result(timeout=20)
-
-        registry.join = joining  # type: ignore[method-assign]
-        with serving(create_app(registry)) as url, ThreadPoolExecutor() as threads:
-
-            def rank(number: int) -> JoinReply:
-                with client_of(lambda: url) as client:
-                    return client.join("job", 300, member(number, f"r{number}"), Deadline(20), share_members=share)
-
-            replies = list(threads.map(rank, range(2)))
-        assert sorted(listed) == [(0, True), (1, False)]
-        assert replies[0] == replies[1] == others[0].result(timeout=0)
+    def test_addresses_of_other_ranks(self):
+        registry = Registry()
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            for rank in range(299):
+                registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
+            client.join("job", 300, member(299, "r299"), Deadline(20))
+            assert client.members("job", 1, [7, 8]) == [member(rank, f"r{rank}") for rank in (7, 8)]
+        with pytest.raises(GatewayUnreachableError, match=f"the gateway at {url} does not answer: "):
+            client.members("job", 1, [7])
 
     def test_heartbeats_are_sent_at_the_interval_that_the_gateway_names(self):
         with serving(Scripted((200, {"failed": [], "interval": 500.0}))) as url, client_of(lambda: url) as client:

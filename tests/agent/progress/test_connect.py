@@ -9,23 +9,27 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from support import threads
 from support.connecting import connect_all, meet, recv_exactly, send_all
+from support.me import wait_until
 from support.pauses import despite_pauses
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.progress import connect as connect_module
+from rankmesh_agent.progress import connector_thread
 from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.connector_thread import ConnectorThread
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import Proposal, TcpTransport
-from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, GatewayUnreachableError
 from rankmesh_agent.wire.schemas import Member
 
 EPOCH = 3
@@ -373,3 +377,44 @@ def test_a_rank_without_a_free_descriptor_connects_once_it_has_one(monkeypatch: 
         assert one.failures == {}
         for connector in (one, two):
             connector.close()
+
+
+@despite_pauses
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_an_address_that_the_gateway_has_is_waited_for_and_connected_to(name: str, monkeypatch) -> None:
+    """Also by the other rank, which does not know the address, or the instance, of the one that connects to it."""
+    monkeypatch.setattr(connector_thread, "_FIND_SECONDS", 0.01)
+    away, asked = threading.Event(), list[set[int]]()
+    away.set()
+
+    def find(wanted: Collection[int]) -> list[Member]:
+        asked.append(set(wanted))
+        if away.is_set():
+            raise GatewayUnreachableError("the gateway at http://g does not answer")
+        return [ranks.members[rank] for rank in wanted]
+
+    with listening(3, transport_named(name)) as ranks:
+        bare = [replace(member, instance="", addresses=[], http="") for member in ranks.members]
+        tables = [[ranks.members[each] if each == rank else bare[each] for each in range(3)] for rank in range(3)]
+        one, other = (
+            Connector(ranks.members[rank], tables[rank], EPOCH, ranks.listeners[rank], lambda _: ranks.transport)
+            for rank in (0, 1)
+        )
+        thread = ConnectorThread(one, lambda unreached: {}, find)
+        engine = ProgressEngine(0, EPOCH, {}, eager_limit=1 << 16, dial=thread.dial, world_size=3)
+        thread.serve(engine)
+        try:
+            with engine.lock:
+                engine.connect([1, 2])
+            wait_until(lambda: len(asked) > 2, "more attempts")
+            why = "its address is not known, and the gateway at http://g does not answer"
+            assert engine.unaddressed == {1: why, 2: why}
+            away.clear()
+            wait_until(lambda: other.advance(0.01) or 0 in other.connections, "the connection")
+            wait_until(lambda: engine.is_connected(1), "the other end")
+            assert engine.unaddressed == {}
+            assert all(each <= {1, 2} for each in asked)
+        finally:
+            thread.close()
+            engine.close()
+            other.close()

@@ -79,6 +79,7 @@ async def test_the_openapi_document(direct):
         ("/v1/leases", "post"),
         ("/v1/launchers", "post"),
         ("/v1/ended", "post"),
+        ("/v1/members", "post"),
         ("/dashboard/{name}", "get"),
     }
     summaries = [each["summary"] for path in document["paths"].values() for each in path.values()]

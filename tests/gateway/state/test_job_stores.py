@@ -18,9 +18,11 @@ from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import DistStoreError, StoreFullError
 from rankmesh_agent.wire.store_frames import decode_response
 from rankmesh_gateway.state import job_stores
+from rankmesh_gateway.state.etcd_stores import EtcdStores
 from rankmesh_gateway.state.job_stores import SHOWN_NAMES, JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
+from rankmesh_gateway.state.store_log import StoreLog
 
 
 def form(registry: Registry, ask: Any, job: str = "job", size: int = 2, life: int = 1) -> bytes:
@@ -88,9 +90,11 @@ class TestHowLong:
         file = RegistryFile(path)
         registry = Registry(clock)
         store = form(registry, ask)
-        Set("k", b"v").apply(JobStores(registry, file=file.stores).find(store))
+        Set("k", b"v").apply(JobStores(registry, backend=file.stores).find(store))
         file.close()
         registry, stores = reopened()
+        stores.drop_unused()
+        assert stores.find(store).value("k") == b"v", "a client comes before the first heartbeat"
         stores.drop_unused()
         assert stores.find(store).value("k") == b"v"
         registry.heartbeat(ask.heartbeat(0))
@@ -101,6 +105,13 @@ class TestHowLong:
         stores.drop_unused()
         assert stores.find(store) is None
         assert reopened()[1].find(store) is None
+
+    def test_an_empty_one_is_there_again(self, path, clock, ask, reopened):
+        file = RegistryFile(path)
+        store = form(registry := Registry(clock), ask)
+        assert JobStores(registry, backend=file.stores).find(store).names() == []
+        file.close()
+        assert reopened()[1].find(store).names() == []
 
 
 class TestShown:
@@ -135,7 +146,7 @@ def reopened(path, clock) -> Iterator[Callable[[], tuple[Registry, JobStores]]]:
         files.append(RegistryFile(path))
         registry = Registry(clock)
         files[0].load(registry)
-        return registry, JobStores(registry, file=files[0].stores)
+        return registry, JobStores(registry, backend=files[0].stores)
 
     yield make
     for file in files:
@@ -145,28 +156,49 @@ def reopened(path, clock) -> Iterator[Callable[[], tuple[Registry, JobStores]]]:
 NAME = b"n" * 64
 
 
-class TestFile:
-    @pytest.fixture
-    def kept(self, path, registry, ask) -> Iterator[tuple[Table, bytes]]:
-        file = RegistryFile(path)
-        store = form(registry, ask)
-        yield JobStores(registry, file=file.stores).find(store), store
-        file.close()
+class Kept:
+    """A store in a backend.
 
-    @pytest.fixture
-    def again(self, kept, path) -> Callable[[], Table]:
-        """What another process reads of the store, while the first one has it: as after kill -9."""
+    Args:
+        path: of the state file.
+        etcd: URL of a prefix in etcd, in place of the file.
+    """
 
-        def read() -> Table:
-            copy = path.with_name(os.urandom(8).hex())
+    def __init__(self, registry: Registry, ask: Any, path: Path, etcd: str = "") -> None:
+        self._path, self._etcd = path, etcd
+        self.file = None if etcd else RegistryFile(path)
+        self.backend = EtcdStores(etcd) if self.file is None else self.file.stores
+        self.store = form(registry, ask)
+        self.table = JobStores(registry, backend=self.backend).find(self.store)
+
+    def again(self) -> Table:
+        """What another gateway reads of the store, while the first one has it: as after kill -9."""
+        if self.file is None:
+            rows = self.backend._rows()
+        else:
+            copy = self._path.with_name(os.urandom(8).hex())
             for suffix in ("", "-wal"):
-                copy.with_name(copy.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+                copy.with_name(copy.name + suffix).write_bytes(
+                    self._path.with_name(self._path.name + suffix).read_bytes()
+                )
             file = RegistryFile(copy)
-            table = Table()
-            table.log = file.stores.open(kept[1].hex(), "job", table)
-            return table
+            rows = file.stores.load()
+            file.close()
+        table = Table()
+        table.log = StoreLog(self.backend, self.store.hex(), "job", table, rows.get(self.store.hex()))
+        return table
 
-        return read
+    def close(self) -> None:
+        (self.file or self.backend).close()
+
+
+class TestBackends:
+    @pytest.fixture(params=["sqlite", "etcd"])
+    def kept(self, request, path, registry, ask) -> Iterator[Kept]:
+        url = request.getfixturevalue("etcd").url() if request.param == "etcd" else ""
+        found = Kept(registry, ask, path, url)
+        yield found
+        found.close()
 
     @pytest.mark.parametrize(
         ("command", "result"),
@@ -183,54 +215,57 @@ class TestFile:
         ],
         ids=lambda each: getattr(each, "name", ""),
     )
-    def test_a_change_is_there_before_it_is_acknowledged_and_so_is_the_reply(self, kept, again, command, result):
-        table = kept[0]
+    def test_a_change_is_there_before_it_is_acknowledged_and_so_is_the_reply(self, kept, command, result):
+        table = kept.table
         MultiSet((("n", b"7"),)).apply(table)
         for value in (b"first", b"second"):
             QueuePush("q", value).apply(table)
         table.log.request_id = request = RequestId(NAME, 3)
         assert command.try_execute(table) == (result,)
-        copy = again()
+        copy = kept.again()
         assert copy.contents() == table.contents()
         number, frame = copy.log.reply(request)
         assert (number, decode_result(command, decode_response(frame), frame)) == (3, result)
 
-    def test_a_value_for_a_client_that_waits_is_in_no_queue_and_returns_to_its_head(self, kept, again):
-        table = kept[0]
+    def test_a_value_for_a_client_that_waits_is_in_no_queue_and_returns_to_its_head(self, kept):
+        table = kept.table
         table.log.request_id = popping = RequestId(NAME, 1)
         waiting = table.pop("q")
         table.log.request_id = RequestId(b"m" * 64, 2)
         table.push("q", b"v")
         table.log.request_id = None
         assert waiting.result(0) == b"v"
-        assert again().contents() == ({}, {})
-        assert again().log.reply(popping) == (1, encode_result(0, b"v"))
+        assert kept.again().contents() == ({}, {})
+        assert kept.again().log.reply(popping) == (1, encode_result(0, b"v"))
         table.push("q", b"next")
         table.log.request_id = popping
         QueuePop("q").undo(table, b"v")
-        assert again().contents() == ({}, {"q": [b"v", b"next"]})
-        assert again().log.reply(popping) is None, "the client has not got it"
+        assert kept.again().contents() == ({}, {"q": [b"v", b"next"]})
+        assert kept.again().log.reply(popping) is None, "the client has not got it"
 
-    def test_what_cannot_be_written_is_not_changed(self, kept):
-        table = kept[0]
+
+class TestFile:
+    def test_what_cannot_be_written_is_not_changed(self, path, registry, ask):
+        kept = Kept(registry, ask, path)
+        table = kept.table
         Set("k", b"before").apply(table)
         table.push("q", b"v")
         table.log.request_id = RequestId(NAME, 1)
         waiting = table.pop("other")
-        table.log._database.execute("PRAGMA query_only = 1")
+        kept.backend._database.execute("PRAGMA query_only = 1")
         for command in (Set("k", b"after"), QueuePush("q", b"w"), QueuePop("q"), QueuePush("other", b"v")):
             with pytest.raises(DistStoreError, match="cannot write the file of its state, so nothing has changed"):
                 command.try_execute(table)
         assert table.contents() == ({"k": b"before"}, {"q": [b"v"]})
         assert isinstance(waiting.exception(0), DistStoreError)
-        table.log._database.execute("PRAGMA query_only = 0")
+        kept.backend._database.execute("PRAGMA query_only = 0")
         assert Set("k", b"after").try_execute(table) == (None,)
+        kept.close()
 
     def test_a_file_of_version_0_2_gets_the_tables(self, path, reopened):
         RegistryFile(path).close()
         with sqlite3.connect(path) as database:
-            for name in ("store", "value", "queued", "reply"):
-                database.execute(f"DROP TABLE {name}")
+            database.execute("DROP TABLE store")
             database.execute("PRAGMA user_version = 1")
         database.close()
         assert reopened()[1].contents() == []

@@ -13,6 +13,7 @@ from rankmesh_agent.wire.schemas.groups import (
     StackFrame,
     ThreadStack,
 )
+from rankmesh_agent.wire.schemas.hosts import HostTable, Process
 from rankmesh_agent.wire.schemas.job import (
     FAILED_SECONDS,
     HEARTBEAT_SECONDS,
@@ -35,6 +36,7 @@ from rankmesh_agent.wire.schemas.job import (
     Leave,
     LostRank,
     Member,
+    MembersRequest,
     RankInfo,
     RankState,
     RestartReply,

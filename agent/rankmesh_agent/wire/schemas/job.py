@@ -8,6 +8,7 @@ from typing import Literal
 from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, RankFailedError
 from rankmesh_agent.wire.fields import Body, Epoch, Integer, Integers, Name, Rank, Text, Texts, WorldSize
 from rankmesh_agent.wire.schemas.groups import GroupInfo
+from rankmesh_agent.wire.schemas.hosts import HostTable
 
 HEARTBEAT_SECONDS = 1.0
 """Interval of an agent's heartbeats to the gateway, unless a gateway with many ranks names a longer one."""
@@ -102,8 +103,6 @@ class JoinRequest(Body):
             lost process, which it takes if the job's first world is not complete yet; otherwise it does not matter.
         growth: of a rank of the world that grows to ``world_size``: ``member`` is this rank in the next epoch, with an
             instance of its own. None otherwise.
-        lists_members: whether the reply of a complete world lists its members. Ranks that get the list from each other
-            save the gateway its bytes, which grow with the square of the world size.
         parent: job and rank (``job/0``) of the launcher's process that the member is, or descends from; empty without a
             launcher.
         ancestors: the member's nearest ancestors, as process ids, if it has such a parent.
@@ -116,7 +115,6 @@ class JoinRequest(Body):
     attempt: Integer = 0
     awaits_growth: bool = False
     growth: GrowingWorld | None = None
-    lists_members: bool = True
     parent: Text = ""
     ancestors: Integers = field(default_factory=list)
 
@@ -133,13 +131,15 @@ class JoinReply:
         job: the job's name.
         epoch: counts the job's complete worlds, from 1.
         world_size: number of ranks in the job.
-        members: the joined members by rank, then those without a rank yet, in the order of their joins; the first
-            LISTED_MEMBERS until the world is complete.
+        members: until the world is complete, the first LISTED_MEMBERS that have joined, by rank, then those without a
+            rank yet, in the order of their joins. After that, the member itself and its partners, see ``overlay``
+            (all up to LISTED_MEMBERS ranks if its ``full_mesh`` is unknown); other members by MembersRequest.
         missing: ranks that no member has requested, the first LISTED_MEMBERS.
         grown: whether the world is an earlier one that has grown.
         joined: number of members that have joined.
         interval: seconds between the heartbeats that the gateway expects.
         store: id of the job's key-value store at the gateway, 32 hexadecimal digits, once the world is complete.
+        hosts: hosts and process ids of all ranks, once the world is complete.
     """
 
     complete: bool
@@ -152,6 +152,7 @@ class JoinReply:
     joined: Integer = 0
     interval: float = HEARTBEAT_SECONDS
     store: str = ""
+    hosts: HostTable | None = None
 
 
 @dataclass
@@ -271,6 +272,13 @@ class EpochRequest(Body):
 
     job: Name
     epoch: Epoch
+
+
+@dataclass
+class MembersRequest(EpochRequest):
+    """A request for some members of an epoch, by rank."""
+
+    ranks: list[Integer]
 
 
 @dataclass

@@ -14,6 +14,8 @@ from rankmesh_agent.wire.schemas import (
     LauncherHeartbeat,
     LauncherReply,
     Leave,
+    Member,
+    MembersRequest,
     RankInfo,
 )
 from rankmesh_gateway.http import handlers
@@ -44,6 +46,12 @@ async def heartbeat(body: Heartbeat, request: Request, registry: RegistryDep) ->
 async def leave(body: Leave, request: Request, registry: RegistryDep) -> Done:
     """Report that a rank leaves, with a reason if it has failed."""
     return await handlers.leave(registry, body, request.receive)
+
+
+@router.post("/members")
+async def members(body: MembersRequest, request: Request, registry: RegistryDep) -> list[Member]:
+    """Return members of an epoch of a job, by rank, with their addresses; those that are not known are left out."""
+    return await handlers.members(registry, body, request.receive)
 
 
 @router.get("/waiting")

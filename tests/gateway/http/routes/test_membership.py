@@ -9,11 +9,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from rankmesh_agent.wire.errors import GroupAbortedError, RankFailedError
+from rankmesh_agent.wire.overlay import partners
 from rankmesh_agent.wire.schemas import (
     FAILED_SECONDS,
     NO_NODE,
     STARTING,
     GroupInfo,
+    HostTable,
     LauncherHeartbeat,
     LauncherReply,
     RestartReply,
@@ -122,17 +124,31 @@ async def test_a_life(client, ask, clock):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
-async def test_a_large_world_gets_one_table_compressed_for_those_that_accept_it(client, ask, registry, encoding):
+async def test_a_large_world_gets_one_table_and_each_rank_its_partners(client, ask, registry, encoding):
     size = 600
     waiting = [registry.join(ask.join(rank, size)) for rank in range(size - 3)]
     headers = {"accept-encoding": encoding}
     last = (client.post("/v1/join", json=asdict(ask.join(size - n, size)), headers=headers) for n in (3, 2, 1))
     answers = await asyncio.gather(*last)
     assert [answer.headers.get("content-encoding", "identity") for answer in answers] == [encoding] * 3
-    assert len({answer.text for answer in answers}) == 1
-    assert answers[0].json() == asdict(waiting[0].result(timeout=20))
-    assert answers[0].json()["members"] == [asdict(ask.member(rank)) for rank in range(size)]
-    assert all(future.result(timeout=20) is waiting[0].result() for future in waiting)
+    whole = waiting[0].result(timeout=20)
+    assert all(future.result(timeout=20) is whole for future in waiting)
+    assert whole.members == [ask.member(rank) for rank in range(size)]
+    for rank, answer in zip((597, 598, 599), answers, strict=True):
+        listed = sorted([rank, *partners(rank, size, 0)])
+        assert len(listed) < 25
+        assert answer.json() == asdict(whole) | {"members": [asdict(ask.member(each)) for each in listed]}
+        assert HostTable(**answer.json()["hosts"]) == whole.hosts
+    assert [each.pid for each in whole.hosts.processes()] == [100 + rank for rank in range(size)]
+
+
+async def test_members_by_rank(client, ask, registry):
+    for rank in range(4):
+        registry.join(ask.join(rank, 4))
+    wanted = {"job": "job", "epoch": 1, "ranks": [3, 1, 4]}
+    assert (await client.post("/v1/members", json=wanted)).json() == [asdict(ask.member(rank)) for rank in (3, 1)]
+    for other in ({"job": "another"}, {"epoch": 2}):
+        assert (await client.post("/v1/members", json=wanted | other)).json() == []
 
 
 async def test_ranks_that_have_ended(client, ask, registry):

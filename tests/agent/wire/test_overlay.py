@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankmesh_agent.progress.overlay import neighbours
+from rankmesh_agent.wire.overlay import neighbours
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 33, 64, 100, 256, 1000])

@@ -10,18 +10,27 @@ _FACTOR = 4
 """Ratio of consecutive distances."""
 
 
-def neighbours(rank: int, size: int, full_mesh: int) -> list[int]:
+def partners(rank: int, size: int, full_mesh: int) -> list[int]:
+    """Return the ranks whose addresses a rank gets at the join, in order: its neighbours and all at distances 1, 2, 4 …
+
+    With the latter, dissemination, binomial trees and recursive doubling exchange bytes.
+    """
+    return neighbours(rank, size, full_mesh, factor=2)
+
+
+def neighbours(rank: int, size: int, full_mesh: int, factor: int = _FACTOR) -> list[int]:
     """Return the neighbours of a rank, in order; the relation is symmetric.
 
     Args:
         rank: the rank.
         size: number of ranks.
         full_mesh: number of ranks up to which all are neighbours.
+        factor: ratio of consecutive distances.
     """
     if size <= full_mesh:
         return [other for other in range(size) if other != rank]
     found, distance = set[int](), 1
     while distance < size:
         found |= {(rank + distance) % size, (rank - distance) % size}
-        distance *= _FACTOR
+        distance *= factor
     return sorted(found - {rank})
