@@ -35,8 +35,8 @@ def test_it_runs(examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     client.execute()
     for executed in (written, notebook):  # the outputs in the file, and those of today
         printed = "".join(outputs(executed, "stream"))
-        assert "<ProcessGroup 'world', rank 0 of 4, shm, 2000 calls>" in printed
-        assert "slope 3.00, intercept 1.00, after 2000 steps" in printed
+        assert "<ProcessGroup 'world', rank 0 of 4, shm, 10000 calls>" in printed
+        assert "slope 3.00, intercept 1.00, after 10000 steps" in printed
         assert {f"rank {rank}: RankFailedError, failed ranks (2,)" for rank in (0, 1, 3)} <= set(printed.splitlines())
         assert "process 2 failed first: ValueError: this rank's data are damaged" in printed
         (table,) = outputs(executed, "text/html")
