@@ -44,9 +44,7 @@ def shake_hands(given: str, accepted: str | Credentials, *, mutual: bool = True)
     context = tls.server_context(TlsSettings(), accepted, mutual=mutual)
     with (
         tls.client_side(client_end, "there", 1, given) as client,
-        TlsSocket(
-            server_end, context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True), "a client"
-        ) as server,
+        TlsSocket(server_end, context, "a client") as server,
         ThreadPoolExecutor(1) as pool,
     ):
         for end in (client, server):

@@ -131,8 +131,8 @@ def test_a_client_without_tls_at_a_tls_port_is_told_so(folder, caplog, monkeypat
             variables = {"RANKMESH_TOKEN": token}
             with pytest.raises(NoResponseError, match="it takes connections with TLS alone"):
                 get(url, variables)
-            with pytest.raises(DistNetworkError, match="it takes connections with TLS alone"):
-                client_of(master, variables)
+    with served(required(folder)) as master, pytest.raises(DistNetworkError, match="the other side requires TLS"):
+        client_of(master, {})
     assert "the client does not use TLS" in caplog.text
 
 

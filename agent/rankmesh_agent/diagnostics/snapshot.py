@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
@@ -146,7 +147,7 @@ class SnapshotServer:
 
     def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
         self._take = take
-        self._token = token
+        self._token, self._tls = token, tls_settings()
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
@@ -191,7 +192,7 @@ class SnapshotServer:
         try:
             sock.settimeout(_CLIENT_SECONDS)
             token = self._token()
-            handshake = accept(sock, Service.SNAPSHOT, lambda _: token, 0, token)
+            handshake = accept(sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls)
             try:
                 client = handshake.run(_CLIENT_SECONDS)
             finally:

@@ -28,7 +28,7 @@ from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import detach
 from rankmesh_agent.net.peer_credentials import warn_refused
-from rankmesh_agent.net.tls import RECORD, refuse_tls
+from rankmesh_agent.net.tls import RECORD, refuse_plain, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import PREFACE_BYTES, is_preface
@@ -71,6 +71,7 @@ class EventDrivenServer(uvicorn.Server):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
+    _made: ssl.SSLContext | None
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class EventDrivenServer(uvicorn.Server):
     ) -> None:
         self._accepted = accepted
         self._services = services
-        self._tls = tls
+        self._tls, self._made = tls, None
         self._plain_firsts = {preface[:1] for preface in protocols} if tls_only else None
         self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
@@ -175,13 +176,21 @@ class EventDrivenServer(uvicorn.Server):
             admission.end()
             self._services.serve(sock, start)
             return
-        first = start[:1]
-        if first == RECORD or (self._plain_firsts is not None and first not in self._plain_firsts):
-            context = await self._loop.run_in_executor(None, self._tls)
+        if start.startswith(RECORD):
+            context = await self._context()
             if context is None:
                 raise refuse_tls(sock)
+        elif self._plain_firsts is not None and start[:1] not in self._plain_firsts:
+            raise refuse_plain(sock) if start else ConnectionResetError
         limit = None if context is None else HEAD_SECONDS
         await self._loop.connect_accepted_socket(make_protocol, sock, ssl=context, ssl_handshake_timeout=limit)
+
+    async def _context(self) -> ssl.SSLContext | None:
+        """Return the context of TLS, which takes a moment to make."""
+        if self._made is None:
+            assert self._loop is not None
+            self._made = await self._loop.run_in_executor(None, self._tls)
+        return self._made
 
     async def _start_of(self, sock: socket.socket) -> bytes:
         """Return the first bytes of a connection, as many as a PREFACE has; they stay in the socket."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rankmesh_agent.config.tls import TlsSettings, tls_settings
+from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.deadline import Deadline
@@ -200,7 +200,7 @@ def accept(
     accepted: Callable[[bytes], str | Credentials],
     attachment_bytes: int,
     token: str | Credentials,
-    *,
+    settings: TlsSettings,
     reply: bytes = b"",
 ) -> Handshake[Client]:
     """Return the server's side of a handshake on a connection from a port or a unix socket.
@@ -211,9 +211,9 @@ def accept(
         accepted: returns the credentials that may have a client with an attachment.
         attachment_bytes: size of an attachment.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.
+        settings: name the certificates, if they are in files.
         reply: what follows the WELCOME.
     """
-    settings = tls_settings()
 
     def wrap() -> socket.socket:
         return tls.server_side(shake.sock, peer_name(shake.sock), token, settings)

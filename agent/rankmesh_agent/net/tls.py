@@ -30,6 +30,12 @@ RECORD = b"\x16"
 _HELLO_BYTES = 1 << 14
 _NO_TOKEN_ALERT = b"\x15\x03\x03\x00\x02\x02\x28"
 """The fatal alert handshake_failure: the response of a server without TLS to a client with it."""
+_HTTP_REFUSAL = b"This port serves HTTPS; the request came without TLS. Set RANKMESH_TLS_CA, or use https://.\n"
+_HTTP_RESPONSE = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (len(_HTTP_REFUSAL), _HTTP_REFUSAL)
+)
+_REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
 _forwarded: set[tuple[str, int]] = set()
 """Addresses of this host at which a process forwards connections to another one."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -89,7 +95,7 @@ def client_side(
     """
     context = _token_context(credential) if credential else _file_context(settings or tls_settings(), server=False)
     name = server_name(credential) if credential else host
-    return TlsSocket(sock, context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name), f"{host}:{port}")
+    return TlsSocket(sock, context, f"{host}:{port}", name)
 
 
 def server_side(sock: socket.socket, peer: str, token: str | Credentials, settings: TlsSettings) -> TlsSocket:
@@ -106,7 +112,7 @@ def server_side(sock: socket.socket, peer: str, token: str | Credentials, settin
     context = server_context(settings, token, mutual=True)
     if context is None:
         raise refuse_tls(sock)
-    return TlsSocket(sock, context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True), peer)
+    return TlsSocket(sock, context, peer)
 
 
 def refuse_tls(sock: socket.socket) -> ConnectionAbortedError:
@@ -116,6 +122,16 @@ def refuse_tls(sock: socket.socket) -> ConnectionAbortedError:
     with contextlib.suppress(OSError):
         sock.send(_NO_TOKEN_ALERT, NO_SIGNAL)
     return ConnectionAbortedError("the client uses TLS, and this process has neither certificates nor a token")
+
+
+def refuse_plain(sock: socket.socket) -> ConnectionAbortedError:
+    """Tell a client of HTTP that it must use TLS, with certificates in files; return the error to raise."""
+    with contextlib.suppress(OSError):
+        sock.recv(_HELLO_BYTES, socket.MSG_DONTWAIT)
+    with contextlib.suppress(OSError):
+        sock.send(_HTTP_RESPONSE, NO_SIGNAL)
+    remedy = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY there"
+    return ConnectionAbortedError(f"the client does not use TLS, as this process does: {remedy}")
 
 
 def secured(

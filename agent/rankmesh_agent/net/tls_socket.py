@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import ClientRefusedError
@@ -31,12 +30,6 @@ _NAME_MISMATCH = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH."""
 _UNKNOWN_ISSUER = (2, 18, 19, 20, 21)
 """Of an authority that is not trusted, or of none."""
-_HTTP_REFUSAL = b"This port serves HTTPS; the request came without TLS. Set RANKMESH_TLS_CA, or use https://.\n"
-_HTTP_RESPONSE = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
-    % (len(_HTTP_REFUSAL), _HTTP_REFUSAL)
-)
-_REMEDY = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY"
 _NO_TLS = "the other side does not use TLS: set RANKMESH_TLS_CERT and RANKMESH_TLS_KEY there"
 _REASONS = {
     "WRONG_VERSION_NUMBER": _NO_TLS,
@@ -74,21 +67,16 @@ class NoTlsError(AuthenticationError):
 
 
 class TlsObject(ssl.SSLObject):
-    """TLS state of one connection, with its memory BIOs.
+    """TLS state of one connection.
 
     Attributes:
         failed: why a server has ended the handshake.
     """
 
-    incoming: ssl.MemoryBIO
-    outgoing: ssl.MemoryBIO
     failed: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
-        """As SSLObject's, but a client that is refused learns why: asyncio would close the connection before the alert.
-
-        One that sends HTTP without TLS gets a response that says so.
-        """
+        """As SSLObject's, but a refused client learns why: asyncio would close the connection before the alert."""
         if self.failed is not None:
             raise self.failed
         try:
@@ -96,24 +84,15 @@ class TlsObject(ssl.SSLObject):
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLWantReadError) or not self.server_side:
                 raise
-            if error.reason == "HTTP_REQUEST":
-                warn_refused(AuthenticationError(f"the client does not use TLS, as this process does: {_REMEDY} there"))
-                self.outgoing.write(_HTTP_RESPONSE)
             self.failed = error
-            raise ssl.SSLWantReadError from error  # the caller sends what is in the BIO; then the client closes
+            raise ssl.SSLWantReadError from error  # the caller sends the alert; then the client closes
 
 
 class TlsContext(ssl.SSLContext):
-    """Context whose TLS objects have their BIOs, so that a connection can be taken over from asyncio."""
+    """Context of connections whose certificates are of a credential's authority, or from files."""
 
     credential = ""
-    """The credential of whose authority the certificate is; empty for files."""
-
-    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        tls = super().wrap_bio(incoming, outgoing, *args, **kwargs)
-        assert isinstance(tls, TlsObject)
-        tls.incoming, tls.outgoing = incoming, outgoing
-        return tls
+    """The credential; empty for files."""
 
 
 class TlsSocket(socket.socket):
@@ -127,21 +106,22 @@ class TlsSocket(socket.socket):
 
     Args:
         sock: the socket, which this object takes over.
-        tls: the TLS state.
+        context: the context of TLS.
         peer: the peer's address, for errors.
+        name: at a client, the name of the server; None at a server.
 
     Attributes:
         secured: whether the TLS handshake is complete.
     """
 
-    def __init__(self, sock: socket.socket, tls: ssl.SSLObject, peer: str = "") -> None:
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, peer: str, name: str | None = None) -> None:
         timeout = sock.gettimeout()
         super().__init__(fileno=sock.detach())
         self.settimeout(timeout)
-        assert isinstance(tls, TlsObject)
-        self.secured = tls.version() is not None
+        self.secured = False
         self.peer = peer
-        self._tls = tls
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, name is None, name)
         self._lock = threading.Lock()
         self._unsent = memoryview(b"")
         self._records: deque[tuple[int, int]] = deque()
@@ -171,7 +151,7 @@ class TlsSocket(socket.socket):
                 except BlockingIOError:
                     return False
                 except ConnectionResetError:
-                    if self._tls.failed is not None:
+                    if isinstance(self._tls, TlsObject) and self._tls.failed is not None:
                         raise self._explained(self._tls.failed) from None
                     variable = "RANKMESH_TOKEN" if self._credential() else "RANKMESH_TLS_CERT"
                     raise ConnectionResetError(
@@ -194,7 +174,7 @@ class TlsSocket(socket.socket):
 
     def buffered(self) -> bool:
         """Return whether bytes can be received although the descriptor may not be readable."""
-        return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._tls.incoming.pending))
+        return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._incoming.pending))
 
     # As a socket's
 
@@ -282,7 +262,7 @@ class TlsSocket(socket.socket):
         self._write(b"".join(small))
 
     def _write(self, data: bytes | memoryview) -> None:
-        view, outgoing = memoryview(data), self._tls.outgoing
+        view, outgoing = memoryview(data), self._outgoing
         while view:
             before = outgoing.pending
             written = self._tls.write(view[:_RECORD_BYTES])
@@ -291,8 +271,8 @@ class TlsSocket(socket.socket):
 
     def _drain(self, flags: int = 0) -> int:
         """Send as much ciphertext as fits now; return the bytes of plaintext in the records that have left."""
-        if not self._unsent and self._tls.outgoing.pending:
-            self._unsent = memoryview(self._tls.outgoing.read())
+        if not self._unsent and self._outgoing.pending:
+            self._unsent = memoryview(self._outgoing.read())
             known = sum(cipher for _, cipher in self._records)
             if known < len(self._unsent):  # the handshake's, an alert, or an update of the keys: before the data
                 self._records.appendleft((0, len(self._unsent) - known))
@@ -318,7 +298,7 @@ class TlsSocket(socket.socket):
         size = min(max(wanted + (wanted >> 6), _LEAST_READ), _MOST_READ)
         received = super().recv_into(scratch, size, flags & ~(socket.MSG_PEEK | socket.MSG_WAITALL))
         with self._lock:
-            self._tls.incoming.write(memoryview(scratch)[:received])
+            self._incoming.write(memoryview(scratch)[:received])
         return received
 
     def _explained(self, error: ssl.SSLError) -> Exception:

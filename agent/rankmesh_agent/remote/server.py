@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
@@ -57,6 +58,7 @@ class SessionServer:
         self._credentials = Credentials.of(credentials)
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
+        self._tls = tls_settings()
         self._lock = threading.Lock()
         self._streams: dict[FramedStream, threading.Thread] = {}
         self._authenticated: set[FramedStream] = set()
@@ -164,7 +166,7 @@ class SessionServer:
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         try:
             size = attach_frames.ATTACHMENT_BYTES
-            handshake = accept(stream.sock, Service.ATTACH, self._accepted, size, self._credentials)
+            handshake = accept(stream.sock, Service.ATTACH, self._accepted, size, self._credentials, self._tls)
             attachment = Attachment.decode(stream.greet(handshake, GREETING_SECONDS).attachment)
             admission.end()
             if not self._has_room(stream):

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.handshake import Handshake, accept
@@ -107,7 +108,7 @@ class StoreServer:
 
     def __init__(self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store") -> None:
         self._tables = tables
-        self._token = token
+        self._token, self._tls = token, tls_settings()
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
@@ -264,7 +265,7 @@ class StoreServer:
         try:
             sock.setblocking(False)
             accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
-            handshake = accept(sock, Service.STORE, accepted, size, self._token, reply=reply)
+            handshake = accept(sock, Service.STORE, accepted, size, self._token, self._tls, reply)
             connection = Connection(sock, poll, handshake, admission)
             poll.register(sock, select.EPOLLIN)
         except BaseException:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import (
@@ -34,7 +35,7 @@ def connecting_with(sock: socket.socket, token: str, name: bytes = b"") -> Hands
 
 
 def serving_with(sock: socket.socket, token: str) -> Handshake[Client]:
-    return accept(sock, Service.STORE, lambda _: token, 0, token)
+    return accept(sock, Service.STORE, lambda _: token, 0, token, TlsSettings())
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_a_changed_record_ends_the_connection(ends):
 
 def tls_record(sock: TlsSocket, data: bytes) -> bytes:
     sock._write(data)
-    return sock._tls.outgoing.read()
+    return sock._outgoing.read()
 
 
 @pytest.mark.parametrize(
