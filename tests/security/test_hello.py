@@ -105,8 +105,8 @@ def test_a_server_without_a_token_accepts_every_client():
 @pytest.mark.parametrize(
     ("verdict", "error"), [(Verdict.NEEDS_TLS, NeedsTlsError), (Verdict.OTHER_USER, AuthenticationError)]
 )
-def test_a_connection_that_may_have_no_client_is_refused_before_the_credential_is_read(verdict, error):
-    client, answer = serve(hello(""), "secret", verdict=verdict)
+def test_a_connection_that_may_have_no_client_is_refused_whatever_its_credential(verdict, error):
+    client, answer = serve(hello("secret"), "secret", verdict=verdict)
     assert client is None
     assert answer == welcome(verdict)
     with pytest.raises(error):

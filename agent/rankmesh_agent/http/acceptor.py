@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.wire.hello import PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
+from rankmesh_agent.wire.hello import MOST_BYTES, PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
 
 HEAD_SECONDS = 10.0
 """Time limit for a client to send its head."""
@@ -60,7 +60,7 @@ class Services:
             if handler is not None:
                 handler(sock)
                 return
-            sock.recv(PREFACE_BYTES)
+            sock.recv(MOST_BYTES)
             sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except Exception as error:
             log_failure("a client of a service cannot be served", error)

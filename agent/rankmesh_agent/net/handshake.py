@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
@@ -19,6 +19,7 @@ from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.hello import (
     MAGIC,
+    MOST_BYTES,
     PREFACE_BYTES,
     Client,
     ClientRefusedError,
@@ -67,6 +68,7 @@ class Handshake(Generic[T]):
         self._service = service
         self._wrap = wrap
         self._begun = False
+        self._server: tuple[Any, ...] | None = None
         self._unsecured = sock if isinstance(sock, TlsSocket) else None
         self._first = memoryview(preface(service) if client else b"")
         self._expected = 0 if client else PREFACE_BYTES
@@ -117,6 +119,8 @@ class Handshake(Generic[T]):
                 if self._unsent:
                     self._unsent = self._unsent[self.sock.send(self._unsent, NO_SIGNAL) :]
                     self.started = True
+                    if self._server is None:  # it is not known any more once the server has closed the connection
+                        self._server = self.sock.getpeername()
                     if self._unsent or self._unfilled:
                         return None
                 if self._unfilled:
@@ -137,7 +141,8 @@ class Handshake(Generic[T]):
             warn_refused(error)
             raise
         except NeedsTlsError:
-            tls.require_at(self.sock.getpeername())
+            if self._server is not None:
+                tls.require_at(self._server)
             raise
         except OSError as error:
             self._script.throw(error)
@@ -170,6 +175,8 @@ class Handshake(Generic[T]):
             check_preface(start, self._service)
         except ProtocolError:
             if start.startswith(MAGIC):
+                with contextlib.suppress(OSError):
+                    self.sock.recv(MOST_BYTES)
                 with contextlib.suppress(OSError):  # has this side's version
                     self.sock.send(welcome(Verdict.OTHER_SERVICE), NO_SIGNAL)
             raise

@@ -15,8 +15,10 @@ import numpy.typing as npt
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
+from rankmesh_agent.net.tls_socket import TlsError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
+from rankmesh_agent.wire.errors import ProtocolError
 
 T = TypeVar("T")
 Buffer = memoryview | bytes | bytearray
@@ -260,6 +262,8 @@ class FramedStream:
             return handshake.run(seconds)
         except TimeoutError:
             raise StreamTimeoutError("it has not completed the handshake") from None
+        except TlsError as error:
+            raise ProtocolError(str(error)) from error
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
         finally:

@@ -58,6 +58,10 @@ class RecordChangedError(ConnectionError):
     """A record is not the one that the peer has sent: the connection has ended, by an attack or an error of memory."""
 
 
+class TlsError(OSError):
+    """The handshake of TLS has failed, as it would once more."""
+
+
 class OtherTokenError(AuthenticationError):
     """At a client: the server has another token, and so another authority."""
 
@@ -314,7 +318,7 @@ class TlsSocket(socket.socket):
         reason = _REASONS.get(error.reason or "", error.strerror or str(error))
         if "CERTIFICATE" in (error.reason or "") or "UNKNOWN_CA" in (error.reason or ""):
             return AuthenticationError(f"{self.peer}: {reason}", address=self.peer)
-        return OSError(reason)
+        return TlsError(reason)
 
     def _credential(self) -> str:
         return getattr(self._tls.context, "credential", "")
@@ -329,7 +333,7 @@ class TlsSocket(socket.socket):
         elif not self.secured:
             text = "another program has the port, or RankMesh there has no token, or is of another version"
             return NoTlsError(f"{self.peer} does not use TLS: {text}", address=self.peer)
-        return OSError(error.strerror or str(error))
+        return TlsError(error.strerror or str(error))
 
     def _verification_reason(self, error: ssl.SSLCertVerificationError) -> str:
         if error.verify_code in _UNKNOWN_ISSUER:

@@ -37,6 +37,8 @@ _END = b"\r\n\r\n"
 PREFACE_BYTES = _PREFACE.size
 _WELCOME = struct.Struct("!7sBB")
 WELCOME_BYTES = _WELCOME.size
+MOST_BYTES = 1 << 13
+"""Bytes that a client may have sent when its PREFACE is refused: with unread ones, the close would be a reset."""
 _HELLO = struct.Struct(f"!{NAME_BYTES}sH")
 HELLO_BYTES = _HELLO.size
 
@@ -198,13 +200,13 @@ def server_script(
     name, size = _HELLO.unpack((yield b"", HELLO_BYTES))
     if size > MAX_CREDENTIAL_BYTES:
         raise ProtocolError("the client sends a credential that exceeds the limit")
+    body = (yield b"", size + attachment_bytes) if size + attachment_bytes else b""
     verdict = judge()
     if verdict is not Verdict.WELCOME:
         yield welcome(verdict), 0
         if verdict is Verdict.NEEDS_TLS:
             raise ClientRefusedError("the client connects from another host without TLS")
         raise DistNetworkError("the client is a process of another user, or has closed the connection")
-    body = (yield b"", size + attachment_bytes) if size + attachment_bytes else b""
     attachment = body[size:]
     credentials = Credentials.of(accepted(attachment))
     grant = credentials.grant_of(body[:size].decode(errors="replace"))
