@@ -101,7 +101,8 @@ def listening_ports(pid: int) -> list[int]:
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # it is closed by now
             targets.append(os.readlink(entry.path))
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # A reading may miss a row while the sockets of others come and go.
+    rows = [line.split() for _ in range(3) for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
     return [listening[target] for target in targets if target in listening]
 

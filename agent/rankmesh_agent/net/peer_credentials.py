@@ -26,7 +26,7 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError
 Endpoint = tuple[str, int]
 """Numeric IP address, and port."""
 
-_LOOKS = 2
+_LOOKS = 5
 """Readings of the table, which may miss a row while others come and go, before a connection has no owner."""
 _UCRED = struct.Struct("3i")
 _WARN_SECONDS = 60.0
@@ -126,7 +126,7 @@ def is_trusted_listener(host: str, port: int) -> bool:
 def _read_listeners() -> dict[int, list[tuple[str, int]]]:
     """Return the listening sockets of this host by port: the address of each, as the table has it, and its user."""
     found: dict[int, list[tuple[str, int]]] = {}
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in ("/proc/net/tcp", "/proc/net/tcp6") * 2:  # a reading may miss a row, as of connections
         with contextlib.suppress(OSError), open(path) as table:  # another system, or without IPv6
             for row in (line.split() for line in table if _LISTENS in line):
                 address, _, port = row[1].partition(":")
