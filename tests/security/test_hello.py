@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rankmesh_agent.net.tls import RECORD
 from rankmesh_agent.wire.credentials import ROLES, Credentials, Role, derive, for_job, for_lease
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import (
@@ -73,11 +74,11 @@ def test_golden():
     name = bytes(range(64))
     assert preface(Service.STORE) == b"RKMH-HI\x03\x02\r\n\r\n"
     data = hello("secret", b"attachment", name)
-    assert data == name + b"\0\6secretattachment"
+    assert data == b"\0\6" + name + b"secretattachment"
     assert len(hello("")) == HELLO_BYTES == 66
     assert serve(data, "secret", Service.STORE, extra=10)[0] == (name, b"attachment", (Role.RUN, None, ""))
     assert serve(data, "secret", Service.STORE, extra=10)[1] == welcome() == b"RKMH-HI\x03\0"
-    assert hello("")[:64] != hello("")[:64], "a name is used once"
+    assert hello("") != hello(""), "a name is used once"
 
 
 @pytest.mark.parametrize("token", ["secret", "", "ключ", "x" * MAX_CREDENTIAL_BYTES])
@@ -167,6 +168,12 @@ def test_other_bytes_are_no_preface(start, error):
 def test_a_preface_is_told_from_http_by_its_first_bytes(start, found):
     assert is_preface(start) is found
     assert not found or service_of(start) is Service.STORE
+
+
+@pytest.mark.parametrize("size", [0, 1, 0x1600 >> 1, MAX_CREDENTIAL_BYTES])
+def test_a_hello_is_not_taken_for_tls(size):
+    """Whatever its random name: the first byte after the PREFACE tells the two apart."""
+    assert all(hello("x" * size, name=bytes([first]) * 64)[0] < RECORD[0] for first in range(256))
 
 
 def test_a_credential_has_a_limit():

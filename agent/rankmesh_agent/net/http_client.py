@@ -81,6 +81,7 @@ class HttpClient:
     def __init__(self, token: str = "") -> None:
         self._token = token
         self._netloc = ""
+        self._aborted = False
         self._connection: _Connection | None = None
 
     def request(
@@ -157,6 +158,10 @@ class HttpClient:
     ) -> HttpResponse:
         """Send a request, and return the response."""
         connection = self._connection_to(server)
+        if connection.sock is None:
+            connection.connect()
+        if self._aborted:  # while it connected
+            raise ConnectionAbortedError("the request was aborted")
         connection.request(method, target, body or None, {"host": server.netloc, **headers})
         response = connection.getresponse()
         content = response.read(server.limit + 1)
@@ -189,7 +194,8 @@ class HttpClient:
             connection.close()
 
     def abort(self) -> None:
-        """End the request in progress with an error. From any thread."""
+        """End the request in progress, and all further ones, with an error. From any thread."""
+        self._aborted = True
         connection = self._connection
         with contextlib.suppress(OSError, AttributeError):  # there is none, or no more
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]

@@ -4,7 +4,7 @@
 
     client → server   PREFACE   magic, version, service, two line breaks                                     13 bytes
                       between hosts, the handshake of TLS; what follows is inside it
-    client → server   HELLO     name of the connection, length of the credential                             66 bytes
+    client → server   HELLO     length of the credential, name of the connection                             66 bytes
                                 the credential, then the attachment, whose size the service determines
     server → client   WELCOME   magic, version, verdict                                                       9 bytes
 
@@ -39,8 +39,9 @@ _WELCOME = struct.Struct("!7sBB")
 WELCOME_BYTES = _WELCOME.size
 MOST_BYTES = 1 << 13
 """Bytes that a client may have sent when its PREFACE is refused: with unread ones, the close would be a reset."""
-_HELLO = struct.Struct(f"!{NAME_BYTES}sH")
+_HELLO = struct.Struct(f"!H{NAME_BYTES}s")
 HELLO_BYTES = _HELLO.size
+"""Size of a HELLO without credential and attachment. The length is first: no first byte of a HELLO is that of TLS."""
 
 _OTHER_USER = (
     "the other side is another user's, and has no token: set RANKMESH_TOKEN to the same secret there and here (for "
@@ -144,7 +145,7 @@ def check_preface(start: bytes, service: Service) -> None:
 def hello(credential: str, attachment: bytes = b"", name: bytes = b"") -> bytes:
     """Return a client's HELLO."""
     text = credential.encode()
-    return _HELLO.pack(name or new_name(), len(text)) + text + attachment
+    return _HELLO.pack(len(text), name or new_name()) + text + attachment
 
 
 def welcome(verdict: Verdict = Verdict.WELCOME) -> bytes:
@@ -197,7 +198,7 @@ def server_script(
         ClientRefusedError: it has another token, or no TLS where that is needed.
         DistNetworkError: it is a process of another user.
     """
-    name, size = _HELLO.unpack((yield b"", HELLO_BYTES))
+    size, name = _HELLO.unpack((yield b"", HELLO_BYTES))
     if size > MAX_CREDENTIAL_BYTES:
         raise ProtocolError("the client sends a credential that exceeds the limit")
     body = (yield b"", size + attachment_bytes) if size + attachment_bytes else b""
