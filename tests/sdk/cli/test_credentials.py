@@ -25,6 +25,20 @@ TOKEN = "the token of a gateway"
 pytestmark = pytest.mark.processes
 
 
+def test_a_new_token_and_the_authority_of_one():
+    first, second = (here("token", "--new").stdout.strip() for _ in range(2))
+    assert first != second
+    assert len(bytes.fromhex(first)) == 32
+    own, of_job, of_another = (
+        here("token", "--ca", *options, RANKMESH_TOKEN=token).stdout
+        for token, options in ((first, ()), (first, ("--job", "train")), (second, ()))
+    )
+    assert own.startswith("-----BEGIN CERTIFICATE-----")
+    assert len({own, of_job, of_another}) == 3
+    assert own == here("token", "--ca", RANKMESH_TOKEN=first).stdout
+    assert here("token", "--ca", "--job", "train", RANKMESH_TOKEN=for_job(first, "train")).stdout == of_job
+
+
 def test_the_token_is_printed_for_the_owner_of_the_job(job: Job):
     assert here("token", "--gateway", job.url) == (0, f"{job.token}\n", "")
     reading = here("token", "--gateway", job.url, "--role", "read").stdout
