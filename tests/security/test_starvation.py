@@ -87,7 +87,7 @@ def many(clients: int, ports: Sequence[int], sent: Sequence[bytes]) -> Iterator[
 
 
 class Victim:
-    """Rank 0 of a job that trains: of four ranks, two of which do not connect to each other until they must.
+    """Rank 0 of a job that trains: of six ranks, some of which do not connect to each other until they must.
 
     Attributes:
         pid: its process.
@@ -98,7 +98,7 @@ class Victim:
         environment = {"RANKMESH_TOKEN": token, "RANKMESH_TRANSPORT": "tcp", "RANKMESH_FULL_MESH": "0"}
         self.token, self.job = token, ranks.job
         self._ranks = ranks
-        self._started = ranks.start(train, 4, env=environment)
+        self._started = ranks.start(train, 6, env=environment)
         self.rank = self._started[0]
         self.pid = self.rank.pid
         wait_until(lambda: self.steps() > 0 or self.rank.code is not None, "the first step")
