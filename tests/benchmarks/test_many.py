@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.pauses import despite_pauses
 
 from benchmarks import clients, many, starvation
 from benchmarks.workers import MeasurementError
@@ -15,10 +16,15 @@ MIB = 1 << 20
 @pytest.mark.parametrize(("name", "ranks", "shared"), [("rankmesh-shm", 24, 150 * MIB), ("rankmesh-tcp", 40, MIB)])
 def test_a_rank_of_many_takes_few_descriptors_and_little_shared_memory(name: str, ranks: int, shared: int) -> None:
     """It is connected to the ranks that it needs, not to all: to those of the half group if one of them is late."""
-    found = many.measure(name, ranks, descriptors=128, deadline=60)
-    assert found.descriptors <= 20 + ranks // 2
-    assert found.shared <= shared
-    assert many.row(name, found)[0] == name
+
+    @despite_pauses  # of several: then it is connected to more
+    def measure() -> None:
+        found = many.measure(name, ranks, descriptors=128, deadline=60)
+        assert found.descriptors <= 20 + ranks // 2
+        assert found.shared <= shared
+        assert many.row(name, found)[0] == name
+
+    measure()
 
 
 def test_a_world_without_descriptors_says_so() -> None:
