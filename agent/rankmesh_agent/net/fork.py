@@ -6,7 +6,8 @@ sees the end of a connection only once all copies are closed.
 
 from __future__ import annotations
 
-import logging  # noqa: F401  # registers its hooks before the ones here; see _before_fork
+import concurrent.futures.thread  # noqa: F401  # registers its hooks before the ones here, as does logging
+import logging  # noqa: F401  # see _before_fork
 import os
 import sys
 import threading
@@ -20,7 +21,8 @@ for at most _FORK_SECONDS: a child waits for ever for a module that another thre
 
 
 def _before_fork() -> None:
-    # The hooks that were registered last run first. The one of logging takes its lock, which an import may need.
+    # The hooks that were registered last run first. The one of logging takes its lock, which an import may need. Those
+    # of concurrent.futures must not be registered while this one waits: its lock would be released without being taken.
     import_lock.acquire(timeout=_FORK_SECONDS)
 
 
