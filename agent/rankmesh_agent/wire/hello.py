@@ -162,7 +162,8 @@ def client_script(hello_bytes: bytes, refusal: AuthenticationError, reply_bytes:
         reply_bytes: number of bytes that follow the WELCOME.
 
     Raises:
-        ProtocolError: the server does not speak this protocol, has another version of it, or not this service.
+        ProtocolError: the server does not speak this protocol, has another version of it, or not this service; or the
+            connection needs TLS, for which there is no token.
         AuthenticationError: the server is another user's, and without a token.
         NeedsTlsError: the connection needs TLS.
     """
@@ -171,7 +172,8 @@ def client_script(hello_bytes: bytes, refusal: AuthenticationError, reply_bytes:
     if verdict == Verdict.OTHER_TOKEN:
         raise refusal
     if verdict == Verdict.NEEDS_TLS:
-        raise NeedsTlsError(_NEEDS_TLS)
+        without_token = hello_bytes.startswith(bytes(2))  # then the next attempt would have no TLS, either
+        raise ProtocolError(_NEEDS_TLS) if without_token else NeedsTlsError(_NEEDS_TLS)
     if verdict == Verdict.OTHER_USER:
         raise AuthenticationError(_OTHER_USER)
     if verdict == Verdict.OTHER_SERVICE:
