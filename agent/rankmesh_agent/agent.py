@@ -427,18 +427,11 @@ class Agent:
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
                 self._job.leave(reason, goodbye, failed_ranks)
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child, without a message to other processes."""
+    def end_in_child(self) -> None:
+        """End the groups in a forked child, without a message to other processes."""
         self._leaving = True
-        with contextlib.ExitStack() as steps:  # all are taken, also if one fails
-            steps.callback(self._heartbeats.close_in_child)
-            steps.callback(self._dumps.close_in_child)
-            if self._own_http is not None:
-                steps.callback(self._own_http.close_in_child)
-            steps.callback(self._job_store.close_in_child)
-            steps.callback(self._job.close_in_child)
-            steps.callback(self.group_registry.close_in_child)
-            steps.callback(self.engine.close_in_child)
+        self.group_registry.end_in_child()
+        self.engine.end_in_child()
 
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()

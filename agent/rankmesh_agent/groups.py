@@ -92,11 +92,11 @@ class GroupRegistry:
         with self._lock:
             return list(self._groups.values())
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to their members."""
         reset_lock(self._lock)
         for group in [*self._groups.values(), *self._pending]:
-            group.close_in_child()
+            group.end_in_child()
 
     def find(self, name: str) -> LocalCommunicator | None:
         """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""

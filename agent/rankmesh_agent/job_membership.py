@@ -282,12 +282,6 @@ class JobMembership:
         with self._gateway_lock:
             self.gateway.leave(Leave(self.name, self.epoch, member.rank, member.instance, reason, list(failed_ranks)))
 
-    def close_in_child(self) -> None:
-        """Close the descriptors in a forked child, without a message."""
-        if self._connector is not None:
-            self._connector.close_in_child()
-        self.gateway.close_in_child()
-
     def close(self) -> None:
         """Close the connections, after ``leave``."""
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here

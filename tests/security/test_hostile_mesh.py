@@ -72,8 +72,6 @@ class Hostile(Connection):
             os.close(self._fd)
         self._fd = -1
 
-    close_in_child = close
-
 
 class Rank:
     """Rank 0 of a group of three, in a call and with messages under way, whose peer 1 is hostile."""

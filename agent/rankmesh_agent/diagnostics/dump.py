@@ -72,10 +72,6 @@ class DumpWriter:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_CLOSE_SECONDS)
 
-    def close_in_child(self) -> None:
-        """Write nothing in a forked child."""
-        self._last, self._thread = float("inf"), None
-
     def _write(self, at: float, error: DistError, awaited: set[float], found: list[ThreadStack]) -> None:
         try:
             dump = self._take(at, awaited)

@@ -180,14 +180,6 @@ class SnapshotServer:
             if thread is not threading.current_thread():
                 thread.join(_CLIENT_SECONDS)
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        self._closed = True
-        self._lock = threading.Lock()
-        for sock in self._clients:
-            sock.close()
-        self._clients.clear()
-
     def _serve(self, sock: socket.socket, admission: Admission) -> None:
         try:
             sock.settimeout(_CLIENT_SECONDS)

@@ -273,7 +273,7 @@ class CallQueue:
         for device in sorted(self._backends, reverse=True):  # host memory last: other backends may build on its backend
             self._backends[device].close()
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """Forget the worker and its calls in a forked child, which has no such thread."""
         reset_lock(self._turn)
         self._queued.clear()

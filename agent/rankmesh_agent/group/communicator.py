@@ -129,10 +129,10 @@ class Communicator(ABC):
         """
         raise DistBackendError(f"no engine can execute the calls of group {self.name!r}")
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
-        self.state.close_in_child()
-        self.queue.close_in_child()
+        self.state.end_in_child()
+        self.queue.end_in_child()
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""

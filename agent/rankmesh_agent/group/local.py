@@ -226,10 +226,10 @@ class LocalCommunicator(Communicator, FrameSink):
     def _waits(self) -> list[Wait]:
         return self.state.waits() + self.messages.waits()
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """See Communicator."""
         self._closed = True
-        super().close_in_child()
+        super().end_in_child()
 
     # FrameSink: with the engine's lock held
 

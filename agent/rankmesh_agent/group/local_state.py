@@ -224,10 +224,10 @@ class LocalGroupState(GroupState):
         self._abort_sent = True
         super().mark_destroyed()
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """See GroupState."""
         self._abort_sent = True
-        super().close_in_child()
+        super().end_in_child()
 
     def abort(self, error: BaseException) -> None:
         """See GroupState."""

@@ -129,7 +129,7 @@ class GroupState(ABC):
             if self.failure is None:
                 self.failure = GroupAbortedError(f"group {self.name!r} has been destroyed", group=self.name)
 
-    def close_in_child(self) -> None:
+    def end_in_child(self) -> None:
         """End the group in a forked child, without a message to the members."""
         reset_lock(self.lock)
         self.unanswered = False

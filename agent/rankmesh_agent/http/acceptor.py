@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.wire.hello import MOST_BYTES, PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
 
 HEAD_SECONDS = 10.0
@@ -141,7 +142,7 @@ class PrefaceAcceptor:
             if error.errno in _NO_ROOM:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
             return
-        sock.setblocking(False)
+        close_in_children(sock).setblocking(False)
         self._undecided[sock.fileno()] = _Client(sock, UNAUTHENTICATED.admit(sock), time.monotonic())
         # Edge-triggered: the bytes of an incomplete head stay in the socket.
         self._poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)

@@ -56,9 +56,6 @@ class ConnectionHandler(Protocol):
     def close(self) -> None:
         """Close all connections."""
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-
 
 class HttpServer:
     """An HTTP port, bound when this object is created, and served from ``start`` to ``close``.
@@ -209,17 +206,6 @@ class HttpServer:
         # A thread that still creates the application closes the listener itself: without it, uvicorn cannot start.
         if thread is None or not thread.is_alive():
             self._listener.close()
-
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        with contextlib.suppress(OSError):
-            self._listener.close()
-        if self._acceptor is not None:
-            self._acceptor.close()
-        if self._uvicorn is not None:
-            self._uvicorn.close_in_child()
-        for handler in self._services.values():
-            handler.close_in_child()
 
     def _run(self, make_app: Callable[[], Any]) -> None:
         acceptor = self._acceptor

@@ -26,7 +26,7 @@ from rankmesh_agent.http.uvicorn_protocol import LimitedProtocol, ProtocolFactor
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.fork import detach
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.peer_credentials import warn_refused
 from rankmesh_agent.net.tls import RECORD, refuse_plain, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
@@ -139,7 +139,7 @@ class EventDrivenServer(uvicorn.Server):
                     warn_exhausted("a client of the HTTP port waits", error)
                 self._accept_later(listener, _ACCEPT_RETRY_SECONDS)
                 return
-            sock.setblocking(False)
+            close_in_children(sock).setblocking(False)
             self._begin(sock)
 
     def _accept_later(self, listener: socket.socket, seconds: float) -> None:
@@ -241,11 +241,6 @@ class EventDrivenServer(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
         return True
-
-    def close_in_child(self) -> None:
-        """Close the connections in a forked child; the parent's stay open."""
-        sockets = [connection.transport.get_extra_info("socket") for connection in self.server_state.connections]
-        detach(sock.fileno() for sock in sockets)
 
     async def main_loop(self) -> None:
         """Serve until ``end`` is called."""

@@ -402,10 +402,6 @@ class GatewayClient:
         """Close the connection."""
         self._http.close()
 
-    def close_in_child(self) -> None:
-        """Close the connection in a forked child; the parent's stays open."""
-        self._http.close_in_child()
-
     def _post(
         self,
         url: str,

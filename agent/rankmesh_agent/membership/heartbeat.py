@@ -100,11 +100,6 @@ class HeartbeatThread(threading.Thread):
             self.join()
         self._close()
 
-    def close_in_child(self) -> None:
-        """Close the descriptors in a forked child, which has no such thread."""
-        self._lock = threading.Lock()
-        self._close()
-
     def _wait(self, poll: select.poll, until: float) -> bool:
         """Wait until the next heartbeat is due; return whether there is news before."""
         seconds = max(0.0, until - time.monotonic())

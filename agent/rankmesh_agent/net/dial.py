@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, client_side, secured
 
@@ -27,7 +28,7 @@ def connect(scheme: str, host: str, port: int | None, seconds: float, token: str
     """
     check_scheme(scheme, f"{scheme}://{host}")
     port = port or DEFAULT_PORTS[scheme]
-    sock = socket.create_connection((host, port), seconds)
+    sock = close_in_children(socket.create_connection((host, port), seconds))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return client_side(sock, host, port) if scheme == "https" else secured(sock, host, sock.getpeername(), token)

@@ -1,7 +1,7 @@
 """Forked children: only the thread that forked exists there, and locks that other threads held stay held.
 
-A child that makes no call of RankMesh is to run as without it. Its copies of the parent's sockets are closed, as a peer
-sees the end of a connection only once all copies are closed.
+A child that makes no call of RankMesh is to run as without it. Its copies of the parent's connections are closed, as a
+peer sees the end of a connection only once all copies are closed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ import logging  # noqa: F401  # see _before_fork
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
+
+class _Descriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+D = TypeVar("D", bound=_Descriptor)
 _FORK_SECONDS = 5.0
+_closed_in_children: weakref.WeakSet[_Descriptor] = weakref.WeakSet()
 import_lock = threading.RLock()
 """Held while a thread of RankMesh imports modules that the user's program may not have. A fork waits for its release,
 for at most _FORK_SECONDS: a child waits for ever for a module that another thread of its parent was importing."""
@@ -36,6 +44,7 @@ def _after_fork_in_child() -> None:
         import_lock.release()
     else:
         reset_lock(import_lock)
+    _close_copies()
 
 
 if sys.platform != "win32":
@@ -59,13 +68,24 @@ def reset_after_fork(lock: Any) -> Any:
     return lock
 
 
-def detach(descriptors: Iterable[int]) -> None:
-    """Replace sockets that objects of the parent own by /dev/null.
+def close_in_children(file: D) -> D:
+    """Return a socket, pipe or locked file, of which forked children close their copies."""
+    _closed_in_children.add(file)
+    return file
 
-    To close the descriptors would leave their numbers to other files, which those objects may then close.
+
+def _close_copies() -> None:
+    """Replace the descriptors of the parent's sockets by /dev/null.
+
+    To close them would leave their numbers to other files, which the sockets' objects may then close.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in descriptors:
+    for file in list(_closed_in_children):
+        try:
+            descriptor = file.fileno()
+        except ValueError:  # a closed pipe
+            continue
         if descriptor >= 0:
             os.dup2(null, descriptor, inheritable=False)
     os.close(null)
+    _closed_in_children.clear()

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.dial import connect
-from rankmesh_agent.net.fork import detach
 from rankmesh_agent.net.readiness import is_ready
 from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, require_at
 from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket
@@ -199,12 +198,6 @@ class HttpClient:
         connection = self._connection
         with contextlib.suppress(OSError, AttributeError):  # there is none, or no more
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-
-    def close_in_child(self) -> None:
-        """Close the connection in a forked child; the parent's stays open."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            detach([connection.sock.fileno()])
 
     def _connection_to(self, server: _Server) -> _Connection:
         """Return a connection to a server: the kept one if it is still open, else a new one."""

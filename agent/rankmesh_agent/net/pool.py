@@ -72,13 +72,6 @@ class ConnectionPool(Generic[C]):
             connection.shutdown()
         self._discard_idle()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child; the parent's connections stay open."""
-        for connection in list(self._all):
-            connection.close()
-        self._all.clear()
-        self._idle.clear()
-
     def _discard_idle(self) -> None:
         with contextlib.suppress(IndexError):
             while True:

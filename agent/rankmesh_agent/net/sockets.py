@@ -11,6 +11,7 @@ import sys
 from typing import NamedTuple
 
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.tls import client_scheme, server_scheme
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
@@ -52,7 +53,7 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
         why = getattr(error, "strerror", None) or str(error)
         raise DistNetworkError(f"{purpose}, but cannot resolve {host!r}: {why}", address=host) from error
     with limit_named(purpose):
-        listener = socket.socket(family, kind, protocol)
+        listener = close_in_children(socket.socket(family, kind, protocol))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import ClientRefusedError
@@ -121,6 +122,7 @@ class TlsSocket(socket.socket):
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, peer: str, name: str | None = None) -> None:
         timeout = sock.gettimeout()
         super().__init__(fileno=sock.detach())
+        close_in_children(self)
         self.settimeout(timeout)
         self.secured = False
         self.peer = peer

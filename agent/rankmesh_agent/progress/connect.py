@@ -284,15 +284,6 @@ class Connector:
         self._abandon()
         self._listener.close()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        for outgoing in self._outgoing.values():
-            if outgoing.pending is not None:
-                outgoing.pending.close_in_child()
-        for connection in self.connections.values():
-            connection.close_in_child()
-        self._listener.close_in_child()
-
     def _abandon(self) -> None:
         for rank in list(self._outgoing):
             self.cancel(rank)

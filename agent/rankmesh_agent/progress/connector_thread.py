@@ -102,14 +102,6 @@ class ConnectorThread(threading.Thread):
         self._hand_over()
         connector.close()
 
-    def close_in_child(self) -> None:
-        """Close the descriptors in a forked child, which has no such thread."""
-        self._lock = threading.Lock()
-        if not self._closed:
-            self._closed = True
-            os.close(self._wakeup)
-            self._connector.close_in_child()
-
     def _find_addresses(self, ranks: Collection[int]) -> dict[int, str]:
         """Get the addresses of ranks from the gateway; return those that it has not given, and why."""
         why = "the gateway does not know its address"

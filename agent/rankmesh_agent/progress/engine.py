@@ -528,14 +528,10 @@ class ProgressEngine(Driver):
                 connection.close()
             self._poller.close()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
+    def end_in_child(self) -> None:
+        """Send nothing in a forked child."""
         reset_lock(self.lock)
         self.closed = True
-        for rank, peer in self._peers.items():
-            if rank not in self.lost_peers:
-                peer.connection.close_in_child()
-        self._poller.close()
 
     def _all_flushed(self) -> bool:
         return not any(peer.outgoing for rank, peer in self._peers.items() if rank not in self.lost_peers)

@@ -8,6 +8,8 @@ import os
 import socket
 import time
 
+from rankmesh_agent.net.fork import close_in_children
+
 _BACKLOG = 128
 _BIND_SECONDS = 60.0
 """Age after which a socket that is bound but does not listen is a killed agent's."""
@@ -31,7 +33,7 @@ def listen(directory: str, agent_id: str) -> socket.socket:
     """
     _remove_stale(directory)
     path = socket_path(directory, agent_id)
-    listener = socket.socket(socket.AF_UNIX)
+    listener = close_in_children(socket.socket(socket.AF_UNIX))
     try:
         # It gets its name when it listens: a name that refuses connections is a killed agent's.
         listener.bind(f"{path}.new")

@@ -231,8 +231,8 @@ class RemoteAgent:
                     group.state.mark_destroyed()
                 self._client.release(reason, raised, exit_text)
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child, without a message to the agent."""
-        self._client.close_in_child()
+    def end_in_child(self) -> None:
+        """End the groups in a forked child, without a message to the agent."""
+        self._client.left = True
         for group in self._groups:
-            group.close_in_child()
+            group.end_in_child()

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.dial import connect_to
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
@@ -107,7 +108,7 @@ class AgentDialer:
 
     def _open(self, address: str, seconds: float) -> StagedStream:
         nearby = address == self._path
-        sock = socket.socket(socket.AF_UNIX) if nearby else connect_to(address, seconds, self._token)
+        sock = close_in_children(socket.socket(socket.AF_UNIX)) if nearby else connect_to(address, seconds, self._token)
         try:
             if nearby:
                 sock.connect(address)
@@ -261,12 +262,6 @@ class AgentClient:
     def close(self) -> None:
         """Close all connections; an agent that is still leased takes it for the end of this process."""
         self._pool.close()
-        self._control.close()
-
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child, without a message to the agent."""
-        self.left = self._pool.closed = True
-        self._pool.close_in_child()
         self._control.close()
 
     def _raise_lost(self, error: Exception) -> NoReturn:

@@ -17,6 +17,7 @@ from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
@@ -112,14 +113,6 @@ class SessionServer:
         if held is not None:
             held.end(reason)
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        self._closed = True
-        if self._listener is not None:
-            self._listener.close()
-        for stream in list(self._streams):
-            stream.close()
-
     def _accept(self, listener: socket.socket) -> None:
         while True:
             if not UNAUTHENTICATED.has_room() and not self._closed:
@@ -136,7 +129,7 @@ class SessionServer:
                 continue
             try:
                 if admit_peer(sock, self._credentials):
-                    self._admit(sock)
+                    self._admit(close_in_children(sock))
                     continue
             except Exception as error:
                 log_failure("an attached process is not served", error)

@@ -80,9 +80,6 @@ class BlockingStore(ABC):
     def close(self) -> None:
         """Release connections, files and whatever else the store holds besides memory."""
 
-    def close_in_child(self) -> None:  # noqa: B027  # most stores hold no descriptors
-        """In a forked child: close the parent's descriptors; the store is not used any more."""
-
     def waits_under_way(self) -> bool:
         """Return whether a wait may be under way."""
         return False

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
 from rankmesh_agent.net.dial import connect
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
@@ -226,9 +227,6 @@ class StoreClient(BlockingStore):
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
 
-    def close_in_child(self) -> None:
-        self._pool.close_in_child()
-
     def execute(self, command: Command[T], timeout: float | None = None, call: Call | None = None) -> T:
         """Execute a command: see the base class.
 
@@ -389,7 +387,7 @@ class StoreClient(BlockingStore):
         if not self._unix_socket:
             return None
         with limit_named(f"cannot connect to the store at {self._url}"):
-            sock = socket.socket(socket.AF_UNIX)
+            sock = close_in_children(socket.socket(socket.AF_UNIX))
         try:
             sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
             sock.connect(f"\0{self._unix_socket}")

@@ -112,11 +112,6 @@ class JobStore:
         for store in stores:
             store.close()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        for store in list(self._clients):
-            store.close_in_child()
-
     def _wait_error(self, command: Command[T], error: DistStoreError) -> DistStoreError:
         """Return the error of a command that waited in vain; the cause may be a rank that has no free descriptor."""
         limits = self._limits(time.monotonic() - command.seconds) if command.seconds else ()

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
@@ -167,14 +168,6 @@ class StoreServer:
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        self._closed = True
-        self._lock = threading.RLock()
-        for connection in self._connections.values():
-            connection.sock.close()
-        self._close_descriptors()
-
     # The thread
 
     def _serve(self) -> None:
@@ -250,7 +243,7 @@ class StoreServer:
                 self._accept_later(poll, unix_listener, _ACCEPT_RETRY_SECONDS)
         else:
             if admit_peer(sock, self._token):
-                self._register(poll, sock, UNAUTHENTICATED.admit(sock))
+                self._register(poll, close_in_children(sock), UNAUTHENTICATED.admit(sock))
             else:
                 sock.close()
 
@@ -575,7 +568,7 @@ def _in_progress(connection: Connection, subject: int) -> bool:
 
 def _listen_unix() -> socket.socket:
     """Return a listening unix socket with a random abstract name, which is in no directory and ends with the socket."""
-    found = socket.socket(socket.AF_UNIX)
+    found = close_in_children(socket.socket(socket.AF_UNIX))
     found.bind(f"\0rankmesh-store-{secrets.token_hex(16)}")
     found.listen(BACKLOG)
     found.setblocking(False)

@@ -108,10 +108,6 @@ class Connection(ABC):
     def close(self) -> None:
         """Close this end. A second call does nothing."""
 
-    @abstractmethod
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child; the peer sees no change."""
-
 
 def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
     """Return the error of a connection that has ended."""

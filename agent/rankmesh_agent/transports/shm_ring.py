@@ -264,10 +264,6 @@ class RingConnection(Connection):
         self._doorbell.close()
         self._in = self._out = _closed_ring()  # the memory is unmapped now, not when this object is collected
 
-    def close_in_child(self) -> None:
-        self._lost = connection_lost(self.peer, "closed in a forked child")
-        self._doorbell.close_in_child()
-
     def _ring_doorbell(self, ring: _Ring, sleeper: int) -> None:
         with _fence:
             pass

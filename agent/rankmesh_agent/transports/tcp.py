@@ -32,6 +32,7 @@ from rankmesh_agent.net import tls
 from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, verdict_on
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.net.tls_socket import buffered, committed
@@ -151,9 +152,6 @@ class TcpConnection(Connection):
                 self.socket.shutdown(socket.SHUT_WR)
         self.socket.close()
 
-    def close_in_child(self) -> None:
-        self.socket.close()
-
     def _set_buffers(self, nbytes: int) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, nbytes)
@@ -239,14 +237,10 @@ class PendingTcpConnection:
         self._handshake.close()
         self._connection.close()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptor in a forked child."""
-        self._connection.close_in_child()
-
     def _connect_next(self) -> None:
         family, socket_address = self._socket_addresses.pop(0)
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            sock = close_in_children(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
         except OSError as error:
             raise _unreachable(self._address, error) from error
         try:
@@ -352,14 +346,6 @@ class TcpListener:
         self._arrived.clear()
         self._socket.close()
 
-    def close_in_child(self) -> None:
-        """Close the parent's descriptors in a forked child."""
-        for incoming in self._handshakes.values():
-            incoming.connection.close_in_child()
-        for _, ready in self._arrived:
-            ready.close_in_child()
-        self._socket.close()
-
     def _accept_clients(self, admits: Admit) -> None:
         self._has_room = True
         for _ in range(UNAUTHENTICATED.batch):
@@ -376,7 +362,7 @@ class TcpListener:
                     time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the client stays in the backlog; an immediate retry spins
                     return
                 continue  # this client has closed its connection in the backlog
-            self._start_handshake(sock, socket_address[0], socket_address[1], admits)
+            self._start_handshake(close_in_children(sock), socket_address[0], socket_address[1], admits)
 
     def _start_handshake(self, sock: socket.socket, host: str, port: int, admits: Admit) -> None:
         peer = f"{host}:{port}"

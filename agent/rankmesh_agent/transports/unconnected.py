@@ -37,6 +37,3 @@ class Unconnected(Connection):
 
     def close(self) -> None:
         pass
-
-    def close_in_child(self) -> None:
-        pass

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
 
@@ -118,7 +119,7 @@ class MulticastSocket:
         self._what = f"multicast group {group}, port {port}, from {interface or near}"
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(group, port, type=socket.SOCK_DGRAM)[0]
-            self._socket = socket.socket(family, kind, protocol)
+            self._socket = close_in_children(socket.socket(family, kind, protocol))
         except OSError as error:
             raise self._failed("use", error) from error
         try:

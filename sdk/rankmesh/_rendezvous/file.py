@@ -76,11 +76,6 @@ class FileLocator(GatewayLocator):
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def close_in_child(self) -> None:
-        super().close_in_child()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
     def _try_serve(self) -> str | None:
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.net import tls
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistNetworkError
@@ -114,6 +115,7 @@ class HostedGateway:
             }
             self._process = _start(listener.fileno())
         assert self._process.stdin is not None
+        close_in_children(self._process.stdin)  # by the pipe's end the gateway knows that this process has ended
         with contextlib.suppress(BrokenPipeError):  # it has ended already, with a reason
             self._process.stdin.write(json.dumps(options).encode() + b"\n")
             self._process.stdin.flush()
@@ -141,10 +143,6 @@ class HostedGateway:
         """Do without the gateway from now on: it ends as soon as no rank is left. Waits until it ends or stays."""
         self._close_input()
         self._thread.join(_CLOSE_SECONDS)
-
-    def close_in_child(self) -> None:
-        """In a forked child: close the pipe by which the gateway knows that its host lives."""
-        self._close_input()
 
     def _close_input(self) -> None:
         with contextlib.suppress(OSError):

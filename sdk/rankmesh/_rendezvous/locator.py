@@ -52,11 +52,6 @@ class GatewayLocator(ABC):
         if hosted is not None:
             hosted.close()
 
-    def close_in_child(self) -> None:
-        """In a forked child: close the parent's listening socket."""
-        if self._hosted is not None:
-            self._hosted.close_in_child()
-
 
 class KnownGateway(GatewayLocator):
     """A running gateway at a known URL.

@@ -39,7 +39,6 @@ class Rendezvous(NamedTuple):
         bind_host: the address that this rank's agent listens on.
         hosting: whether to attach to a standalone agent; None: if agents are registered at the gateway.
         close: stops the gateway if this process hosts it.
-        close_in_child: releases that gateway in a forked child.
         awaits_growth: whether this process waits for the job's world to grow.
     """
 
@@ -50,7 +49,6 @@ class Rendezvous(NamedTuple):
     bind_host: str
     hosting: Literal["attached", "embedded"] | None
     close: Callable[[], None]
-    close_in_child: Callable[[], None]
     awaits_growth: bool = False
 
 
@@ -157,9 +155,7 @@ def rendezvous_through(
         either: whether ``auto`` leaves the choice to the gateway.
     """
     chosen = hosting if hosting != "auto" else None if either else "embedded"
-    return Rendezvous(
-        rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close, locator.close_in_child
-    )
+    return Rendezvous(rank, world_size, locator.job, locator.find, locator.bind_host, chosen, locator.close)
 
 
 def _with_launchers_job(settings: Settings) -> Settings:

@@ -85,10 +85,6 @@ class MulticastLocator(GatewayLocator):
         super().close()
         self._channel.close()
 
-    def close_in_child(self) -> None:
-        super().close_in_child()
-        self._channel.close()
-
     def _ask(self) -> str | None:
         """Send one query; return the URL of the gateway that answered, None if none did."""
         if self._asking_since is None:

@@ -214,12 +214,6 @@ class Session:
         if self.failure_file and ((failed_ranks := self.agent.failed_ranks) or place):
             FailureReport(self.agent.member.rank, os.getpid(), failed_ranks, place).write(self.failure_file)
 
-    def close_in_child(self) -> None:
-        """Let go of the session in a forked child, without a word to other ranks."""
-        with contextlib.ExitStack() as steps:
-            steps.callback(self.rendezvous.close_in_child)
-            steps.callback(self.agent.close_in_child)
-
 
 _default: Session | None = None
 _sessions: list[Session] = []
@@ -352,7 +346,7 @@ def _forget_after_fork() -> None:
         # For good, the child's end included: to let go of objects that use a GPU would be a call to CUDA, which a
         # forked child must not make.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
-        session.close_in_child()
+        session.agent.end_in_child()
 
 
 def _take_all() -> list[Session]:

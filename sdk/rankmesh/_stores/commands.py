@@ -71,7 +71,6 @@ class CommandStore(Store):
     def _after_fork(self) -> None:
         """In a forked child: leave the parent's connections and files to the parent."""
         self._finalizer.detach()
-        self._store.close_in_child()
 
     def _use(self, store: BlockingStore) -> None:
         """Execute commands on a store from now on, and close it with this object."""

@@ -10,6 +10,7 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
+from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import BACKLOG, bind
 from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.store.client import StoreClient
@@ -75,10 +76,6 @@ class TCPStoreServer:
         self._over_http.close()
         self._http.close()
 
-    def close_in_child(self) -> None:
-        """In a forked child: close the parent's listening socket."""
-        self._http.close_in_child()
-
 
 class ServerReference(BlockingMemoryStore):
     """A counted reference to a server in this process, as a store of its keys.
@@ -127,7 +124,7 @@ def _listener(host: str, port: int, settings: Settings, descriptor: int | None) 
         require_token_beyond_loopback(address, settings.token, "the TCPStore")
         return bind(address, port, purpose=_WHAT)
     try:
-        listener = socket.socket(fileno=descriptor)
+        listener = close_in_children(socket.socket(fileno=descriptor))
     except OSError as error:
         raise DistNetworkError(f"master_listen_fd={descriptor} is not a socket: {error.strerror}") from error
     try:
@@ -156,8 +153,6 @@ _lock = threading.RLock()  # reentrant: the garbage collector may close a store 
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()
-    for server in _running:
-        server.close_in_child()
     _running.clear()
     _shared.clear()
 

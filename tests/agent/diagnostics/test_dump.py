@@ -81,10 +81,3 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCa
     writer.on_failure(FAILURE, None)
     writer.close()
     assert f"no dump of the flight recorder was written to {tmp_path / 'dumps'}" in caplog.text
-
-
-def test_a_forked_child_writes_none(writer: DumpWriter, tmp_path: Path):
-    writer.close_in_child()
-    writer.on_failure(FAILURE, None)
-    writer.close()
-    assert not (tmp_path / "dumps").exists()

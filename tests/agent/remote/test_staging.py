@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,20 +138,15 @@ def of_buffers() -> int:
     return sum("memfd:rankmesh-staging" in name for name in names)
 
 
-def test_a_forked_child_has_neither_descriptor_nor_buffer(standalones):
+def test_a_forked_child_does_not_hold_the_connection(standalones):
     attached = attach(standalones[0], 0, 1, job=f"forked-{os.getpid()}")
     attached.world.all_reduce(np.ones(MIB), ReduceOp.SUM, NOW)
     (stream,) = attached._client._pool._idle
-    assert stream._staging is not None
     number = stream.sock.fileno()
     pid = os.fork()
     if not pid:
         try:
-            attached.close_in_child()
-            assert stream._staging is None
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(number)
-            os._exit(0)
+            os._exit(int(stat.S_ISSOCK(os.fstat(number).st_mode)))
         except BaseException:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -255,14 +255,6 @@ class TestAConnection:
             waiting.result(10)
         wait_until(lambda: not store_server._connections and not table._watches, "the server to learn it")
 
-    def test_a_forked_child_closes_its_descriptors_only(self, store, store_server):
-        store.execute(Set("k", b"v"))
-        (line,) = store._pool._all
-        with line.sock.dup() as duplicate:  # as the parent of a forked child has it
-            store.close_in_child()
-            duplicate.sendall(codec.encode_command(Get("k"), 5))
-            assert duplicate.recv(100)
-
 
 HELLO = hello("secret", NO_STORE_ID)
 WRONG = hello("guess", NO_STORE_ID)
@@ -749,22 +741,6 @@ class TestTheServer:
         assert threading.active_count() == before
         with ours:
             assert ours.recv(1) == b""
-
-    def test_a_forked_child_closes_its_descriptors(self, raw, store_server):
-        one = raw()
-        one.ask(Count())
-        listeners = store_server._wakeup, store_server._poll.fileno(), store_server._unix_listener.fileno()
-        held = [*listeners, *store_server._connections]
-        child = os.fork()
-        if child == 0:
-            try:
-                store_server.close_in_child()
-                os._exit(sum(os.path.exists(f"/proc/self/fd/{descriptor}") for descriptor in held))
-            finally:
-                os._exit(99)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert len(held) == 4
-        assert one.ask(Count()) == 0
 
     def test_without_free_descriptors_it_serves_its_clients(self, raw):
         one = raw()
