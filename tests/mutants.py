@@ -69,7 +69,8 @@ TABLE = (
     "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_async_store.py"
 )
 GATEWAY = "gateway/state"
-CODEC = "sdk/collectives/test_codec.py"
+PLAIN = "sdk/collectives/test_plain.py"
+SERIALIZE = "sdk/collectives/test_serialize.py"
 LAUNCH = "sdk/launcher/test_processes.py sdk/launcher/test_output.py sdk/launcher/test_failure.py"
 SESSIONS = "gateway/rankmesh_gateway/http/dashboard_sessions.py"
 LINK_CODE = "security/test_dashboard_sessions.py"
@@ -299,16 +300,15 @@ FAULTS = [
     Fault("sdk/rankmesh/_session/session.py", "    if not isinstance(group, ProcessGroup):", "    if False:", WRONG, "a name as the group ends in an AttributeError"),
     Fault("agent/rankmesh_agent/http/routes/group_calls.py", "        gt=0, le=MAX_SECONDS,", "        le=MAX_SECONDS,", "agent/group/test_wrong_calls.py", "a negative timeout over HTTP ends the group"),
     # Objects as bytes
-    Fault(CALLS + "codec.py", "bytes(-(self._before + len(self._out)) % _ALIGNMENT)", "bytes(-len(self._out) % _ALIGNMENT)", CODEC, "arrays behind long data are misplaced"),
-    Fault(CALLS + "codec.py", "if same <= _COLLISIONS:", "if True:", CODEC, "keys of one hash take for ever"),
-    Fault(CALLS + "codec.py", "        if self._depth == MAX_DEPTH:", "        if False:", CODEC, "a sender exhausts the stack"),
-    Fault(CALLS + "codec.py", "if count > self._left:", "if False:", CODEC, "a count that cannot be is believed"),
-    Fault(CALLS + "codec.py", "array if large and array.flags.writeable and", "array if large and", CODEC, "an array cannot be changed"),
-    Fault(CALLS + "codec.py", "if shift == 63:", "if False:", CODEC, "a length has no limit"),
-    Fault(CALLS + "codec.py", 'if dtype.kind == "b" and', 'if dtype.kind == "?" and', CODEC, "a bool that is neither True nor False"),
-    Fault(CALLS + "codec.py", "obj.tzinfo is not None and obj.tzinfo is not UTC", "False", CODEC, "a time zone is lost"),
-    Fault(CALLS + "codec.py", 'obj.encode("utf-8", "surrogatepass")', 'obj.encode("utf-8", "replace")', CODEC, "lone surrogates become question marks"),
-    Fault(CALLS + "codec.py", "bit_length() // 8 + 1", "bit_length() // 8 + (obj.bit_length() % 8 > 0)", CODEC, "integers of full bytes change their sign"),
+    Fault(CALLS + "plain.py", "- len(set(map(hash, keys))) > _COLLISIONS:", "< 0:", PLAIN, "keys of one hash take for ever"),
+    Fault(CALLS + "plain.py", "        if unused:", "        if False:", PLAIN, "a kind arrives as a value"),
+    Fault(CALLS + "plain.py", 'if dtype.kind == "b" and', 'if dtype.kind == "?" and', PLAIN, "a bool that is neither True nor False"),
+    Fault(CALLS + "plain.py", "value.tzinfo is not None and value.tzinfo is not UTC", "False", PLAIN, "a time zone is lost"),
+    Fault(CALLS + "plain.py", '"surrogatepass"', '"replace"', PLAIN, "lone surrogates become question marks"),
+    Fault(CALLS + "plain.py", "bit_length() // 8 + 1", "bit_length() // 8 + (value.bit_length() % 8 > 0)", PLAIN, "integers of full bytes change their sign"),
+    Fault(CALLS + "serialize.py", '.copy("K"))', ")", SERIALIZE, "an array cannot be changed"),
+    Fault(CALLS + "serialize.py", "or len(apart) == MAX_APART:", "or False:", SERIALIZE, "a record has no place for a size"),
+    Fault(CALLS + "serialize.py", "    if refusal := _pickle_refusal():\n        raise Protocol", "    if False:\n        raise Protocol", SERIALIZE, "a rank that must not read a pickle runs its code"),
     # The launcher
     Fault(LAUNCHER + "supervisor.py", "item[1].signal is None", "0", LAUNCH, "the rank that a signal killed is not the first to fail"),
     Fault(LAUNCHER + "rank.py", "            self.sent = number\n", "            pass\n", LAUNCH, "Ctrl-C is reported as a rank's failure"),

@@ -7,7 +7,7 @@ must not begin as a record does.
 
 from __future__ import annotations
 
-MAGIC = b"RMP\x01"
+MAGIC = b"RMP\x02"
 """First bytes of a record: the last is the version."""
 RECORD_BYTES = 1024
 OBJECTS = "objects"

@@ -1,17 +1,20 @@
 """Collectives and messages of Python objects.
 
-Every rank receives a copy that equals the object, the sending rank too. Plain data, NumPy arrays and torch tensors are
-encoded without pickle; see serialize for other objects. All calls block. Small objects take one round, others two, and
-each rank receives only the objects meant for it. A rank whose object cannot be encoded raises that error; the ranks
+Every rank receives a copy that equals the object, the sending rank too; see serialize for what an object may be. All
+calls block. Small objects take one round, others two and one more for each of up to 16 large arrays, and each rank
+receives only the objects meant for it. A rank whose object cannot be encoded raises that error; the ranks
 that expect the object raise a DistBackendError with the reason. A rank that cannot decode an object raises, and its
 lists stay unchanged. After each of these errors all ranks have returned from the call, and the group can be used.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
 from rankmesh._collectives.object_frames import (
@@ -22,7 +25,7 @@ from rankmesh._collectives.object_frames import (
     records,
     transfer_rests,
 )
-from rankmesh._collectives.serialize import dumps
+from rankmesh._collectives.serialize import Message, dumps
 from rankmesh._session.process_group import Group
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
@@ -36,8 +39,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
 
     Args:
         object_list: list with one item per rank, by group rank; all are replaced.
-        obj: any object: None, bool, numbers, str, bytes, lists, tuples, dicts, sets, dates, NumPy arrays and scalars,
-            CPU torch tensors; others (see the error) are pickled between ranks that know the job's token.
+        obj: any object that can be pickled, between ranks that know the job's token; elsewhere None, bool, numbers,
+            str, bytes, lists, tuples, dicts, sets, dates, NumPy arrays and scalars, CPU torch tensors.
         group: the group, the world by default.
         timeout: limit for the operation, timedelta or seconds; the group's by default.
 
@@ -47,8 +50,8 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
     Raises:
         TypeError: ``object_list`` is not a list; or an object in ``obj`` is not plain data and pickling is not allowed:
             names its position and the remedy.
-        ValueError: ``object_list`` is not as long as the group; or ``obj`` is nested deeper than 100 levels, or
-            contains itself where pickling is not allowed.
+        ValueError: ``object_list`` is not as long as the group; or, where pickling is not allowed, ``obj`` is nested
+            deeper than 510 levels or contains itself.
         Exception: pickle's error, for an object that cannot be pickled.
         DistBackendError: a rank could not send its object; names it.
         ProtocolError: an object contains a pickle, and this rank does not read pickles.
@@ -65,8 +68,11 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Group = None, *, 
     arrived = records(comm.size)
     comm.all_gather(arrived, mine.record, next_options(False))
     incoming = [Incoming(record) for record in arrived]
-    if any(each.rest.size for each in incoming):
-        comm.all_gather([each.rest for each in incoming], mine.rest, next_options(False), OBJECTS)
+    none = np.empty(0, np.uint8)
+    arriving = list(itertools.zip_longest(*(each.rests for each in incoming), fillvalue=none))
+    for rests, rest in itertools.zip_longest(arriving, mine.rests, fillvalue=none):
+        if any(each.size for each in rests):
+            comm.all_gather(list(rests), rest, next_options(False), OBJECTS)
     _raise(error)
     object_list[:] = [each.decode(comm, rank, "all_gather_object") for rank, each in enumerate(incoming)]
 
@@ -111,7 +117,7 @@ def broadcast_object_list(
         comm, timeout, f"broadcast_object_list of {count} objects from rank {comm.global_ranks[root]}"
     )
     error: Exception | None = None
-    mine = Outgoing(b"", count)
+    mine = Outgoing(Message(b"", [], pickled=False), count)
     if comm.rank == root:
         (mine,), error = pack(lambda: [dumps(list(object_list), "object_list")], 1, count)
     # Every rank sends the length of its list, so that every rank can detect a mismatch; only the root sends more.
@@ -119,8 +125,9 @@ def broadcast_object_list(
     comm.all_gather(arrived, mine.record if comm.rank == root else mine.record[:HEAD_BYTES], next_options(False))
     incoming = [Incoming(record) for record in arrived]
     _same_count(comm, [each.count for each in incoming], root)
-    if incoming[root].rest.size:
-        comm.broadcast(mine.rest if comm.rank == root else incoming[root].rest, root, next_options(False), OBJECTS)
+    for rest in (mine if comm.rank == root else incoming[root]).rests:
+        if rest.size:
+            comm.broadcast(rest, root, next_options(False), OBJECTS)
     _raise(error)
     if comm.rank != root:
         object_list[:] = _decode_list(incoming[root], comm, root, count, "broadcast_object_list")
@@ -173,7 +180,7 @@ def gather_object(
     transfer_rests(comm, [] if receives else [(root, mine)], list(enumerate(incoming)), next_options)
     _raise(error)
     if receives and object_gather_list is not None:
-        incoming[root].rest[:] = mine.rest
+        incoming[root].copy(mine)
         object_gather_list[:] = [each.decode(comm, rank, "gather_object") for rank, each in enumerate(incoming)]
 
 
@@ -225,7 +232,7 @@ def scatter_object_list(
     transfer_rests(comm, list(enumerate(mine)), [(root, received)], next_options)
     _raise(error)
     if mine:
-        received.rest[:] = mine[root].rest
+        received.copy(mine[root])
     scatter_object_output_list[0] = received.decode(comm, root, "scatter_object_list")
 
 
@@ -262,7 +269,7 @@ def all_to_all_object(
     incoming = [Incoming(record) for record in arrived]
     transfer_rests(comm, list(enumerate(mine)), list(enumerate(incoming)), next_options)
     _raise(error)
-    incoming[comm.rank].rest[:] = mine[comm.rank].rest
+    incoming[comm.rank].copy(mine[comm.rank])
     output_list[:] = [each.decode(comm, rank, "all_to_all_object") for rank, each in enumerate(incoming)]
 
 
@@ -394,7 +401,7 @@ def _rounds(comm: Communicator, timeout: Timeout, description: str) -> Callable[
     return next_options
 
 
-def _encode_each(objects: list[Any], name: str) -> list[bytes]:
+def _encode_each(objects: list[Any], name: str) -> list[Message]:
     return [dumps(obj, f"{name}[{number}]") for number, obj in enumerate(objects)]
 
 

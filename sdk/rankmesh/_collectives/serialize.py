@@ -1,41 +1,54 @@
-"""Serialization of objects: plain data by the codec, torch tensors as arrays, other objects by pickle if allowed.
+"""Serialization of objects: by pickle where that is allowed, else plain data alone.
 
-A pickle is code: reading one runs what its writer chose. So an object that is not plain data is pickled, by itself and
-not with its container, only if the ranks have authenticated each other with the job's token, and RANKMESH_PICKLE is not
-``never``. Otherwise the sender refuses the object, and a receiver does not read the pickle. An object that contains
-itself is pickled as a whole. Pickles come within a host, or over TLS, unless the operator declares the
-network private.
+A pickle is code: reading one runs what its writer chose. So ranks pickle only if they have authenticated each other
+with the job's token, and RANKMESH_PICKLE is not ``never``. A rank that must not pickle sends plain data (plain.py) and
+reads no pickle. Pickles come within a host, or over TLS, unless the operator declares the network private. The bytes
+of large arrays and tensors travel apart from the message and are not copied.
 """
 
 from __future__ import annotations
 
-import importlib
+import copyreg
+import io
 import pickle
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from rankmesh._collectives import codec
+from rankmesh._collectives import plain
+from rankmesh._collectives.plain import Octets
 from rankmesh._session.session import require_session
 from rankmesh._tensors.layout import type_name
-from rankmesh._tensors.torch_buffer import TorchBuffer
 from rankmesh_agent.wire.errors import ProtocolError
 
-_PICKLE = "pickle"
+MAX_APART = 16
+"""Arrays of one message whose bytes travel apart: each is a transfer of its own."""
+_MIN_APART = 1 << 16
+"""Bytes from which a copy costs more than a transfer."""
 _PROTOCOL = 5
-"""Every Python that this package supports reads it."""
-_TENSOR = "torch.Tensor"
+_MAX_STEPS = 500
+"""Levels of nesting in which the object that cannot be encoded is looked for."""
 
 
-class _Whole(NamedTuple):
-    """An object to be pickled as a whole."""
+class Message(NamedTuple):
+    """An object as bytes.
 
-    obj: Any
+    Attributes:
+        data: the pickle, or plain data.
+        apart: the bytes of large arrays.
+        pickled: whether it is a pickle.
+    """
+
+    data: bytes | memoryview
+    apart: list[Octets]
+    pickled: bool
 
 
-def dumps(obj: Any, name: str) -> bytes:
-    """Return an object as bytes.
+def dumps(obj: Any, name: str) -> Message:
+    """Return an object as bytes, some of which are those of the object's arrays.
 
     Args:
         obj: the object.
@@ -43,57 +56,86 @@ def dumps(obj: Any, name: str) -> bytes:
 
     Raises:
         TypeError: an object in it is not plain data, and pickling is not allowed; names position and remedy.
-        ValueError: it is nested too deep, or contains itself where pickling is not allowed; names the position.
+        ValueError: it is nested too deep, or contains itself, where pickling is not allowed; names the position.
         Exception: an object in it cannot be pickled; pickle's error, with a note that names the position.
     """
+    refusal = _pickle_refusal()
+    encode = _plain if refusal else _pickle
     try:
-        return codec.encode(obj, name=name, extend=_extend)
-    except codec.CycleError as error:
-        if reason := _pickle_refusal():
-            raise ValueError(f"{error}; {reason}") from None
-        return codec.encode(_Whole(obj), name=name, extend=_extend)
+        return encode(obj)
+    except RecursionError as error:
+        error.add_note(f"{name} is nested too deep to be pickled")
+        raise
+    except Exception as error:  # also errors of the object's own code
+        where, culprit, cycle = _culprit(obj, name, encode, [])
+        what = f"{where} is a {type_name(culprit)}, which is not plain data"
+        if not refusal:
+            error.add_note(f"{what} and cannot be pickled")
+            raise
+        if cycle:
+            raise ValueError(f"{where} contains itself; only data without cycles can be sent; {refusal}") from None
+        if isinstance(error, ValueError):  # msgpack's limit
+            raise ValueError(f"{name} is nested too deep for plain data; {refusal}") from None
+        raise TypeError(f"{what}; {refusal}") from None
 
 
-def loads(data: memoryview) -> Any:
-    """Return the object of a message of ``dumps``.
-
-    Args:
-        data: the bytes; if they are writable, arrays may share their memory.
+def loads(message: Message) -> Any:
+    """Return the object of a message; its arrays share the memory of what travelled apart.
 
     Raises:
-        ProtocolError: ``data`` is not such a message, or contains a pickle that must not be read here.
+        ProtocolError: it is damaged, or a pickle that must not be read here.
         ImportError: it contains a torch tensor, and torch is not installed.
-        Exception: raised by the code of a pickled object.
+        Exception: raised by pickle, and by the code of a pickled object.
     """
-    return codec.decode(data, revive=_revive)
+    data, apart, pickled = message
+    if not pickled:
+        return plain.decode(data, apart)
+    if refusal := _pickle_refusal():
+        raise ProtocolError(f"a pickled object arrived and was not read; {refusal}")
+    return pickle.loads(data, buffers=apart)
 
 
-def _extend(obj: Any, where: str) -> tuple[str, Any]:
-    if type(obj) is _Whole:
-        obj = obj.obj
+def _plain(obj: Any) -> Message:
+    apart: list[Octets] = []
+    return Message(plain.encode(obj, lambda octets: _put_apart(octets, apart)), apart, pickled=False)
+
+
+def _pickle(obj: Any) -> Message:
+    apart: list[Octets] = []
+
+    def in_message(buffer: pickle.PickleBuffer) -> bool:
+        return _put_apart(np.frombuffer(buffer.raw(), np.uint8), apart) is None
+
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=in_message)
+    pickler.dispatch_table = copyreg.dispatch_table | _reducers()
+    pickler.dump(obj)
+    return Message(file.getbuffer(), apart, pickled=True)
+
+
+def _put_apart(octets: Octets, apart: list[Octets]) -> int | None:
+    if octets.size < _MIN_APART or len(apart) == MAX_APART:
+        return None
+    apart.append(octets)
+    return len(apart) - 1
+
+
+def _reducers() -> dict[type, Callable[[Any], Any]]:
     torch = sys.modules.get("torch")  # a caller with a tensor has imported it
-    if torch is not None and type(obj) is torch.Tensor:
-        try:
-            return _TENSOR, (str(obj.dtype), bool(obj.requires_grad), TorchBuffer(obj, where).host_array()[0])
-        except TypeError:
-            pass  # not dense, or not in host memory: torch can pickle some of these
-    if reason := _pickle_refusal():
-        raise TypeError(f"{where} is a {type_name(obj)}, which is not plain data; {reason}")
+    return {np.ndarray: _reduce_array} if torch is None else {np.ndarray: _reduce_array, torch.Tensor: _reduce_tensor}
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> Any:
+    # Every array that arrives can be written to.
+    return (array if array.flags.writeable else array.copy("K")).__reduce_ex__(_PROTOCOL)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    # torch's own pickles copy the elements.
     try:
-        return _PICKLE, pickle.dumps(obj, _PROTOCOL)
-    except Exception as error:  # also errors of the object's own code
-        error.add_note(f"{where} is a {type_name(obj)}, which is not plain data and cannot be pickled")
-        raise
-
-
-def _revive(name: str, data: Any) -> Any:
-    if name == _TENSOR:
-        return _tensor(data)
-    if name != _PICKLE or not isinstance(data, bytes):
-        raise ProtocolError(f"an object of the kind {codec.shown(name)} arrived, which is not known here")
-    if reason := _pickle_refusal():
-        raise ProtocolError(f"a pickled object arrived and was not read; {reason}")
-    return pickle.loads(data)
+        return plain.tensor_of, plain.tensor_fields(tensor)
+    except TypeError:
+        return tensor.__reduce_ex__(_PROTOCOL)  # not dense
 
 
 def _pickle_refusal() -> str:
@@ -109,18 +151,39 @@ def _pickle_refusal() -> str:
     return ""
 
 
-def _tensor(data: Any) -> Any:
-    try:
-        torch: Any = importlib.import_module("torch")
-    except ImportError as error:
-        raise ImportError("a torch tensor arrived, and torch is not installed here; send NumPy arrays") from error
-    try:
-        name, requires_grad, array = data
-        dtype = getattr(torch, name.removeprefix("torch."))
-        if array.size:
-            flat = torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype)
-        else:
-            flat = torch.empty(0, dtype=dtype)
-        return flat.reshape(array.shape).requires_grad_(requires_grad)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise ProtocolError(f"a torch tensor is damaged: {error}") from error
+# Errors
+
+
+def _culprit(obj: Any, where: str, encode: Callable[[Any], Message], around: list[Any]) -> tuple[str, Any, bool]:
+    """Return position and value of the innermost object that cannot be encoded, and whether it contains itself."""
+    if any(obj is container for container in around):
+        return where, obj, True
+    if len(around) == _MAX_STEPS:
+        return where, obj, False
+    for step, item in _items(obj):
+        try:
+            encode(item)
+        except Exception:
+            return _culprit(item, where + step, encode, [*around, obj])
+    return where, obj, False
+
+
+def _items(obj: Any) -> Iterator[tuple[str, Any]]:
+    if type(obj) in (list, tuple):
+        for number, item in enumerate(obj):
+            yield f"[{number}]", item
+    elif type(obj) is dict:
+        for key, item in obj.items():
+            yield f"[{_shown(key)}]", item
+            yield f"[{_shown(key)}]", key
+    elif type(obj) in (set, frozenset):
+        for item in obj:
+            yield f"{{{_shown(item)}}}", item
+
+
+def _shown(key: Any) -> str:
+    if type(key) in (str, bytes):
+        return repr(key) if len(key) <= 40 else f"{key[:37]!r}..."
+    if key is None or type(key) in (bool, float) or (type(key) is int and key.bit_length() <= 64):
+        return repr(key)
+    return f"<{type(key).__qualname__}>"

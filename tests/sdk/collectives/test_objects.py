@@ -323,8 +323,7 @@ def test_mistakes_of_one_rank_are_told_to_all_and_the_group_goes_on(me: Me) -> N
 def hostile(me: Me) -> None:
     """Rank 0 sends pickles that make a file where they are read; nobody but rank 0 may read pickles."""
     import rankmesh._collectives.objects
-    import rankmesh._collectives.serialize
-    from rankmesh._collectives import codec
+    from rankmesh._collectives.serialize import Message
 
     me.init()
     rank = dist.get_rank()
@@ -334,10 +333,15 @@ def hostile(me: Me) -> None:
         def __reduce__(self) -> tuple:
             return open, (str(path), "x")
 
-    def malicious(obj: object, name: str) -> bytes:
+    honest = rankmesh._collectives.objects.dumps
+
+    def malicious(obj: object, name: str) -> Message:
         import pickle
 
-        return codec.encode(obj, extend=lambda bad, where: ("pickle", pickle.dumps(bad)))
+        try:
+            return honest(obj, name)
+        except TypeError:
+            return Message(pickle.dumps(obj), [], pickled=True)
 
     def refused(call: object, *arguments: object, **options: object) -> None:
         if rank == 0:
