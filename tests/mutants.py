@@ -166,6 +166,7 @@ FAULTS = [
     # Shared memory of a group
     Fault(T + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
     Fault(T + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),
+    Fault(T + "slots.py", "if sleepers or words[own + _SLEEPERS]:", "if words[own + _SLEEPERS]:", "agent/transports/test_wakeups.py", "a sleeper whose flag is cleared is not woken"),
     Fault(T + "slots.py", "if words[line + word] != fingerprint:", "if False:", MEMORY + " agent/group", "different calls go unnoticed"),
     Fault(T + "slots.py", "self._word = 1 + (seq & 1)", "self._word = 1", MEMORY + " agent/group", "a fingerprint is overwritten while it is read"),
     Fault(T + "slots.py", "self._turn = 0  #", "pass  #", MEMORY + " agent/group", "after a mismatch ranks use different slots"),
