@@ -118,7 +118,7 @@ FAULTS = [
     Fault(C + "all_gather.py", "longest or 1, capacity)", "longest, capacity)", SEGMENT, "an empty all_gather does not wait"),
     Fault(C + "all_gather.py", "if any(np.may_share_memory(", "if False and any(np.may_share_memory(", DIRECT, "what is sent is overwritten by what comes"),
     Fault(C + "reduce_scatter.py", "parts[rank] = inputs[rank][begin", "parts[rank] = inputs[0][begin", SEGMENT, "a rank adds another's part"),
-    Fault(C + "reduce_scatter.py", "        inputs = [part.copy() for part in inputs]\n", "        pass\n", DIRECT, "others read inputs that are overwritten"),
+    Fault(C + "reduce_scatter.py", "not np.may_share_memory(output, part) else", "True else", DIRECT, "others read inputs that are overwritten"),
     Fault(C + "reduce_scatter.py", "for view in views]", "for view in views[::-1]]", DIRECT, "registered arrays are reduced from the last rank on"),
     Fault(C + "broadcast.py", "or [slice(0, 0)]", "or []", SEGMENT, "an empty broadcast does not wait"),
     Fault(C + "broadcast.py", "exposure.read(root, 0,", "exposure.read(0, 0,", DIRECT, "all read rank 0's array"),
@@ -167,6 +167,7 @@ FAULTS = [
     # Shared memory of a group
     Fault(T + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
     Fault(T + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),
+    Fault(T + "slots.py", "if sleepers or words[own + _SLEEPERS]:", "if words[own + _SLEEPERS]:", "agent/transports/test_wakeups.py", "a sleeper whose flag is cleared is not woken"),
     Fault(T + "slots.py", "if words[line + word] != fingerprint:", "if False:", MEMORY + " agent/group", "different calls go unnoticed"),
     Fault(T + "slots.py", "self._word = 1 + (seq & 1)", "self._word = 1", MEMORY + " agent/group", "a fingerprint is overwritten while it is read"),
     Fault(T + "slots.py", "self._turn = 0  #", "pass  #", MEMORY + " agent/group", "after a mismatch ranks use different slots"),

@@ -26,6 +26,7 @@ from rankmesh_agent.collectives.reduction import (
     partial_dtype,
 )
 from rankmesh_agent.collectives.rounds import reduce_by_doubling
+from rankmesh_agent.transports.process_vm import address_of
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Exposure
 from rankmesh_agent.wire.ops import ReduceOp
@@ -63,8 +64,11 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
     Steps: 2. Each rank reads (size - 1) / size of its bytes. If they cannot, 1 step more than over_segment.
     """
     rank, size = segment.rank, segment.size
-    if any(np.may_share_memory(output, part) for part in inputs):
-        inputs = [part.copy() for part in inputs]
+    in_place = address_of(output) == address_of(inputs[rank])  # which no other rank reads
+    inputs = [
+        part if (owner == rank and in_place) or not np.may_share_memory(output, part) else part.copy()
+        for owner, part in enumerate(inputs)
+    ]
     exposure = segment.windows.expose(inputs)
     if not exposure.readable:
         over_segment(segment, output, inputs, op)
@@ -82,7 +86,7 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
             for owner in range(size):
                 if owner != rank:
                     exposure.read(owner, piece.start, parts[owner])
-        combine(op, parts, wanted)
+        combine_in_place(op, parts, rank, wanted)
     exposure.complete()
 
 

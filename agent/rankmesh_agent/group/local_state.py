@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,14 +20,19 @@ from rankmesh_agent.wire.errors import (
     GroupAbortedError,
     RankFailedError,
     from_code,
+    from_frame,
+    to_frame,
 )
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
+from rankmesh_agent.wire.ranges import FEW, ranges, shortened
 from rankmesh_agent.wire.schemas import Member
 
 _BECAUSE = "; because of it "
 """Precedes, in the error of a failure elsewhere, the rank that left because of it."""
+_DESCRIBED = 4
+"""Of many ranks that hold up a call, those that the error describes."""
 _ABORT_FLUSH_SECONDS = 0.5
 """Time limit of an abort that waits for full connections."""
 
@@ -162,18 +166,21 @@ class LocalGroupState(GroupState):
             blamed, present, elsewhere, limits = waits.stragglers(
                 waiting_for, self._group, -1 if seq is None else seq, deadline.at - deadline.seconds
             )
-        names = ", ".join(self._describe(rank) for rank in blamed)
+        numbers = waits.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
+        described = blamed if len(blamed) <= FEW else blamed[:_DESCRIBED]
+        names = ", ".join(map(self._describe, described))
+        if len(blamed) > len(described):
+            names += f" and ranks {', '.join(ranges(numbers.get(rank, rank) for rank in blamed[_DESCRIBED:]))}"
         missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
-        arrived = ", ".join(str(self.global_rank(rank)) for rank in self.ranks if rank not in missing)
-        others = "".join(f"; rank {self._number(rank)} waits in {wait.what}" for rank, wait in elsewhere.items())
-        others += "".join(f"; {self._describe(rank)} reports: {limit}" for rank, limit in limits.items())
+        arrived = shortened([numbers[rank] for rank in self.ranks if rank not in missing])
         unaddressed = self.engine.unaddressed
-        named = [rank for rank in waiting_for if rank in unaddressed]
-        others += "".join(f"; rank {self._number(rank)}: {unaddressed[rank]}" for rank in named)
+        others = [f"rank {numbers.get(rank, rank)} waits in {wait.what}" for rank, wait in elsewhere.items()][:FEW]
+        others += [f"{self._describe(rank)} reports: {limit}" for rank, limit in limits.items()][:FEW]
+        others += [f"rank {numbers[rank]}: {unaddressed[rank]}" for rank in waiting_for if rank in unaddressed][:FEW]
         return CollectiveTimeoutError(
             f"{during} in group {self.name!r} waited {deadline.seconds:.1f} s for {names or 'the transport'}; "
-            f"arrived: {arrived or 'none'}{others}",
-            ranks=[self._number(rank) for rank in limits or blamed],
+            + "; ".join([f"arrived: {arrived or 'none'}", *others]),
+            ranks=[numbers.get(rank, rank) for rank in limits or blamed],
             op=during.partition(" ")[0],
             group=self.name,
             seq=seq,
@@ -244,7 +251,7 @@ class LocalGroupState(GroupState):
             if own:
                 details.setdefault("ranks", [self.global_rank(self.engine.rank)])
             sent = from_code(GroupAbortedError.code, f"{me} gave up: {failure.message}", **details)
-        payload = json.dumps({"code": sent.code, "message": sent.message, **sent.details()}).encode()[: frames.SMALL]
+        payload = json_text.encode(to_frame(sent))
         with interrupts_deferred():
             with self.engine.lock:
                 self.fail(failure)
@@ -320,7 +327,6 @@ class LocalGroupState(GroupState):
 
 def _decode_failure(payload: bytes) -> DistError:
     try:
-        failure = json_text.loads(payload)
-        return from_code(str(failure.pop("code")), str(failure.pop("message")), **failure)
+        return from_frame(json_text.loads(payload))
     except (ValueError, KeyError, TypeError, AttributeError):
         return GroupAbortedError("another member gave the group up, with a message that cannot be read")

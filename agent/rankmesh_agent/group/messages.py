@@ -53,6 +53,7 @@ class GroupMessages:
         self.transport: MessageTransport = matcher
         self._sources = tuple(rank for rank in state.ranks if rank != state.engine.rank)
         self._op_stats = {"send": OpStats(), "recv": OpStats()}
+        self._sent_at = 0.0
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
         self.waiting: dict[tuple[int, int], PendingMessage] = {}
@@ -109,6 +110,8 @@ class GroupMessages:
             if options.async_op and not transfer.done and rank != state.engine.rank:
                 transport.progress_in_background(transfer)
         if op == "send":
+            self._sent_at = time.monotonic()
+            state.refusal_check_at = min(state.refusal_check_at, self._sent_at + _REFUSAL_CHECK_SECONDS)
             state.unanswered = True
         return transfer
 
@@ -116,11 +119,12 @@ class GroupMessages:
         """Raise the error of an earlier message that its receiver has refused, if the answer has come; once.
 
         Every call of the group, collectives included, begins with this where ``state.unanswered``, at most once in
-        _REFUSAL_CHECK_SECONDS. The call is not made then and has taken no sequence number: this rank makes it again,
-        and remains in step with the others, which wait for it meanwhile.
+        _REFUSAL_CHECK_SECONDS, and ever more rarely the longer the latest send is ago. The call is not made then and
+        has taken no sequence number: this rank makes it again, and remains in step with the others, which wait for it
+        meanwhile.
         """
-        state = self.state
-        state.refusal_check_at = time.monotonic() + _REFUSAL_CHECK_SECONDS
+        state, now = self.state, time.monotonic()
+        state.refusal_check_at = now + max(_REFUSAL_CHECK_SECONDS, now - self._sent_at)
         state.engine.progress()
         if self.matcher.refusals:
             with state.engine.lock:

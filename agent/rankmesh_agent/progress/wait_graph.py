@@ -11,7 +11,6 @@ a call of its own. It reports that as a wait for itself, to all ranks.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ _QUESTION, _ANSWER = 0, 1
 _MAX_MEMBERS = 64
 """Members of a group to all of which waits are reported."""
 _MAX_WAITS = 100
-"""Waits in an answer, and ranks in each."""
+"""Waits in an answer, and ranks in each: fewer waits if those do not fit into a frame."""
 
 
 class Wait(NamedTuple):
@@ -243,8 +242,10 @@ class WaitGraph(FrameSink):
         waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]
         limit = self._own_limit()
         if limit:
-            waits.append((0, -1, limit, [(self._rank, self._rank)]))
-        return json.dumps(waits).encode()[: frames.SMALL]
+            waits.insert(0, (0, -1, limit, [(self._rank, self._rank)]))
+        while len(payload := json_text.encode(waits)) > frames.SMALL:
+            waits = waits[: len(waits) // 2]
+        return payload
 
     def _frame(self, rank: int, part: int, payload: bytes) -> None:
         header = frames.encode(Opcode.ENTER, group=GROUP, epoch=self._epoch, part=part, length=len(payload))

@@ -14,7 +14,8 @@ reading.
 
 A wakeup is a system call, so a rank makes it only for sleepers. Before it sleeps, a rank sets the sleepers flag, checks
 the count again and sleeps; a rank that posts stores the count and checks the flag. Both place a lock operation in
-between, which x86 executes as a full fence, so one of the two sees the other's store.
+between, which x86 executes as a full fence, so one of the two sees the other's store. The flag is cleared before the
+count is stored: later, it may be that of a rank which has seen the count and sleeps until the next one.
 """
 
 from __future__ import annotations
@@ -181,11 +182,12 @@ class Slots:
         """
         self._steps = steps = self._steps + 1
         words, own = self._words, self._own_line
+        if sleepers := words[own + _SLEEPERS]:
+            words[own + _SLEEPERS] = 0
         words[own] = steps
         with _fence:
             pass
-        if words[own + _SLEEPERS]:
-            words[own + _SLEEPERS] = 0
+        if sleepers or words[own + _SLEEPERS]:
             futex_wake(self._address)
         if wait_for is not None:
             for line, other in self._others:

@@ -50,9 +50,12 @@ from numbers import Integral
 from typing import Any, ClassVar
 
 from rankmesh_agent.wire.printable import printable
+from rankmesh_agent.wire.ranges import numbers_in, ranges
 
 _DETAILS = ("ranks", "op", "group", "seq", "address")
 """Attributes of an error that cross process boundaries."""
+_MAX_CHARACTERS, _MAX_RANGES = 4000, 30_000
+"""Characters of a text, and of ranks as ranges, in a frame: all of them fit, whatever the text's language."""
 
 
 class DistError(RuntimeError):
@@ -356,6 +359,28 @@ def from_code(code: str, message: str, **details: Any) -> DistError:
     """
     known = {name: value for name in _DETAILS if (value := details.get(name)) is not None and _is_detail(name, value)}
     return BY_CODE.get(code, DistError)(message, **known)
+
+
+def to_frame(error: DistError) -> dict[str, Any]:
+    """Return an error as JSON-ready values that fit into a frame without a posted buffer: its ranks as ranges."""
+    found = error.details() | {"code": error.code, "message": error.message[:_MAX_CHARACTERS]}
+    return found | {"ranks": ranks_to_frame(error.ranks)}
+
+
+def ranks_to_frame(ranks: Sequence[int]) -> str:
+    """Return ranks as ranges; the first ones if there are too many for a frame."""
+    text = ",".join(ranges(ranks))
+    return text if len(text) <= _MAX_RANGES else text[:_MAX_RANGES].rpartition(",")[0]
+
+
+def from_frame(found: dict[str, Any]) -> DistError:
+    """Return the error of values as ``to_frame`` returns them.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: they are none.
+    """
+    ranks = numbers_in(found.pop("ranks", ""))
+    return from_code(str(found.pop("code")), str(found.pop("message")), ranks=ranks, **found)
 
 
 def _is_detail(name: str, value: Any) -> bool:

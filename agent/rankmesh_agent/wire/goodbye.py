@@ -5,11 +5,11 @@ The frame is a GOODBYE, or for one group an ABORT whose part has GROUP: it ends 
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
-from rankmesh_agent.wire import frames, json_text
-from rankmesh_agent.wire.errors import DistError, from_code
+from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.errors import DistError, from_frame, ranks_to_frame, to_frame
+from rankmesh_agent.wire.ranges import numbers_in
 
 _DIED, _RAISED, _JSON = 1, 2, 4
 """Bits of the part of the frame."""
@@ -17,7 +17,7 @@ GROUP = 8
 """The same: the rank leaves the group only. An ABORT without it ends the group."""
 _SILENT = 16
 _MAX_CHARACTERS = 4000
-"""Of each text; all of them fit into a frame without a posted buffer."""
+"""Of the reason: with a failure, it fits into a frame without a posted buffer."""
 
 
 class Goodbye(NamedTuple):
@@ -46,11 +46,10 @@ class Goodbye(NamedTuple):
         failure = self.failure
         if failure is None and not self.ranks:
             return part, reason.encode(errors="replace")
-        document: dict[str, Any] = {"reason": reason, "ranks": self.ranks}
+        document: dict[str, Any] = {"reason": reason, "ranks": ranks_to_frame(self.ranks)}
         if failure is not None:
-            message = failure.message[:_MAX_CHARACTERS]
-            document["failure"] = {**failure.details(), "code": failure.code, "message": message}
-        return part | _JSON, json.dumps(document).encode()[: frames.SMALL]
+            document["failure"] = to_frame(failure)
+        return part | _JSON, json_text.encode(document)
 
 
 def decode(part: int, payload: bytes) -> Goodbye:
@@ -60,10 +59,10 @@ def decode(part: int, payload: bytes) -> Goodbye:
     if part & _JSON:
         try:
             document: dict[str, Any] = json_text.loads(payload)
-            reason, ranks = str(document["reason"]), tuple(map(int, document["ranks"]))
+            reason, ranks = str(document["reason"]), tuple(numbers_in(document["ranks"]))
             error = document.get("failure")
             if error is not None:
-                failure = from_code(str(error.pop("code")), str(error.pop("message")), **error)
+                failure = from_frame(error)
         except (ValueError, KeyError, TypeError, AttributeError):
             reason = "its reason cannot be read"
     return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure, ranks, bool(part & _SILENT))

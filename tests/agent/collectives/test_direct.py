@@ -110,6 +110,28 @@ def test_outputs_that_overlap_the_inputs(places: Places) -> None:
     places.run(call)
 
 
+def test_reduce_scatter_in_place_copies_no_input(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is this rank's own input, as in NCCL's in-place form."""
+    exposed: dict[threading.Thread, list[Array]] = {}
+    expose = MemoryWindows.expose
+
+    def recorded(self: MemoryWindows, arrays: list[Array]) -> Exposure:
+        exposed[threading.current_thread()] = arrays
+        return expose(self, arrays)
+
+    def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
+        whole = put(np.ones(20_000 * members.size, FLOAT32))
+        parts = np.split(whole, members.size)
+        members.reduce_scatter(parts[members.rank], parts, ReduceOp.SUM, NOW)
+        assert (parts[members.rank] == members.size).all()
+        if windows_of(members).usable:
+            arrays = exposed[threading.current_thread()]
+            assert [array.ctypes.data for array in arrays] == [part.ctypes.data for part in parts]
+
+    monkeypatch.setattr(MemoryWindows, "expose", recorded)
+    places.run(call)
+
+
 def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -> None:
     def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         direct = put(parts[members.rank])

@@ -152,3 +152,16 @@ def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock)
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
     assert ranks.graphs[0].stragglers([3], GROUP, -1).present == set()
+
+
+def test_a_report_of_many_waits_fits_into_a_frame():
+    """Of fewer waits than there are, whole: a cut one could not be read at all."""
+    waits = [Wait(GROUP, SEQ, "a call", [(10_000 + peer, 20_000 + peer) for peer in range(2000)])] * 150
+    sent: list[bytes] = []
+    nobody = lambda peer: 0.0  # noqa: E731
+    busy = WaitGraph(0, 1, lambda: waits, lambda peer, buffers: sent.append(b"".join(buffers)), nobody)
+    asker = WaitGraph(1, 1, list, lambda peer, buffers: None, nobody)
+    busy.report_limit([1])
+    busy.on_frame(1, frames.decode(frames.encode(frames.Opcode.ENTER, part=0), 0, frames.SMALL), b"")
+    asker.on_frame(0, frames.decode(sent[0], 0, frames.SMALL), sent[0][HEADER_BYTES:])
+    assert asker.stragglers([0], GROUP, SEQ).present == {0}

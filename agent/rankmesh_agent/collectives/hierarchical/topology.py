@@ -113,13 +113,12 @@ class HierarchicalLink:
         self.rail = [ranks[self.local_rank] for ranks in layout] if self.local_rank < self.leaders else []
         self.rail_link = LeaderLink(link, self.rail, self.host) if self.rail else None
         self.other_hosts = [host for host in range(len(layout)) if host != self.host]
-        proxied = [self._proxied_on(host) for host in range(len(layout))]
-        self.proxied = proxied[self.host]
-        self.max_proxied = max(len(ranks) for host in proxied for ranks in host)
-
-    def _proxied_on(self, host: int) -> list[list[int]]:
-        others = [rank for rank in range(self.size) if self.host_of(rank) != host]
-        return [[local, *(rank for rank in others if self.proxy(host, rank) == local)] for local in self.layout[host]]
+        self.proxied = [[rank] for rank in self.local_ranks]
+        for rank in range(self.size):
+            if self.host_of(rank) != self.host:
+                self.proxied[self._positions[rank][1] % len(self.local_ranks)].append(rank)
+        # The first rank of the smallest host is the proxy of the most ranks.
+        self.max_proxied = sum(-(-len(ranks) // self.leaders) for ranks in layout)
 
     def host_of(self, rank: int) -> int:
         """Return the number of a rank's host."""
