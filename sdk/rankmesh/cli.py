@@ -43,6 +43,8 @@ app = typer.Typer(
     help="torch.distributed as a mesh of services.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # plain tracebacks, without the values of variables
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -61,7 +63,7 @@ def rankmesh(
     """torch.distributed as a mesh of services."""
 
 
-@app.command(context_settings=_PASS_ON)
+@app.command(context_settings=_PASS_ON, short_help="Start a script as several ranks.")
 @command
 def run(context: typer.Context) -> int:
     """Start a script as several ranks and watch over them ('rankmesh run --help')."""
@@ -71,7 +73,7 @@ def run(context: typer.Context) -> int:
     return launch.main(context.args)
 
 
-@app.command(context_settings=_PASS_ON)
+@app.command(context_settings=_PASS_ON, short_help="Serve a gateway.")
 @command
 def gateway(context: typer.Context) -> int:
     """Serve a gateway by itself ('rankmesh gateway --help')."""
@@ -81,7 +83,7 @@ def gateway(context: typer.Context) -> int:
     return serve(context.args, prog="rankmesh gateway")
 
 
-@app.command(context_settings=_PASS_ON)
+@app.command(context_settings=_PASS_ON, short_help="Serve an agent for a rank elsewhere.")
 @command
 def agent(context: typer.Context) -> int:
     """Serve an agent by itself, for a rank that is elsewhere ('rankmesh agent --help')."""
@@ -91,17 +93,17 @@ def agent(context: typer.Context) -> int:
     return serve(context.args, prog="rankmesh agent")
 
 
-app.command()(status)
-app.command()(dashboard)
-app.command()(groups)
-app.command()(diagnose)
-app.command()(stacks)
-app.command()(doctor)
-app.command()(bench)
-app.command()(token)
-app.command()(get)
-app.add_typer(store.app)
-app.add_typer(tls.app)
+app.command(short_help="Show ranks, groups, rates and calls in flight.")(status)
+app.command(short_help="Print a link to your job's dashboard.")(dashboard)
+app.command(short_help="List the groups, or show one.")(groups)
+app.command(short_help="Say which rank holds up a job, and where.")(diagnose)
+app.command(short_help="Show the Python stacks of ranks.")(stacks)
+app.command(short_help="Check hosts, network and shared memory.")(doctor)
+app.command(short_help="Measure collectives on this machine.")(bench)
+app.command(short_help="Print the token of your job, or derive one.")(token)
+app.command(short_help="Print the response to GET, like curl.")(get)
+app.add_typer(store.app, short_help="Read and write a job's key-value store.")
+app.add_typer(tls.app, short_help="Make certificates of hosts.")
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ def bench(
     transport: Annotated[
         Literal["auto", "shm", "tcp"], typer.Option(help="What carries them; auto: shared memory if there is any.")
     ] = "auto",
-    budget: Annotated[float, typer.Option(min=0.01, help="Seconds for each figure.")] = 0.5,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for everything.")] = 300.0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", min=0.01, help="Seconds for each figure.")] = 0.5,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds for everything.")] = 300.0,
     json: JsonOption = False,
 ) -> int:
     """Measure collectives among ranks on this machine: a job of its own, through the launcher.

@@ -32,7 +32,7 @@ def diagnose(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]",
+            metavar="DIR",
             exists=True,
             file_okay=False,
             help="Directory with dumps of flight recorders, of a job that is over; else a job that runs is diagnosed.",

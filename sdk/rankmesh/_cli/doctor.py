@@ -28,9 +28,13 @@ def doctor(
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",
-    patience: Annotated[float, typer.Option(min=0.1, max=20.0, help="Seconds that one probe may take.")] = 3.0,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for everything.")] = 60.0,
-    mib: Annotated[int, typer.Option(min=0, max=64, help="MiB that each pair sends each way; 0: none.")] = 4,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, max=20.0, help="Seconds that one probe may take.")
+    ] = 3.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Seconds for everything.")] = 60.0,
+    mib: Annotated[
+        int, typer.Option(metavar="MIB", min=0, max=64, help="MiB that each pair sends each way; 0: none.")
+    ] = 4,
     json: JsonOption = False,
 ) -> int:
     """Look for what is wrong: addresses, ports, clocks, versions, shared memory, and the way between all pairs.

@@ -18,7 +18,7 @@ from rankmesh._cli.tables import Table, show
 
 @command
 def groups(
-    name: Annotated[str, typer.Argument(metavar="[GROUP]", help="Only this group: its name, or its id.")] = "",
+    name: Annotated[str, typer.Argument(metavar="GROUP", help="Only this group: its name, or its id.")] = "",
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",

@@ -40,7 +40,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 JobOption = Annotated[
     str, typer.Option("--job", metavar="NAME", help="Only this job; it also selects one of yours on this host.")
 ]
-PatienceOption = Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds in which an agent must answer.")]
+PatienceOption = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.1, max=60.0, help="Seconds in which an agent must answer.")
+]
 PATIENCE = 1.0
 """Default of PatienceOption."""
 

@@ -27,7 +27,7 @@ from rankmesh_gateway.humanize import ranks
 
 @command
 def stacks(
-    rank: Annotated[list[int] | None, typer.Argument(metavar="[RANK]...", help="Only these ranks.")] = None,
+    rank: Annotated[list[int] | None, typer.Argument(metavar="RANK", help="Only these ranks.")] = None,
     gateway: GatewayOption = "",
     token_file: TokenFileOption = None,
     job: JobOption = "",

@@ -26,7 +26,9 @@ def status(
     token_file: TokenFileOption = None,
     job: JobOption = "",
     once: Annotated[bool, typer.Option("--once", help="Once, not live; it is so without a terminal.")] = False,
-    interval: Annotated[float, typer.Option(min=_LEAST_INTERVAL, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=_LEAST_INTERVAL, help="Seconds between two looks.")
+    ] = 1.0,
     json: JsonOption = False,
 ) -> int:
     """Show ranks, hosts, groups, rates and what is in flight, live on a terminal until Ctrl-C.

@@ -252,7 +252,9 @@ _COMMON = (
 def get(
     keys: StoreSession,
     key: KeyArgument,
-    timeout: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the key to be set.")] = 0.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.0, help="Seconds to wait for the key to be set.")
+    ] = 0.0,
     json: JsonOption = False,
 ) -> int:
     """Write a key's value to standard output, as it is.
@@ -275,7 +277,7 @@ def get(
     return OK
 
 
-@store_command("set")
+@store_command("set", context_settings={"ignore_unknown_options": True})
 def set_value(
     keys: StoreSession,
     key: KeyArgument,
@@ -300,10 +302,10 @@ def set_value(
 def add(
     keys: StoreSession,
     key: KeyArgument,
-    amount: Annotated[int, typer.Argument(metavar="[AMOUNT]", help="What to add; may be negative.")] = 1,
+    amount: Annotated[int, typer.Argument(metavar="AMOUNT", help="What to add; may be negative.")] = 1,
     json: JsonOption = False,
 ) -> int:
-    """Add to the number under a key, 0 if there is none, and write the sum."""
+    """Add to a number, 0 if there is none; write the sum."""
     _check_keys(key)
     total = keys.add(key, amount)
     if json:
@@ -316,9 +318,12 @@ def add(
 @store_command()
 def wait(
     keys: StoreSession,
-    names: Annotated[list[str], typer.Argument(metavar="KEY...", help="The keys.")],
+    names: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys.")],
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help=f"Seconds to wait; else RANKMESH_TIMEOUT, else {DEFAULT_TIMEOUT:g}.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0.0, help=f"Seconds to wait; else RANKMESH_TIMEOUT, else {DEFAULT_TIMEOUT:g}."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
@@ -339,7 +344,7 @@ def wait(
 @store_command("keys")
 def list_keys(
     keys: StoreSession,
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin with this.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin with this.")] = "",
     json: JsonOption = False,
 ) -> int:
     """List the keys, one a line, sorted.

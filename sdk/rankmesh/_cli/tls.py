@@ -42,7 +42,9 @@ def make(
             metavar="NAME[,NAME...]", help="A host: all names and addresses that others use for it. Once per host."
         ),
     ],
-    days: Annotated[int, typer.Option(min=1, max=36500, help="Validity of the hosts' certificates, in days.")] = 365,
+    days: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, max=36500, help="Validity of the hosts' certificates, in days.")
+    ] = 365,
 ) -> None:
     """Make a certificate and a key for each host, and the authority that signs them.
 

@@ -104,7 +104,7 @@ class Plan:
 
 
 def plan(options: Options, settings: Settings) -> Plan:
-    """Return the plan of a job: with a random id on one node, with an id that all nodes derive alike on several.
+    """Return the plan of a job; one without a name has a random name on one node, else one that all nodes derive.
 
     Raises:
         ValueError: there are several nodes and no token, or no name for the job at a gateway of its own; or the token
@@ -119,16 +119,16 @@ def plan(options: Options, settings: Settings) -> Plan:
                 "it out"
             )
         return Plan(options, held, settings.token, *place)
+    job = options.job or settings.job
     if options.nnodes == 1:
-        name = options.job or options.name.removesuffix(".py")
-        job = f"{slug(name)[:40]}-{secrets.token_hex(4)}"
-        return Plan(options, job, settings.token or secrets.token_hex(32), *place)
+        if job == Settings.job:
+            job = f"{options.name.removesuffix('.py')[:40]}-{secrets.token_hex(4)}"
+        return Plan(options, slug(job), settings.token or secrets.token_hex(32), *place)
     if not settings.token:
         raise ValueError(
             "a job on several nodes needs a token: set RANKMESH_TOKEN to the same secret on every node, for example "
             "the output of 'openssl rand -hex 32'"
         )
-    job = options.job or settings.job
     if job == Settings.job:
         if options.external_gateway:
             raise ValueError("the gateway may serve other jobs, too: name this one with --rdzv-id, alike on all nodes")

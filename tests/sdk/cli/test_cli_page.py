@@ -97,3 +97,15 @@ def test_every_exit_code_is_on_the_page():
     codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     rows = re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)
     assert {int(row) for row in rows} == codes
+
+
+@pytest.mark.parametrize("words", [[], ["status"], ["groups"], ["store"], ["store", "set"], ["doctor"]], ids=" ".join)
+def test_h_shows_the_help_in_the_users_words(words: list[str], folder: Path):
+    short, long = (
+        subprocess.run(
+            [folder / "rankmesh", *words, flag], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        for flag in ("-h", "--help")
+    )
+    assert short == long
+    assert not re.search(r"<(float|bool|int|list|dir)|\[\[|\.\.\.$", short)

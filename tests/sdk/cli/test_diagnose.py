@@ -216,7 +216,7 @@ def test_the_page_has_no_other_rows():
 def test_a_job_that_is_not_stuck(job: Job):
     done = until_it_fits(lambda: job.here("diagnose", "--patience", "20"), lambda done: done.code == 0)
     assert done.stderr == ""
-    assert re.fullmatch(r"nothing is stuck in script-\w+: 3 ranks answer, and none waits for another\n", done.stdout)
+    assert re.fullmatch(r"nothing is stuck in \S+: 3 ranks answer, and none waits for another\n", done.stdout)
     done = until_it_fits(lambda: job.here("diagnose", "--patience", "20", "--json"), lambda done: done.code == 0)
     document = done.document
     assert (document["ok"], document["findings"], len(document["ranks"])) == (True, [], 3)

@@ -66,6 +66,9 @@ def test_numbers(job: Job):
     job.here("store", "delete", "cli/n")
     assert job.here("store", "add", "cli/n") == (0, "1\n", "")
     assert job.here("store", "add", "cli/n", "-5") == (0, "-4\n", "")
+    assert job.here("store", "set", "cli/n", "-5") == (0, "", "")
+    assert job.here("store", "get", "cli/n").stdout == "-5"
+    assert job.here("store", "set", "cli/n", "-4") == (0, "", "")
     assert job.here("store", "add", "cli/n", "14", "--json").document == {"key": "cli/n", "value": 10}
     job.here("store", "set", "cli/text", "text")
     code, stdout, stderr = job.here("store", "add", "cli/text")

@@ -257,7 +257,8 @@ def test_a_job_at_a_gateway_of_its_own_needs_a_name(script: str) -> None:
 
 
 def test_the_rendezvous_id_names_the_job(script: str) -> None:
-    assert plan(parse(["--rdzv-id=my job", script]), Settings()).job.startswith("my-job-")
+    assert plan(parse(["--rdzv-id=my job", script]), Settings(job="theirs")).job == "my-job"
+    assert plan(parse([script]), Settings(job="theirs")).job == "theirs"
     several = plan(parse(["--nnodes=2", "--rdzv-id=my job", script]), Settings(token="secret", job="theirs"))
     assert several.job == "my-job"
 
@@ -346,7 +347,7 @@ def test_the_credential_of_a_job_names_it(script: str, nodes: str) -> None:
 
 
 def test_a_job_on_one_node_is_its_own(script: str) -> None:
-    one, other = (plan(parse([script]), Settings(job="inherited")) for _ in range(2))
+    one, other = (plan(parse([script]), Settings()) for _ in range(2))
     assert one.job.startswith("train-")
     assert one.job != other.job
     assert one.token != other.token
