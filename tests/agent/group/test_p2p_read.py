@@ -116,7 +116,7 @@ def test_many_short_messages_are_acknowledged_together(pair: World, monkeypatch:
             works = [members.send(array, 1, 0, LATER) for array in arrays]
         else:
             deadline = time.monotonic() + TIMEOUT
-            while len(members.matcher.unexpected) < count:
+            while len([*members.matcher.unexpected]) < count:
                 assert time.monotonic() < deadline
                 members.engine.progress()
             with members.engine.lock:
