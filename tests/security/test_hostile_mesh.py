@@ -59,14 +59,14 @@ class Hostile(Connection):
     def events(self, writing):
         return 1
 
-    def has_work(self, writing):
+    def has_work(self, writing, reading=True):
         return False
 
-    def prepare_wait(self, writing):
+    def prepare_wait(self, writing, reading=True):
         return True
 
     def on_wakeup(self):
-        return
+        return True
 
     def close(self):
         if self._fd >= 0:

@@ -363,11 +363,10 @@ class ProgressEngine(Driver):
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)
                 continue
-            if poller.shared:
-                peer.connection.on_wakeup()
-            if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
+            ended = bool(peer.paused and event & (select.EPOLLHUP | select.EPOLLERR))
+            if (poller.shared and not peer.connection.on_wakeup()) or ended:
                 poller.stop_polling(peer)
-            elif peer not in ready:
+            if peer not in ready and not ended:
                 ready.append(peer)
         for peer in ready:
             if peer.rank not in self.lost_peers:
