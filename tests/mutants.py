@@ -62,6 +62,7 @@ RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
 PROOF = "security/test_authority.py security/test_hello.py security/test_credentials.py security/test_roles.py"
 MATCHING = "agent/progress/test_matching.py"
+QUEUES = "agent/progress/test_message_queues.py"
 P2P = "agent/group/test_p2p_read.py"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
 FAILURE = "agent/group agent/progress sdk/test_failure.py"
@@ -186,7 +187,7 @@ FAULTS = [
     Fault(GROUP + "work.py", "    if made_in is not _process:", "    if False:", "sdk/test_fork.py", "a child waits for its parent's call"),
     Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),
     Fault(T + "shm_ring.py", "room = capacity - (head - words[_TAIL])", "room = capacity", RING, "unread bytes are overwritten"),
-    Fault(T + "shm_ring.py", "return not self.has_work(writing)", "return True", RING, "data that came before sleep is not seen"),
+    Fault(T + "shm_ring.py", "return not self.has_work(writing, reading)", "return True", RING, "data that came before sleep is not seen"),
     Fault(T + "shm_ring.py", "self._ring_doorbell(self._in, _WRITER_SLEEPS)", "pass", RING, "a full ring's writer is not woken"),
     Fault(T + "shm_ring.py", "            self._lost = error", "            pass", RING, "a peer's end goes unnoticed"),
     Fault(T + "shm_ring.py", "(self._generation + 1) %", "self._generation %", RING + " " + P2P, "changed bytes are taken for the message"),
@@ -214,14 +215,14 @@ FAULTS = [
     Fault("gateway/rankmesh_gateway/torch_store.py", "min(most, self._unused_bytes)", "1 << 62", TORCH_STORE, "a client announces any size"),
     # Messages
     Fault(P + "matching.py", " and cost <= credit.available:", ":", MATCHING, "eager messages fill the receiver's memory"),
-    Fault(P + "matching.py", "for message in self.unexpected:", "for message in reversed(self.unexpected):", MATCHING, "messages overtake each other"),
-    Fault(P + "matching.py", "self.receives.append(wanted)", "self.receives.insert(0, wanted)", MATCHING, "receives overtake each other"),
+    Fault(P + "message_queues.py", "return next(iter(queue)) if queue", "return next(reversed(queue)) if queue", MATCHING, "messages overtake each other"),
+    Fault(P + "message_queues.py", "return min(named[0], wild[0]", "return max(named[0], wild[0]", QUEUES, "receives overtake each other"),
     Fault(P + "matching.py", "if credit.unreturned >= WINDOW // 4:", "if credit.unreturned >= 2 * WINDOW:", MATCHING, "credit is never given back"),
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
-    Fault(P + "matching.py", "self.receives.insert(0, waiting)", "self.receives.append(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
+    Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
     Fault(P + "matching.py", "self.refusals.setdefault((rank, eager_id), error)", "pass", MATCHING + " agent/group", "the sender of a refused message is not told"),
-    Fault(P + "matching.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
+    Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
     # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "if not self._queued and self._turn.acquire(False):", "if self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),

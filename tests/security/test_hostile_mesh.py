@@ -16,7 +16,8 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress import matching, message_link, wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.progress.matching import ANY, WINDOW
+from rankmesh_agent.progress.matching import WINDOW
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.dtypes import code_of
@@ -58,14 +59,14 @@ class Hostile(Connection):
     def events(self, writing):
         return 1
 
-    def has_work(self, writing):
+    def has_work(self, writing, reading=True):
         return False
 
-    def prepare_wait(self, writing):
+    def prepare_wait(self, writing, reading=True):
         return True
 
     def on_wakeup(self):
-        return
+        return True
 
     def close(self):
         if self._fd >= 0:

@@ -244,6 +244,10 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state.on_peer_lost(rank)
         self.queue.backend.on_peer_lost()
 
+    def exposed_to(self) -> set[int]:
+        """See FrameSink."""
+        return self.matcher.exposed_to()
+
     def on_frame(self, rank: int, header: Header, payload: memoryview | bytes) -> None:
         """See FrameSink."""
         opcode = header.opcode

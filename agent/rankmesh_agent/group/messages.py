@@ -22,7 +22,8 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY, MessageMatcher
+from rankmesh_agent.progress.matching import MessageMatcher
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError

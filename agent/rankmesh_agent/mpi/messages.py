@@ -34,7 +34,8 @@ from rankmesh_agent.mpi.collectives import MAX_COUNT
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import ANY, mismatch_reason
+from rankmesh_agent.progress.matching import mismatch_reason
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.wire.errors import DistBackendError
 
 _HEADER = struct.Struct("!qq")

@@ -220,12 +220,13 @@ class ProgressEngine(Driver):
     def unregister_sink(self, group: int) -> None:
         """Drop a group's frames from now on, including those that have begun to arrive."""
         with self.lock:
-            self._sinks.drop(group)
+            sink = self._sinks.drop(group)
+            for rank in () if sink is None else sink.exposed_to():
+                self.revoke(rank)
             self._background.drop_group(group)
             for rank, peer in self._peers.items():
                 was_paused = peer.paused
                 peer.discard_group(group)
-                peer.connection.revoke()
                 if rank not in self.lost_peers and not self.closed:
                     self._update_events(peer)
                     if was_paused and not peer.paused:
@@ -363,11 +364,10 @@ class ProgressEngine(Driver):
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)
                 continue
-            if poller.shared:
-                peer.connection.on_wakeup()
-            if peer.paused and event & (select.EPOLLHUP | select.EPOLLERR):
+            ended = bool(peer.paused and event & (select.EPOLLHUP | select.EPOLLERR))
+            if (poller.shared and not peer.connection.on_wakeup()) or ended:
                 poller.stop_polling(peer)
-            elif peer not in ready:
+            if peer not in ready and not ended:
                 ready.append(peer)
         for peer in ready:
             if peer.rank not in self.lost_peers:

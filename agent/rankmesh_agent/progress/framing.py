@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -94,6 +94,10 @@ class FrameSink(ABC):
     def on_peer_lost(self, rank: int) -> None:
         """Note that the connection to a peer has ended."""
         return
+
+    def exposed_to(self) -> Collection[int]:
+        """Return the ranks that may read memory of this process for the group's messages."""
+        return ()
 
 
 SinkFor = Callable[[int, Header], FrameSink | None]

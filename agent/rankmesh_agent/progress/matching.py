@@ -22,7 +22,7 @@ called with the engine's lock held.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,14 @@ from functools import partial
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import RemoteRead, Transfer
+from rankmesh_agent.progress.message_queues import (
+    ANY,
+    UNANNOUNCED,
+    Message,
+    PostedReceives,
+    Receive,
+    UnexpectedMessages,
+)
 from rankmesh_agent.wire import dtypes, frames
 from rankmesh_agent.wire.errors import DistBackendError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -40,41 +48,10 @@ MAX_ANNOUNCED = 1 << 18
 """Maximum number of announcements of one sender in the receiver's queue."""
 _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
-_EAGER = 0
-"""Id of a message that is not announced."""
 _MAX_EAGER_ID = 0xFFFFFFFF
 _MAX_REASON_BYTES = 1 << 10
 """Bytes of a refusal's reason that are kept."""
-ANY = -1
-"""Source of a receive that matches messages from every rank."""
 _NOT_MADE = "The message is lost; the call that raises this was not made, and can be made again"
-
-
-@dataclass(eq=False, slots=True)
-class _Receive:
-    source: int
-    tag: int
-    dtype: int
-    view: memoryview
-    transfer: Transfer
-
-    def fits(self, dtype: int, nbytes: int) -> bool:
-        """Return whether a message has the expected dtype and size."""
-        return dtype == self.dtype and nbytes == len(self.view)
-
-
-@dataclass(eq=False, slots=True)
-class _Message:
-    """A message without a matching receive yet: whole (payload), or announced (id)."""
-
-    source: int
-    tag: int
-    dtype: int
-    nbytes: int
-    id: int = _EAGER
-    exposed: tuple[int, int] = (0, 0)
-    payload: memoryview | bytes | None = None
-    eager_id: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -110,10 +87,10 @@ class MessageMatcher:
     engine: ProgressEngine
     group: int
     global_rank: Callable[[int], int]
-    receives: list[_Receive] = field(default_factory=list)
-    unexpected: deque[_Message] = field(default_factory=deque)
+    receives: PostedReceives = field(default_factory=PostedReceives)
+    unexpected: UnexpectedMessages = field(default_factory=UnexpectedMessages)
     announced: dict[int, _AnnouncedSend] = field(default_factory=dict)
-    cleared: dict[tuple[int, int], _Receive] = field(default_factory=dict)
+    cleared: dict[tuple[int, int], Receive] = field(default_factory=dict)
     credits: defaultdict[int, _Credit] = field(default_factory=lambda: defaultdict(_Credit))
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     refusals: dict[tuple[int, int], DistBackendError] = field(default_factory=dict)
@@ -133,7 +110,7 @@ class MessageMatcher:
         if rank == self.engine.rank:
             number = next(self.ids)
             self.announced[number] = _AnnouncedSend(rank, dtype, tag, view, transfer)
-            self._on_message(_Message(rank, tag, dtype, len(view), number))
+            self._on_message(Message(rank, tag, dtype, len(view), number))
             return transfer
         credit = self.credits[rank]
         cost = max(len(view), _MIN_COST)
@@ -160,9 +137,9 @@ class MessageMatcher:
         """
         if self.refusals:
             self.raise_refusal(source)
-        wanted = _Receive(source, tag, dtype, view, Transfer())
-        if not self.unexpected or not self._match(wanted):
-            self.receives.append(wanted)
+        wanted = Receive(source, tag, dtype, view, Transfer())
+        if not self._match(wanted):
+            self.receives.post(wanted)
             if self.engine.on_demand and source != ANY:
                 self.engine.connect((source,))
         return wanted.transfer
@@ -178,10 +155,8 @@ class MessageMatcher:
         return True
 
     def _cancel_transfer(self, transfer: Transfer) -> bool:
-        for posted in self.receives:
-            if posted.transfer is transfer:
-                self.receives.remove(posted)
-                return True
+        if self.receives.cancel(transfer):
+            return True
         for number, announced in self.announced.items():
             if announced.transfer is transfer:
                 del self.announced[number]
@@ -201,11 +176,15 @@ class MessageMatcher:
             self.engine.send(rank, [self._frame(Opcode.WITHDRAW, seq=header.seq)])
         return True
 
+    def exposed_to(self) -> set[int]:
+        """Return the ranks that may read messages from this process's memory."""
+        return {announced.rank for announced in self.announced.values()}
+
     def progress_in_background(self, transfer: Transfer) -> None:
         """Let the background thread make progress on a message; see ProgressEngine."""
         self.engine.progress_in_background(self.group, transfer)
 
-    def refuse(self, rank: int, why: str, number: int = _EAGER, eager_id: int = 0) -> None:
+    def refuse(self, rank: int, why: str, number: int = UNANNOUNCED, eager_id: int = 0) -> None:
         """Refuse a message of a rank that does not fit; if it was not announced, a later call of the rank raises."""
         if rank == self.engine.rank:
             self._on_refuse(rank, number, eager_id, why)
@@ -253,16 +232,16 @@ class MessageMatcher:
         """Handle a received frame."""
         match header.opcode:
             case Opcode.EAGER:
-                placed = self.cleared.pop((rank, _EAGER), None) if len(payload) < header.length else None
+                placed = self.cleared.pop((rank, UNANNOUNCED), None) if len(payload) < header.length else None
                 if placed is not None:
                     self._return_credit(rank, header.length)
                     placed.transfer.done = True
                     return
-                message = _Message(rank, header.tag, header.dtype, header.length, payload=payload, eager_id=header.part)
+                message = Message(rank, header.tag, header.dtype, header.length, payload=payload, eager_id=header.part)
                 self._on_message(message)
             case Opcode.RTS:
                 exposed = header.fingerprint, header.part
-                self._on_message(_Message(rank, header.tag, header.dtype, header.total, header.seq, exposed))
+                self._on_message(Message(rank, header.tag, header.dtype, header.total, header.seq, exposed))
             case Opcode.CTS:
                 announced = self.announced.pop(header.seq, None)
                 if announced is not None:
@@ -287,42 +266,39 @@ class MessageMatcher:
                 self._on_withdraw(rank, header.seq)
 
     def _eager_buffer(self, rank: int, header: Header) -> memoryview | None:
-        for posted in self.receives:
-            if posted.tag == header.tag and posted.source in (ANY, rank):
-                if not posted.fits(header.dtype, header.length):
-                    return None  # refused once it has arrived
-                self.receives.remove(posted)
-                posted.transfer.source = rank
-                self.cleared[rank, _EAGER] = posted
-                return posted.view
-        return None
+        posted = self.receives.first(rank, header.tag)
+        if posted is None or not posted.fits(header.dtype, header.length):
+            return None  # one that does not fit is refused once it has arrived
+        self.receives.remove(posted)
+        posted.transfer.source = rank
+        self.cleared[rank, UNANNOUNCED] = posted
+        return posted.view
 
-    def _match(self, wanted: _Receive) -> bool:
-        for message in self.unexpected:
-            if message.tag == wanted.tag and wanted.source in (ANY, message.source):
-                self.unexpected.remove(message)
-                self._count_queued(message, -1)
-                self._deliver(message, wanted)
-                return True
-        return False
+    def _match(self, wanted: Receive) -> bool:
+        message = self.unexpected.first(wanted.source, wanted.tag)
+        if message is None:
+            return False
+        self.unexpected.remove(message)
+        self._count_queued(message, -1)
+        self._deliver(message, wanted)
+        return True
 
-    def _on_message(self, message: _Message) -> None:
-        source, tag = message.source, message.tag
-        for place, posted in enumerate(self.receives):
-            if posted.tag == tag and (posted.source == source or posted.source == ANY):
-                del self.receives[place]
-                self._deliver(message, posted)
-                return
-        self.unexpected.append(message)
+    def _on_message(self, message: Message) -> None:
+        posted = self.receives.first(message.source, message.tag)
+        if posted is not None:
+            self.receives.remove(posted)
+            self._deliver(message, posted)
+            return
+        self.unexpected.add(message)
         credit = self._count_queued(message, 1)
         if credit.queued > WINDOW or credit.announced > MAX_ANNOUNCED:
             raise ProtocolError(
-                f"rank {self.global_rank(source)} sent more messages than a receiver holds: {credit.queued} bytes of "
-                f"eager messages, at most {WINDOW} are allowed, and {credit.announced} announcements, at most "
+                f"rank {self.global_rank(message.source)} sent more messages than a receiver holds: {credit.queued} "
+                f"bytes of eager messages, at most {WINDOW} are allowed, and {credit.announced} announcements, at most "
                 f"{MAX_ANNOUNCED}"
             )
 
-    def _count_queued(self, message: _Message, sign: int) -> _Credit:
+    def _count_queued(self, message: Message, sign: int) -> _Credit:
         """Count a message that comes into the queue or leaves it; return the counts of its sender."""
         credit = self.credits[message.source]
         if message.payload is None:
@@ -331,7 +307,7 @@ class MessageMatcher:
             credit.queued += sign * max(message.nbytes, _MIN_COST)
         return credit
 
-    def _deliver(self, message: _Message, wanted: _Receive) -> None:
+    def _deliver(self, message: Message, wanted: Receive) -> None:
         transfer = wanted.transfer
         transfer.source = message.source
         fits = wanted.fits(message.dtype, message.nbytes)
@@ -374,21 +350,21 @@ class MessageMatcher:
         if announced is not None:
             announced.transfer.error = error
             announced.transfer.done = True
-        elif number == _EAGER:
+        elif number == UNANNOUNCED:
             self.refusals.setdefault((rank, eager_id), error)
             if sum(source == rank for source, _ in self.refusals) > WINDOW // _MIN_COST:  # also of messages over MPI
                 raise ProtocolError(f"rank {receiver} refused more messages than it has been sent")
 
     def _on_withdraw(self, rank: int, number: int) -> None:
         """Drop a withdrawn message; its receive waits for the next message."""
-        withdrawn = [message for message in self.unexpected if (message.source, message.id) == (rank, number)]
-        for message in withdrawn:
+        message = self.unexpected.announced(rank, number)
+        if message is not None:
             self.unexpected.remove(message)
             self._count_queued(message, -1)
         waiting = self.cleared.pop((rank, number), None)
         self.engine.cancel_remote_read(rank, self.group, number)
         if waiting is not None and not self._match(waiting):
-            self.receives.insert(0, waiting)
+            self.receives.restore(waiting)
 
     def _return_credit(self, rank: int, nbytes: int) -> None:
         credit = self.credits[rank]

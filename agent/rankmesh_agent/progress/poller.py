@@ -105,7 +105,7 @@ class Poller:
         ready += [
             peer
             for peer in self.shared
-            if peer.connection.has_work(bool(peer.outgoing))
+            if peer.connection.has_work(bool(peer.outgoing), not peer.paused)
             and peer not in marked
             and (peer.outgoing or not peer.paused)
         ]
@@ -126,7 +126,8 @@ class Poller:
         ready = [
             peer
             for peer in self.shared
-            if not peer.connection.prepare_wait(bool(peer.outgoing)) and (peer.outgoing or not peer.paused)
+            if not peer.connection.prepare_wait(bool(peer.outgoing), not peer.paused)
+            and (peer.outgoing or not peer.paused)
         ]
         return ready, self.poll(0 if ready or self.marked else timeout)
 
@@ -134,7 +135,7 @@ class Poller:
         """Return file descriptors and their events, after at most ``timeout`` seconds; releases the lock meanwhile."""
         interrupted: KeyboardInterrupt | None = None
         try:
-            self.asleep = timeout > 0
+            self.asleep |= timeout > 0  # another thread may sleep while this one only looks
             self._lock.release()
             events = self._epoll.poll(timeout)
         finally:
@@ -143,7 +144,7 @@ class Poller:
                     self._lock.acquire()
                 except KeyboardInterrupt as error:
                     interrupted = error
-            self.asleep = False
+            self.asleep &= timeout <= 0
         if interrupted is not None:
             raise interrupted
         return events

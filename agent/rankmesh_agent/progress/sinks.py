@@ -56,12 +56,13 @@ class SinkTable(FrameSink):
             except ProtocolError as error:
                 self._on_violation(rank, error)
 
-    def drop(self, group: int) -> None:
-        """Drop a group's frames from now on."""
-        self.sinks.pop((self._epoch, group), None)
+    def drop(self, group: int) -> FrameSink | None:
+        """Drop a group's frames from now on; return its sink."""
+        sink = self.sinks.pop((self._epoch, group), None)
         self._dropped[group] = None
         if len(self._dropped) > _MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
+        return sink
 
     def sink_for(self, rank: int, header: Header) -> FrameSink | None:
         """Return the sink of a frame, None if the frame is to be dropped."""

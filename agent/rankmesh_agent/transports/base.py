@@ -55,16 +55,20 @@ class Connection(ABC):
         """Return the poll events to wait for, to receive and, if ``writing``, to send."""
 
     @abstractmethod
-    def has_work(self, writing: bool) -> bool:
+    def has_work(self, writing: bool, reading: bool = True) -> bool:
         """Return whether bytes can be moved that poll does not report; makes no system call."""
 
     @abstractmethod
-    def prepare_wait(self, writing: bool) -> bool:
+    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
         """Return True if the caller may sleep in poll now, False if bytes can be moved already."""
 
     @abstractmethod
-    def on_wakeup(self) -> None:
-        """Handle an event of this descriptor; called after poll has reported it, before the next receive."""
+    def on_wakeup(self) -> bool:
+        """Handle an event of this descriptor; called after poll has reported it, before the next receive.
+
+        Returns:
+            Whether poll may report others: False once the peer has closed a descriptor that carries no frames.
+        """
 
     def use_own_cores(self) -> None:
         """Adapt to a host that has a core for each rank; called once, before the first frame."""

@@ -218,24 +218,27 @@ class RingConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN
 
-    def has_work(self, writing: bool) -> bool:
-        return bool(self._lost is not None or self._in.readable() or (writing and self._out.writable()))
+    def has_work(self, writing: bool, reading: bool = True) -> bool:
+        readable = reading and self._in.readable()
+        return bool(self._lost is not None or readable or (writing and self._out.writable()))
 
-    def prepare_wait(self, writing: bool) -> bool:
-        self._in.words[_READER_SLEEPS] = 1
+    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
+        if reading:
+            self._in.words[_READER_SLEEPS] = 1
         if writing:
             self._out.words[_WRITER_SLEEPS] = 1
         with _fence:
             pass
-        return not self.has_work(writing)
+        return not self.has_work(writing, reading)
 
-    def on_wakeup(self) -> None:
+    def on_wakeup(self) -> bool:
         rings = memoryview(bytearray(64))
         try:
             while self._doorbell.recv_into(rings) == len(rings):
                 pass
         except DistNetworkError as error:
             self._lost = error
+        return self._lost is None
 
     def use_own_cores(self) -> None:
         self._parallel_reads = True  # a read may use the core of a waiting peer, too

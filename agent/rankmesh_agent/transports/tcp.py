@@ -119,14 +119,14 @@ class TcpConnection(Connection):
     def events(self, writing: bool) -> int:
         return select.POLLIN | select.POLLOUT if writing else select.POLLIN
 
-    def has_work(self, writing: bool) -> bool:
+    def has_work(self, writing: bool, reading: bool = True) -> bool:
         return buffered(self.socket)
 
-    def prepare_wait(self, writing: bool) -> bool:
+    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
         return True
 
-    def on_wakeup(self) -> None:
-        pass
+    def on_wakeup(self) -> bool:
+        return True
 
     def silent_seconds(self) -> float:
         return silent_seconds(self.socket)

@@ -26,14 +26,14 @@ class Unconnected(Connection):
     def events(self, writing: bool) -> int:
         return 0
 
-    def has_work(self, writing: bool) -> bool:
+    def has_work(self, writing: bool, reading: bool = True) -> bool:
         return False
 
-    def prepare_wait(self, writing: bool) -> bool:
+    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
         return True
 
-    def on_wakeup(self) -> None:
-        pass
+    def on_wakeup(self) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -29,7 +29,7 @@ from rankmesh._collectives.serialize import Message, dumps
 from rankmesh._session.process_group import Group
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError
 from rankmesh_agent.wire.object_records import OBJECTS, RECORD_TAG
 

@@ -16,7 +16,7 @@ from rankmesh._session.session import require_session
 from rankmesh._tensors.buffers import device_of, flat_in, flat_out
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.work import Work
-from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.progress.message_queues import ANY
 
 
 def send(

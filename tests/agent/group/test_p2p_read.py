@@ -116,7 +116,7 @@ def test_many_short_messages_are_acknowledged_together(pair: World, monkeypatch:
             works = [members.send(array, 1, 0, LATER) for array in arrays]
         else:
             deadline = time.monotonic() + TIMEOUT
-            while len(members.matcher.unexpected) < count:
+            while len([*members.matcher.unexpected]) < count:
                 assert time.monotonic() < deadline
                 members.engine.progress()
             with members.engine.lock:
@@ -233,3 +233,15 @@ def test_a_receive_that_times_out_while_it_reads_ends_the_group(pair: World, rea
             members.receive(array, 0, 0, Options(1.0))
 
     exchange(pair, send, receive)
+
+
+def test_the_end_of_a_group_revokes_its_messages_alone(pair: World) -> None:
+    groups = pair.run(lambda members: [pair.group(members.rank, 70 + each, f"{each}", [0, 1]) for each in range(2)])
+    busy, idle = groups[0]
+    still_exposed = pair.meshes[1]._peers[0].connection.still_exposed
+    works = [members.send(np.ones(COUNT), 1, 0, LATER) for members in (pair.communicators[0], busy)]
+    idle.close()
+    assert still_exposed(0)
+    busy.close()
+    assert not still_exposed(0)
+    del works

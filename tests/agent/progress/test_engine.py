@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
+from support.threads import WORLD, world
 
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import engine as engine_module
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
 from rankmesh_agent.transports.tcp import TcpConnection
-from rankmesh_agent.wire import goodbye
+from rankmesh_agent.wire import frames, goodbye
+from rankmesh_agent.wire.frames import Opcode
 
 
 def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +31,50 @@ def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytes
     monkeypatch.setattr(poller, "poll", lambda timeout: events)
     engine.progress()
     engine.close()
+
+
+def test_a_thread_that_only_looks_does_not_hide_one_that_sleeps() -> None:
+    engine = ProgressEngine(0, 1, {}, eager_limit=1024)
+    poller = engine._poller
+    looked = threading.Event()
+
+    def look() -> None:
+        with engine.lock:
+            poller.poll(0)
+        looked.set()
+
+    looking = threading.Thread(target=look)
+    waking = threading.Thread(target=lambda: looked.wait(10) and poller.wake_sleeper())
+    with engine.lock:
+        looking.start()
+        waking.start()
+        events = poller.poll(10)
+    assert events == [(poller.wakeup_fd, select.EPOLLIN)]
+    looking.join()
+    waking.join()
+    engine.close()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["full", "ended"])
+def test_a_paused_ring_takes_no_processor_time(ends: bool) -> None:
+    """Its next frame has no buffer yet; bytes to send find no room, or the peer has ended."""
+    with world(2, "segment") as pair:
+        ours, theirs = pair.meshes
+        part = frames.encode(Opcode.PART, group=WORLD, epoch=1, seq=1000, length=200_000)
+        with theirs.lock:
+            theirs.send(0, [part, bytes(200_000)])
+        peer = ours._peers[1]
+        ours.wait(lambda: peer.paused, Deadline(10))
+        assert peer.paused
+        if ends:
+            theirs._peers[0].connection.close()
+        else:
+            with ours.lock:
+                while not peer.outgoing:
+                    ours.send(1, [bytes(1 << 16)])
+        polls = ours.polls
+        ours.wait(lambda: False, Deadline(0.5))
+        assert ours.polls - polls < 50
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store import commands

@@ -14,7 +14,7 @@ from rankmesh_agent.http.routes.dependencies import BEARER
 from rankmesh_agent.http.routes.group_calls import CallerDep
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import BODY, Array, InvalidCallError, TensorDep, receive_empty_body
-from rankmesh_agent.progress.matching import ANY
+from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.wire.object_records import MIN_TAG
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
