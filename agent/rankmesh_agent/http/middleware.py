@@ -10,18 +10,20 @@ Four checks, on every method and path:
 * The credential's role must include the one that the path needs.
 * The credential of one job, or of a lease, is restricted to it by the application's function ``confine``; without one,
   it is rejected.
-* The body has a size limit: bytes are counted while they arrive, whatever Content-Length is.
+* The body has limits of size, whatever Content-Length is, and of time, while the application waits for it.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -53,6 +55,9 @@ _ANOTHER_TOKEN = (
     "the token of this service is another one than that given: RANKMESH_TOKEN must be the same there and here"
 )
 _BEARER = b"Bearer "
+BODY_SECONDS = 20.0
+"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
+_MIN_BODY_BYTES_A_SECOND = 16 << 10
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
 
@@ -181,14 +186,25 @@ class SecurityMiddleware:
             return
         if held is None or in_clear:
             scope.setdefault("state", {})["details"] = False
-        received, started = 0, False
+        received, seconds, complete, started = 0, BODY_SECONDS, False, False
 
         async def receive_checked() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            nonlocal received, seconds, complete
+            if complete:
+                return await receive()  # the client's disconnect, for which a response may wait
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise _BodyRejectedError(_too_late()) from None
+            size = len(message.get("body", b""))
+            received += size
             if received > limit:
                 raise _BodyRejectedError(_too_large(limit))
+            waited = time.monotonic() - began
+            seconds = min(BODY_SECONDS, seconds - waited + size / _MIN_BODY_BYTES_A_SECOND)
+            complete = not message.get("more_body")
             return message
 
         async def send_noted(message: Message) -> None:
@@ -299,6 +315,14 @@ def _is_address(name: str) -> bool:
 
 def _too_large(limit: int) -> Problem:
     return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
+
+
+def _too_late() -> Problem:
+    text = (
+        f"the request's body has not come: send it without pauses of {BODY_SECONDS:g} s, and at "
+        f"{_MIN_BODY_BYTES_A_SECOND >> 10} KiB a second or more"
+    )
+    return problem(408, "body-timeout", text, retryable=True)
 
 
 def _unauthenticated(detail: str) -> Problem:
