@@ -1,7 +1,8 @@
 """ASGI middleware, without a framework, that checks every request before the application gets it.
 
-Four checks, on every method and path:
+The checks, on every method and path:
 
+* Without a token, a client must be a process of this user or of root. To others, health alone is open, without details.
 * *Host* must be an address or a name of this service, and *Origin*, which browsers send, must be the same. So a web
   page that the user visits cannot send requests to a service on the user's machine (DNS rebinding, CSRF).
 * If the job has a token, every path but health and the application's open ones needs a credential:
@@ -127,6 +128,9 @@ def reject_job(scope: Message, grant: Grant) -> None:
 class SecurityMiddleware:
     """ASGI middleware with these checks.
 
+    ``refusal`` in a request's state is the error of a connection of another user's process, from its begin, as a client
+    may close the connection before its request is served.
+
     Args:
         app: the application behind it.
         token: the job's token, or all its credentials; empty for none.
@@ -172,6 +176,11 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        refusal = scope.get("state", {}).get("refusal")
+        if refusal is not None and scope["path"] not in OPEN_PATHS:
+            warn_refused(refusal)
+            await send_problem(problem_of(refusal), send)
+            return
         headers = _joined(scope["headers"])
         if b"authorization" in headers:
             headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
@@ -184,7 +193,7 @@ class SecurityMiddleware:
                 rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
             await send_problem(rejection, send)
             return
-        if held is None or in_clear:
+        if held is None or in_clear or refusal is not None:
             scope.setdefault("state", {})["details"] = False
         received, seconds, complete, started = 0, BODY_SECONDS, False, False
 

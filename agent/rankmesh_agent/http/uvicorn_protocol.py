@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import time
 from http import HTTPStatus
 from typing import Any
@@ -12,8 +13,10 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import encode_problem, problem
-from rankmesh_agent.http.same_user import client_refusal
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
+from rankmesh_agent.net.descriptors import DescriptorLimitError, reason
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
+from rankmesh_agent.wire.errors import DistError
 
 MAX_HEAD_BYTES = 64 << 10
 """Limit of a request's head, and so of its URL."""
@@ -25,7 +28,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
     Args:
         admission: the connection's place among those whose clients have sent no request.
         idle: limits the connections that wait for the next request, or for the rest of one.
-        same_user: whether requests are for SameUserMiddleware.
+        same_user: whether to refuse other users' processes.
         options: those of uvicorn.
     """
 
@@ -45,7 +48,7 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._same_user:
-            self.app_state = {**self.app_state, "refusal": client_refusal(transport.get_extra_info("socket"))}
+            self.app_state = {**self.app_state, "refusal": _refusal(transport.get_extra_info("socket"))}
         self._deadline = time.monotonic() + HEAD_SECONDS
         self._admission.renew()  # it may have completed the handshake of TLS
 
@@ -109,3 +112,14 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         self._deadline = math.inf
         if cycle.response_complete or cycle.more_body:
             self._admission = self._idle.admit(self.transport.get_extra_info("socket"))
+
+
+def _refusal(sock: socket.socket) -> DistError | None:
+    """Return why the requests of a connection are refused, None if they are not."""
+    try:
+        check_peer(sock)
+    except PeerRefusedError as error:
+        return error
+    except OSError as error:
+        return DescriptorLimitError(f"cannot determine the user of the client: {reason(error)}")
+    return None

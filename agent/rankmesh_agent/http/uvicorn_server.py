@@ -17,7 +17,6 @@ from typing import Any
 import uvicorn
 
 from rankmesh_agent.http.acceptor import HEAD_SECONDS, Accepted
-from rankmesh_agent.http.same_user import SameUserMiddleware
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES, LimitedProtocol
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import ConnectionLimit
@@ -56,7 +55,7 @@ class EventDrivenServer(uvicorn.Server):
         accepted: connections of the port; ``take_accepted`` says that there are new ones.
         tls: returns the context for a client that uses TLS; None if there is none.
         tls_only: whether all other clients must use it, except for those of ``protocols``.
-        same_user: whether to serve the processes of this user and of root alone.
+        same_user: whether to refuse other users' processes.
         protocols: make the protocols of connections that are not HTTP, by their first bytes.
     """
 
@@ -84,7 +83,7 @@ class EventDrivenServer(uvicorn.Server):
         self._connecting: set[asyncio.Task[None]] = set()
         super().__init__(
             uvicorn.Config(
-                SameUserMiddleware(app) if same_user else app,
+                app,
                 ws="none",
                 lifespan="on",
                 log_config=None,
