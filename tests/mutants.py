@@ -337,7 +337,7 @@ FAULTS = [
     # Access without a token, and files
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
-    Fault("agent/rankmesh_agent/http/same_user.py", 'elif scope["path"] in OPEN_PATHS:', "elif True:", PEERS, "all paths are open to other users"),
+    Fault("agent/rankmesh_agent/http/middleware.py", 'refusal is not None and scope["path"] not in OPEN_PATHS', "False", PEERS, "all paths are open to other users"),
     Fault(SESSIONS, "grant.role is Role.RUN and scope", "scope", LINK_CODE, "a link to read shows the stacks of ranks"),
     Fault(SESSIONS, "        self._codes.remove(code)\n", "", LINK_CODE, "a code opens the dashboard twice"),
     Fault(SESSIONS, ' or scope["path"] == CODES_PATH', "", LINK_CODE, "a session renews itself"),

@@ -13,10 +13,10 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.net.admission import UNAUTHENTICATED
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.peer_credentials import (
     PeerClosedError,
     PeerNotLocalError,
@@ -67,16 +67,13 @@ class TorchStore:
         self._on_default_group = on_default_group
         self._warning = WarningInterval()
         self._clients: set[_Client] = set()
+        self._refused = ConnectionLimit("connections to torch's store that are refused")
         self.table = Table(self._quota)
         self.waiting: dict[str, dict[_Client, None]] = {}
 
-    def make_protocol(self, on_lost: Callable[[Exception | None], object]) -> asyncio.Protocol:
-        """Return the protocol of a connection that begins with PREFACE.
-
-        Args:
-            on_lost: called at the connection's end.
-        """
-        return _Connection(self._serve, on_lost)
+    def make_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that begins with PREFACE."""
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
 
     async def clear(self) -> None:
         """Remove all keys, and close all connections, which are those of an attempt that has ended."""
@@ -98,7 +95,7 @@ class TorchStore:
             refusal = self._refusal(sock)
             if refusal is not None:
                 warn_refused(refusal)
-                await client.refuse(sock)
+                await client.refuse(sock, self._refused)
                 return
             break_when_peer_vanishes(sock)
             self._clients.add(client)
@@ -136,27 +133,6 @@ class TorchStore:
                 "raise the limit (ulimit -n)"
             )
         return None
-
-
-class _Connection(asyncio.StreamReaderProtocol):
-    """A connection that has left HTTP.
-
-    Args:
-        serve: serves its client.
-        on_lost: called at its end.
-    """
-
-    def __init__(
-        self,
-        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-        on_lost: Callable[[Exception | None], object],
-    ) -> None:
-        super().__init__(asyncio.StreamReader(), serve)
-        self._on_lost = on_lost
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._on_lost(exc)
 
 
 class _Client:
@@ -203,12 +179,12 @@ class _Client:
                 result = await command()
             await self._send(result)
 
-    async def refuse(self, sock: socket.socket) -> None:
+    async def refuse(self, sock: socket.socket, limit: ConnectionLimit) -> None:
         """Close the connection at the first command behind the client's PING, or soon.
 
         torch's client connects again if it gets no response to its PING, until its timeout. Later its call fails.
         """
-        admission = UNAUTHENTICATED.admit(sock)
+        admission = limit.admit(sock)
         try:
             async with asyncio.timeout(_REFUSED_SECONDS):
                 _, *nonce = struct.unpack("<6s4B", await self._reader.readexactly(len(PREFACE) + 1 + _NONCE.size))

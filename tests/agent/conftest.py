@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh_agent.net import admission
-from rankmesh_agent.net.admission import UNAUTHENTICATED
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.transports import shared_memory
 
 
@@ -24,6 +23,5 @@ def unreachable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def two_unauthenticated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let two connections at a time be unauthenticated."""
-    monkeypatch.setattr(admission, "_MIN_CONNECTIONS", 1)
-    monkeypatch.setattr(UNAUTHENTICATED, "_most", 2)
+    """Let each listener have two unauthenticated connections at a time."""
+    monkeypatch.setattr(ConnectionLimit, "size", 2)

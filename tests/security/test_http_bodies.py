@@ -107,8 +107,8 @@ async def test_encoded_objects_are_refused() -> None:
             for call in ("all_gather", "gather?dst=1", "send?dst=1", "broadcast?src=0", "scatter?src=0", "all_to_all"):
                 array = stack if call.startswith(("scatter", "all_to_all")) else record
                 shape = ",".join(map(str, array.shape))
-                headers = {"RankMesh-Dtype": "uint8", "RankMesh-Shape": shape}
-                answer = await client.post(f"/v1/groups/world/{call}", content=array.tobytes(), headers=headers)
+                url = f"/v1/groups/world/{call}{'&' if '?' in call else '?'}dtype=uint8&shape={shape}"
+                answer = await client.post(url, content=array.tobytes())
                 assert (answer.status_code, answer.json()["code"]) == (400, "invalid-tensor"), call
 
 
@@ -141,9 +141,8 @@ def test_nothing_is_allocated_for_a_body_that_has_not_come() -> None:
             return
 
         headers = [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % (1 << 29))]
-        headers += [(b"rankmesh-dtype", b"uint8"), (b"rankmesh-shape", b"%d" % (1 << 29))]
-        path = "/v1/groups/world/all_reduce"
-        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        path, query = "/v1/groups/world/all_reduce", b"dtype=uint8&shape=%d" % (1 << 29)
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": query}
         scope |= {"headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}
         await apps[0](scope, receive, send)
 

@@ -26,7 +26,7 @@ from benchmarks.attackers import KINDS, Kind, attack, listening_ports, server_se
 from rankmesh._session.session import require_session
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.middleware import UNAUTHENTICATED_A_SECOND
-from rankmesh_agent.net.admission import UNAUTHENTICATED
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
@@ -191,12 +191,12 @@ def is_answered(mesh_port: int, token: str) -> bool:
 
 
 def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UNAUTHENTICATED, "_most", DESCRIPTORS // 8)
+    monkeypatch.setattr(ConnectionLimit, "size", DESCRIPTORS // 16)
     agent = Standalone(Settings(token=TOKEN), lambda: "http://127.0.0.1:9", host="127.0.0.1", name="agent")
     agent.start()
     with contextlib.closing(agent), contextlib.ExitStack() as held:
         for _ in range(CLIENTS):
             sock = held.enter_context(socket.create_connection(("127.0.0.1", agent._http.port), DEADLINE))
             sock.sendall(preface(Service.ATTACH))
-        assert len(UNAUTHENTICATED) <= DESCRIPTORS // 8
+        assert len(agent._sessions._limit.waiting) <= DESCRIPTORS // 16
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

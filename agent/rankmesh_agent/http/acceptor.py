@@ -1,6 +1,7 @@
-"""Services at an HTTP port, and the acceptor of a port whose HTTP server is not loaded yet.
+"""Acceptor of a port: the first bytes of a connection name the server that gets it, a service's or that of HTTP.
 
-A rank gets its diagnosis also from a process that is busy, or imports something for seconds: without an import.
+It needs neither an event loop nor a framework. So a rank gets its diagnosis also from a process that imports something
+for seconds, and a rank that nobody asks over HTTP imports nothing.
 """
 
 from __future__ import annotations
@@ -10,128 +11,105 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.wire.hello import MOST_BYTES, PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
 
 HEAD_SECONDS = 10.0
-"""Time limit for a client to send its head."""
+"""Time limit for a client to send its first bytes, and then the rest of a head."""
 _RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
-class _Client(NamedTuple):
-    """A client that has not sent a whole head, and when it connected."""
+class Accepted(NamedTuple):
+    """A connection that is not a service's, and that has been read no byte from; the receiver ends its admission.
 
-    sock: socket.socket
-    admission: Admission
-    since: float
-
-
-class Services:
-    """The services at a port, besides HTTP.
-
-    Args:
-        handlers: serve the connections of each service.
+    Attributes:
+        sock: the connection.
+        start: its first bytes.
+        admission: its place among the connections that have sent no request.
     """
 
-    def __init__(self, handlers: Mapping[Service, Callable[[socket.socket], None]]) -> None:
-        self._handlers = handlers
-
-    def __bool__(self) -> bool:
-        """Return whether there are any."""
-        return bool(self._handlers)
-
-    def serve(self, sock: socket.socket, start: bytes) -> None:
-        """Serve a connection, which blocks from now on.
-
-        Args:
-            sock: the connection, from which no byte has been read.
-            start: its PREFACE.
-        """
-        service = service_of(start)
-        handler = None if service is None else self._handlers.get(service)
-        try:
-            sock.setblocking(True)
-            if handler is not None:
-                handler(sock)
-                return
-            sock.recv(MOST_BYTES)
-            sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except Exception as error:
-            log_failure("a client of a service cannot be served", error)
-        with contextlib.suppress(OSError):
-            sock.close()
+    sock: socket.socket
+    start: bytes
+    admission: Admission
 
 
-class PrefaceAcceptor:
-    """Accepts the connections of a port until one needs an HTTP server.
+class Acceptor:
+    """Accepts the connections of a port.
 
     Args:
         listener: a listening socket; its owner shuts it down to end ``run``, and closes it.
-        services: the services at the port.
+        services: serve the connections that begin with a PREFACE, which block from then on.
+        prefaces: first bytes of the other protocols, besides HTTP and TLS.
+        forward: takes all other connections.
     """
 
-    def __init__(self, listener: socket.socket, services: Services) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        services: Mapping[Service, Callable[[socket.socket], None]],
+        prefaces: Iterable[bytes],
+        forward: Callable[[Accepted], object],
+    ) -> None:
         self._listener = listener
         self._services = services
-        self._undecided: dict[int, _Client] = {}  # oldest first
+        self._prefaces = tuple(prefaces)
+        self._forward = forward
+        self._limit = ConnectionLimit("connections whose clients have sent no request")
+        self._undecided: dict[int, Admission] = {}  # oldest first
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
 
-    def run(self) -> list[socket.socket]:
-        """Serve until a client needs an HTTP server, or the listener is shut down.
-
-        Returns:
-            The accepted connections, from which no byte has been read; the caller owns them.
-        """
+    def run(self) -> None:
+        """Serve until the listener is shut down."""
         self._listener.setblocking(False)
         listener = self._listener.fileno()
-        with self._poll:
+        try:
             while True:
                 now = time.monotonic()
                 for descriptor, event in self._poll.poll(self._seconds_left(now)):
                     if descriptor != listener:
-                        needs_http = self._examine(descriptor, event)
-                    elif event & select.EPOLLHUP or not self._services:
-                        needs_http = True
+                        self._examine(descriptor, event)
+                    elif event & select.EPOLLHUP:
+                        return
                     else:
-                        needs_http = False
                         self._accept()
-                    if needs_http:
-                        for client in self._undecided.values():
-                            client.admission.end()
-                        return [client.sock for client in self._undecided.values()]
                 while self._seconds_left(now) == 0.0:  # it had sent too little at that time
-                    self._remove(next(iter(self._undecided.values())).sock).close()
+                    self._close(next(iter(self._undecided)))
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Close the epoll descriptor, and the connections that have not been handed over. Not while it runs."""
+        """Close the epoll descriptor and the connections. Not while it runs."""
+        for descriptor in list(self._undecided):
+            self._close(descriptor)
         self._poll.close()
-        for client in self._undecided.values():
-            client.admission.end()
-            client.sock.close()
 
     def _seconds_left(self, now: float) -> float | None:
         """Return the seconds until the client that came first has run out of time, None if there is none."""
-        for client in self._undecided.values():
-            return max(0.0, client.since + HEAD_SECONDS - now)
+        for admission in self._undecided.values():
+            return max(0.0, admission.since + HEAD_SECONDS - now)
         return None
 
-    def _remove(self, sock: socket.socket) -> socket.socket:
-        """Return a client that is undecided no more."""
-        self._poll.unregister(sock)
-        self._undecided.pop(sock.fileno()).admission.end()
-        return sock
+    def _remove(self, descriptor: int) -> Admission:
+        """Return a connection that is undecided no more."""
+        self._poll.unregister(descriptor)
+        return self._undecided.pop(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        admission = self._remove(descriptor)
+        admission.end()
+        admission.sock.close()
 
     def _accept(self) -> None:
         """Accept a connection."""
-        if not UNAUTHENTICATED.has_room():
+        if not self._limit.make_room():
             time.sleep(_FULL_SECONDS)
             return
         try:
@@ -143,25 +121,42 @@ class PrefaceAcceptor:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
             return
         close_in_children(sock).setblocking(False)
-        self._undecided[sock.fileno()] = _Client(sock, UNAUTHENTICATED.admit(sock), time.monotonic())
-        # Edge-triggered: the bytes of an incomplete head stay in the socket.
+        self._undecided[sock.fileno()] = self._limit.admit(sock)
+        # Edge-triggered: the first bytes stay in the socket.
         self._poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
 
-    def _examine(self, descriptor: int, event: int) -> bool:
-        """Look at what a client has sent; return whether it needs an HTTP server."""
+    def _examine(self, descriptor: int, event: int) -> None:
+        """Look at what a client has sent, and have it served if that suffices."""
         sock = self._undecided[descriptor].sock
         try:
             start = sock.recv(PREFACE_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
-            return False
+            return
         except OSError:
             start = b""
-        self._undecided[descriptor].admission.peeked = len(start)
-        found = is_preface(start) if start else None
-        if found is False:
-            return True
-        if found:
-            self._services.serve(self._remove(sock), start)
+        kind = is_preface(start)
+        if start and kind is not None and not any(each != start and each.startswith(start) for each in self._prefaces):
+            self._serve(self._remove(descriptor), start, is_service=kind)
         elif not start or event & select.EPOLLRDHUP:
-            self._remove(sock).close()
-        return False  # else too few bytes have come to decide
+            self._close(descriptor)  # else too few bytes have come to decide
+
+    def _serve(self, admission: Admission, start: bytes, *, is_service: bool) -> None:
+        sock = admission.sock
+        try:
+            if not is_service:
+                self._forward(Accepted(sock, start, admission))
+                return
+            admission.end()
+            sock.setblocking(True)
+            service = service_of(start)
+            handler = None if service is None else self._services.get(service)
+            if handler is not None:
+                handler(sock)
+                return
+            sock.recv(MOST_BYTES)
+            sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except Exception as error:
+            log_failure("a client cannot be served", error)
+        admission.end()
+        with contextlib.suppress(OSError):
+            sock.close()

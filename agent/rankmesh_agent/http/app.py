@@ -15,7 +15,7 @@ from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
 from rankmesh_agent.http.middleware import Message, SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentState, Leases
-from rankmesh_agent.http.routes.group_calls import WaiterThreads
+from rankmesh_agent.http.routes.group_calls import CallSlots
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role
@@ -64,7 +64,7 @@ def create_app(
         return agent if leases is None else leases.agent or agent
 
     app.state.prober = Prober(lambda: state().info().gateway, lambda: agent.settings, lambda: _token_of(state(), token))
-    app.state.threads = WaiterThreads()
+    app.state.slots = CallSlots()
     app.state.max_tensor = max_tensor
     large_body = max_tensor + MAX_HEADER
     holder: Any = leases or agent

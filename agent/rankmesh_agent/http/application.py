@@ -6,6 +6,7 @@ The agent and the gateway build on it; each has the meanings of its error status
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -137,11 +138,25 @@ class WebApplication(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request; HEAD as GET without the body."""
-        if scope["type"] == "http" and scope["method"] == "HEAD":
-            head = _HeadRequest(receive, send)
-            await super().__call__({**scope, "method": "GET"}, head.receive, head.send)
-        else:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
             await super().__call__(scope, receive, send)
+            return
+        complete = asyncio.get_running_loop().create_future()
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not complete.done():
+                complete.set_result(None)
+                await send({"type": "http.response.body"})
+
+        response = asyncio.ensure_future(super().__call__({**scope, "method": "GET"}, receive, send_head))
+        try:
+            await asyncio.wait({response, complete}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            response.cancel()  # it may be an endless stream
+        with contextlib.suppress(asyncio.CancelledError):
+            await response
 
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's OpenAPI document, created once, with msgspec's schemas of the bodies and of the problems.
@@ -158,35 +173,6 @@ class WebApplication(FastAPI):
                 for operation in operations.values():
                     operation["summary"] = re.split(r"[.:;](?:\s|$)", operation["description"], maxsplit=1)[0]
         return super().openapi()
-
-
-class _HeadRequest:
-    """The ``receive`` and ``send`` of a request whose response has no body."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self._streams = asyncio.Event()
-
-    async def receive(self) -> Message:
-        """Return the client's next message; a disconnect as soon as the response's body turns out to be a stream."""
-        message = asyncio.ensure_future(self._receive())
-        streaming = asyncio.ensure_future(self._streams.wait())
-        try:
-            await asyncio.wait({message, streaming}, return_when=asyncio.FIRST_COMPLETED)
-            return {"type": "http.disconnect"} if streaming.done() else message.result()
-        finally:
-            for task in (message, streaming):
-                task.cancel()
-
-    async def send(self, message: Message) -> None:
-        """Forward the head, and an empty body."""
-        if message["type"] != "http.response.body":
-            await self._send(message)
-        elif not self._streams.is_set():
-            if message.get("more_body"):
-                self._streams.set()
-            await self._send({"type": "http.response.body", "body": b""})
 
 
 def _problem_response(document: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:

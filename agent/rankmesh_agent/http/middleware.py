@@ -1,7 +1,8 @@
 """ASGI middleware, without a framework, that checks every request before the application gets it.
 
-Four checks, on every method and path:
+The checks, on every method and path:
 
+* Without a token, a client must be a process of this user or of root. To others, health alone is open, without details.
 * *Host* must be an address or a name of this service, and *Origin*, which browsers send, must be the same. So a web
   page that the user visits cannot send requests to a service on the user's machine (DNS rebinding, CSRF).
 * If the job has a token, every path but health and the application's open ones needs a credential:
@@ -10,18 +11,20 @@ Four checks, on every method and path:
 * The credential's role must include the one that the path needs.
 * The credential of one job, or of a lease, is restricted to it by the application's function ``confine``; without one,
   it is rejected.
-* The body has a size limit: bytes are counted while they arrive, whatever Content-Length is.
+* The body has limits of size, whatever Content-Length is, and of time, while the application waits for it.
 
 It also holds the one way an error becomes an ``application/problem+json`` body (RFC 9457).
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import json
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -53,6 +56,9 @@ _ANOTHER_TOKEN = (
     "the token of this service is another one than that given: RANKMESH_TOKEN must be the same there and here"
 )
 _BEARER = b"Bearer "
+BODY_SECONDS = 20.0
+"""Seconds that a request's body may be late: each _MIN_BODY_BYTES_A_SECOND that come make up for one."""
+_MIN_BODY_BYTES_A_SECOND = 16 << 10
 PROBLEM_TYPE = "application/problem+json"
 """The media type of a problem document."""
 
@@ -122,6 +128,9 @@ def reject_job(scope: Message, grant: Grant) -> None:
 class SecurityMiddleware:
     """ASGI middleware with these checks.
 
+    ``refusal`` in a request's state is the error of a connection of another user's process, from its begin, as a client
+    may close the connection before its request is served.
+
     Args:
         app: the application behind it.
         token: the job's token, or all its credentials; empty for none.
@@ -167,6 +176,11 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        refusal = scope.get("state", {}).get("refusal")
+        if refusal is not None and scope["path"] not in OPEN_PATHS:
+            warn_refused(refusal)
+            await send_problem(problem_of(refusal), send)
+            return
         headers = _joined(scope["headers"])
         if b"authorization" in headers:
             headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
@@ -179,16 +193,27 @@ class SecurityMiddleware:
                 rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
             await send_problem(rejection, send)
             return
-        if held is None or in_clear:
+        if held is None or in_clear or refusal is not None:
             scope.setdefault("state", {})["details"] = False
-        received, started = 0, False
+        received, seconds, complete, started = 0, BODY_SECONDS, False, False
 
         async def receive_checked() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            nonlocal received, seconds, complete
+            if complete:
+                return await receive()  # the client's disconnect, for which a response may wait
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise _BodyRejectedError(_too_late()) from None
+            size = len(message.get("body", b""))
+            received += size
             if received > limit:
                 raise _BodyRejectedError(_too_large(limit))
+            waited = time.monotonic() - began
+            seconds = min(BODY_SECONDS, seconds - waited + size / _MIN_BODY_BYTES_A_SECOND)
+            complete = not message.get("more_body")
             return message
 
         async def send_noted(message: Message) -> None:
@@ -299,6 +324,14 @@ def _is_address(name: str) -> bool:
 
 def _too_large(limit: int) -> Problem:
     return problem(413, "body-too-large", f"the request body is over the limit of {limit} bytes")
+
+
+def _too_late() -> Problem:
+    text = (
+        f"the request's body has not come: send it without pauses of {BODY_SECONDS:g} s, and at "
+        f"{_MIN_BODY_BYTES_A_SECOND >> 10} KiB a second or more"
+    )
+    return problem(408, "body-timeout", text, retryable=True)
 
 
 def _unauthenticated(detail: str) -> Problem:

@@ -1,7 +1,7 @@
 """HTTP server of this process: a bound socket, and a daemon thread that serves an ASGI application on it.
 
-Neither uvicorn nor the web framework is imported here: both load in the server's thread, when it needs them. A client
-that asks for another protocol needs neither.
+Neither uvicorn nor the web framework is imported here: both load in the server's thread. Another thread accepts the
+connections, and those that a service gets need neither.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import cached_property, partial
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.http.acceptor import PrefaceAcceptor, Services
+from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
@@ -96,8 +97,8 @@ class HttpServer:
         self._advertise = advertise
         self._services: Mapping[Service, ConnectionHandler] = {}
         self._protocols: Mapping[bytes, Any] = {}
-        self._thread: threading.Thread | None = None
-        self._acceptor: PrefaceAcceptor | None = None
+        self._accepted: deque[Accepted] = deque()
+        self._threads: list[threading.Thread] = []
         self._uvicorn: Any = None
         self._stopping = False
         self._on_failure: Callable[[], object] = lambda: None
@@ -169,21 +170,32 @@ class HttpServer:
         Args:
             make_app: creates the ASGI application; called in a thread, so that importing the web framework does not
                 delay the caller. The framework takes more memory and time to load than all the rest of a rank.
-            services: the handlers of connections that begin with a PREFACE; closed with the server. With them, the
-                application is created at the first request, as such a connection needs none.
-            protocols: of connections that are not HTTP, by their first bytes: ``uvicorn_protocol.ProtocolFactories``.
-            on_demand: load the server, too, when the first client connects that does not send a PREFACE: most ranks
-                have none. The client waits meanwhile.
+            services: the handlers of connections that begin with a PREFACE; closed with the server.
+            protocols: make the asyncio protocols of connections that are not HTTP, by their first bytes.
+            on_demand: load the server and the application when the first client comes that is not a service's: most
+                ranks have none. The client waits meanwhile.
             on_failure: called in the server's thread once ``failure`` is set.
         """
         self._services = services
         self._protocols = protocols
         self._on_failure = on_failure
         _log.info("%s: %s", self._url, protection(self._credentials.run))
-        if on_demand:
-            self._acceptor = PrefaceAcceptor(self._listener, self._handlers())
-        self._thread = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
-        self._thread.start()
+        serving = threading.Thread(target=self._run, args=(make_app,), name=self._name, daemon=True)
+
+        def forward(accepted: Accepted) -> None:
+            if serving.ident is None:
+                serving.start()
+            self._accepted.append(accepted)
+            if self._uvicorn is not None:
+                self._uvicorn.take_accepted()
+
+        handlers = {service: handler.handle for service, handler in services.items()}
+        acceptor = Acceptor(self._listener, handlers, protocols, forward)
+        accepting = threading.Thread(target=self._accept, args=(acceptor,), name=f"{self._name}-accept", daemon=True)
+        self._threads = [accepting, serving]
+        if not on_demand:
+            serving.start()
+        accepting.start()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the server's event loop and wait for it; close it if no loop runs. For other threads."""
@@ -193,34 +205,46 @@ class HttpServer:
     def close(self, timeout: float = 5.0) -> None:
         """Finish the requests under way, then close. Does nothing the second time."""
         self._stopping = True
+        self._stop_accepting()
         if self._uvicorn is not None:
             self._uvicorn.end()
-        else:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread if it waits for a client
         for handler in self._services.values():
             handler.close()
-        thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout)
-        # A thread that still creates the application closes the listener itself: without it, uvicorn cannot start.
-        if thread is None or not thread.is_alive():
-            self._listener.close()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout)
+        self._listener.close()
+
+    def _stop_accepting(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+    def _accept(self, acceptor: Acceptor) -> None:
+        try:
+            acceptor.run()
+        finally:
+            self._listener.close()  # resets the connections that wait in its queue
+            if self.failure or self._stopping:
+                self._drop_accepted()
+
+    def _drop_accepted(self) -> None:
+        while self._accepted:
+            accepted = self._accepted.popleft()
+            accepted.admission.end()
+            accepted.sock.close()
 
     def _run(self, make_app: Callable[[], Any]) -> None:
-        acceptor = self._acceptor
         try:
-            accepted = [] if acceptor is None else acceptor.run()
             while not self._stopping:
                 try:
                     self._check_descriptors()
-                    self._serve(make_app, accepted)
+                    self._serve(make_app)
                     break
                 except OSError as error:
                     if not is_exhausted(error):
                         raise
                     warn_exhausted("the HTTP server waits", error)
-                    time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the clients wait in the socket's queue
+                    time.sleep(_EXHAUSTED_RETRY_SECONDS)  # the clients wait, too
         except Exception as error:  # of a package, most likely
             if not self._stopping:
                 hint = (
@@ -230,18 +254,14 @@ class HttpServer:
                 _log.error("%s cannot be served any more: %s", self._name, self.failure, exc_info=True)
                 self._on_failure()
         finally:
-            self._listener.close()  # resets the connections that wait in its queue
-            if acceptor is not None:
-                acceptor.close()
-
-    def _handlers(self) -> Services:
-        return Services({service: handler.handle for service, handler in self._services.items()})
+            self._stop_accepting()
+            self._drop_accepted()
 
     def _check_descriptors(self) -> None:
         """Raise OSError unless the server's start has free descriptors: asyncio cannot undo one that has not."""
         with contextlib.ExitStack() as opened:
             for _ in range(_START_DESCRIPTORS):
-                opened.callback(os.close, os.dup(self._listener.fileno()))
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def _tls_context(self) -> ssl.SSLContext | None:
         """Return the context for a client that uses TLS; None if this process has neither certificates nor a token."""
@@ -249,22 +269,19 @@ class HttpServer:
         names += [each.address for each in interfaces()]
         return tls.server_context(self._tls, self._credentials, tuple(dict.fromkeys(names)))
 
-    def _serve(self, make_app: Callable[[], Any], accepted: Sequence[socket.socket]) -> None:
-        """Load the HTTP server, and serve until it ends."""
-        make = partial(create_application, make_app)
-        handlers = self._handlers()
+    def _serve(self, make_app: Callable[[], Any]) -> None:
+        """Load the HTTP server and the application, and serve until it ends."""
+        app = create_application(make_app)
         with import_lock:
-            from rankmesh_agent.http.uvicorn_server import EventDrivenServer, LazyApplication
+            from rankmesh_agent.http.uvicorn_server import EventDrivenServer
 
-            app = LazyApplication(make) if handlers else make()
             self._uvicorn = EventDrivenServer(
                 app,
-                handlers,
-                accepted,
+                self._accepted,
                 self._tls_context,
                 tls_only=bool(self._tls.cert),
                 same_user=not self._credentials,
                 protocols=self._protocols,
             )
         if not self._stopping:
-            self._uvicorn.run(sockets=[self._listener])
+            self._uvicorn.run(sockets=[])

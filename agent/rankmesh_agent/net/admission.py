@@ -1,28 +1,25 @@
-"""Limits of the connections that wait for their clients: of those that have not been accepted yet, and of idle ones.
+"""Limits of the connections that wait for their clients: those that have sent no credential yet, and idle ones.
 
-All servers of this process share a limit. It is a part of the limit of open descriptors: the rest stays for the rank
-itself. At the limit, a new connection takes the place of the one that has waited longest. So clients that send nothing
-keep no other one out, which is accepted within milliseconds. A connection with bytes that its server has not read yet
-does not wait for its client.
+Each listener has its own limit, a part of the limit of open descriptors: the rest stays for the rank itself. At the
+limit, a new connection takes the place of the one that has waited longest. So clients that send nothing keep no other
+one out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import resource
 import socket
-import sys
-import termios
-import threading
 import time
+from collections import OrderedDict
 
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.descriptors import limit_text
 from rankmesh_agent.net.rate_limit import WarningInterval
 
+MOST = 1024
+"""Maximum of connections of one listener that have sent no credential."""
 _MIN_CONNECTIONS = 8
 _MIN_SECONDS = 0.05
 """Seconds that a connection may wait in any case: on a busy machine, a client takes a moment between two calls."""
@@ -35,61 +32,48 @@ class Admission:
     Args:
         limit: the limit.
         sock: the connection; ``end`` must precede its close.
-
-    Attributes:
-        peeked: number of bytes that the server has read and left in the socket.
-        since: when the connection began to wait, by time.monotonic.
     """
 
     def __init__(self, limit: ConnectionLimit, sock: socket.socket) -> None:
         self._limit = limit
         self.sock = sock
-        self.peeked = 0
         self.since = time.monotonic()
-
-    def has_unread(self) -> bool:
-        """Return whether the client has sent bytes that the server has yet to read."""
-        try:
-            unread = fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, bytes(4))
-        except (OSError, ValueError):
-            return False
-        return int.from_bytes(unread, sys.byteorder) > self.peeked
+        self.has_ended = False
 
     def renew(self) -> None:
         """Put the connection behind all others: its client has completed a step."""
         self.since = time.monotonic()
-        self._limit.defer(self)
+        with contextlib.suppress(KeyError):
+            self._limit.waiting.move_to_end(self)
 
     def end(self) -> None:
         """Free the place: the client is accepted, or the connection is about to be closed."""
-        self._limit.remove(self)
+        self.has_ended = True
+        self._limit.waiting.pop(self, None)
+        self._limit.evicted.discard(self)
 
 
 class ConnectionLimit:
-    """Limits the connections that wait for their clients. For several threads.
+    """Limits the connections that wait for their clients. For several threads: each step is atomic, without a lock.
 
     Args:
         what: the connections, for the log.
         share: the limit is one connection for each ``share`` descriptors that this process may open.
         most: maximum of the limit.
+
+    Attributes:
+        waiting: the connections, the one that has waited longest first.
+        evicted: those that have lost their places, and that their server has yet to close.
     """
 
-    def __init__(self, what: str, share: int, most: int) -> None:
+    def __init__(self, what: str, share: int = 16, most: int = MOST) -> None:
         self._what = what
         self._share = share
         self._most = most
         self._warning = WarningInterval()
         self._evictions = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all connections, in a forked child."""
-        self._lock = threading.RLock()  # reentrant: the garbage collector may close a server at any time
-        self._waiting: dict[Admission, None] = {}  # the one that has waited longest first
-        self._evicted: set[Admission] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: OrderedDict[Admission, None] = OrderedDict()
+        self.evicted: set[Admission] = set()
 
     @property
     def size(self) -> int:
@@ -99,61 +83,38 @@ class ConnectionLimit:
             return self._most
         return max(_MIN_CONNECTIONS, min(self._most, descriptors // self._share))
 
-    @property
-    def batch(self) -> int:
-        """Number of connections that a server accepts before it reads from those that it has: a part of the size."""
-        return max(1, self.size // 8)
+    def make_room(self) -> bool:
+        """Shut down the connection that has waited longest, at the limit; return whether one more may be accepted now.
 
-    def has_room(self) -> bool:
-        """Return whether a server may accept one more connection now, else soon.
-
-        At the limit, the connection that has waited longest is shut down. Its server closes it, as it does if the
-        client has ended the connection. There is no room while too many of those are not closed yet, or the others have
-        come a moment ago, or have sent bytes that their servers have yet to read: then new ones wait to be accepted.
+        Not if that one has come a moment ago, or its server has yet to close as many: then clients wait in the backlog.
         """
-        with self._lock:
-            return self._make_room(self.size)
+        size = self.size
+        if len(self.waiting) < size:
+            return True
+        return len(self.evicted) < size and self._evict(_MIN_SECONDS)
 
     def admit(self, sock: socket.socket) -> Admission:
-        """Give a connection a place, for which the one that has waited longest is shut down if there is none."""
+        """Give an accepted connection a place, if need be that of the one that has waited longest."""
+        while len(self.waiting) >= self.size and self._evict():
+            pass
         admission = Admission(self, sock)
-        with self._lock:
-            self._make_room(self.size)
-            self._waiting[admission] = None
+        self.waiting[admission] = None
         return admission
 
-    def defer(self, admission: Admission) -> None:
-        """Put a connection behind all others."""
-        with self._lock:
-            if admission in self._waiting:
-                del self._waiting[admission]
-                self._waiting[admission] = None
-
-    def remove(self, admission: Admission) -> None:
-        """See Admission."""
-        with self._lock:
-            self._waiting.pop(admission, None)
-            self._evicted.discard(admission)
-
-    def _make_room(self, size: int) -> bool:
-        while len(self._waiting) >= size:
-            if len(self._evicted) >= size:
-                return False
-            for _ in range(len(self._waiting)):
-                oldest = next(iter(self._waiting))
-                if not oldest.has_unread():
-                    break
-                self.defer(oldest)
-            else:
-                return False
-            if time.monotonic() - oldest.since < _MIN_SECONDS:
-                return False
-            self._evict(oldest)
-        return True
-
-    def _evict(self, admission: Admission) -> None:
-        self._waiting.pop(admission, None)  # the garbage collector may have removed it
-        self._evicted.add(admission)
+    def _evict(self, min_seconds: float = 0.0) -> bool:
+        """Shut down the connection that has waited longest, if it has for some time: its server closes it."""
+        try:
+            admission, _ = self.waiting.popitem(last=False)
+        except KeyError:
+            return False
+        if time.monotonic() - admission.since < min_seconds:
+            self.waiting[admission] = None
+            with contextlib.suppress(KeyError):
+                self.waiting.move_to_end(admission, last=False)
+            return False
+        self.evicted.add(admission)
+        if admission.has_ended:  # meanwhile, in another thread
+            self.evicted.discard(admission)
         self._evictions += 1
         if self._warning.is_due():
             _log.warning(
@@ -167,17 +128,4 @@ class ConnectionLimit:
             )
         with contextlib.suppress(OSError):
             admission.sock.shutdown(socket.SHUT_RDWR)
-
-
-UNAUTHENTICATED = ConnectionLimit("connections whose clients have sent no request and no credential", 8, 1024)
-"""Connections that have neither sent the head of a request nor a credential that is accepted."""
-IDLE = ConnectionLimit("HTTP connections that wait for the next request, or for its body", 4, 1 << 16)
-"""HTTP connections after their first head, while the server waits for the client."""
-
-
-def _reset_after_fork() -> None:
-    for limit in (UNAUTHENTICATED, IDLE):
-        limit.reset()
-
-
-os.register_at_fork(after_in_child=_reset_after_fork)
+        return True

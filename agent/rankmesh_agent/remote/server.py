@@ -14,7 +14,7 @@ import threading
 import time
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.fork import close_in_children
@@ -61,6 +61,7 @@ class SessionServer:
         self._path = socket_path(shm_dir, agent_id)
         self._tls = tls_settings()
         self._lock = threading.Lock()
+        self._limit = ConnectionLimit("attached processes that have sent no credential")
         self._streams: dict[FramedStream, threading.Thread] = {}
         self._authenticated: set[FramedStream] = set()
         self._lease_streams: dict[str, LeaseStream] = {}
@@ -115,7 +116,7 @@ class SessionServer:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            if not UNAUTHENTICATED.has_room() and not self._closed:
+            if not self._limit.make_room() and not self._closed:
                 time.sleep(_FULL_SECONDS)
                 continue
             try:
@@ -136,7 +137,7 @@ class SessionServer:
             sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        admission = UNAUTHENTICATED.admit(sock)
+        admission = self._limit.admit(sock)
         try:
             stream = FramedStream(sock)
         except OSError:

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, accept
@@ -111,6 +111,7 @@ class StoreServer:
         self._tables = tables
         self._token, self._tls = token, tls_settings()
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
+        self._limit = ConnectionLimit("connections to the store whose clients have sent no credential")
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
@@ -132,7 +133,7 @@ class StoreServer:
                 return
             if self._poll is None:
                 self._start()
-            self._arrived.append((sock, UNAUTHENTICATED.admit(sock)))
+            self._arrived.append((sock, self._limit.admit(sock)))
             os.eventfd_write(self._wakeup, 1)
 
     def unix_socket(self) -> str:
@@ -229,7 +230,7 @@ class StoreServer:
 
     def _accept_unix(self, poll: select.epoll, unix_listener: socket.socket) -> None:
         """Accept a client on the unix socket."""
-        if not UNAUTHENTICATED.has_room():
+        if not self._limit.make_room():
             self._accept_later(poll, unix_listener, _FULL_SECONDS)
             return
         try:
@@ -243,7 +244,7 @@ class StoreServer:
                 self._accept_later(poll, unix_listener, _ACCEPT_RETRY_SECONDS)
         else:
             if admit_peer(sock, self._token):
-                self._register(poll, close_in_children(sock), UNAUTHENTICATED.admit(sock))
+                self._register(poll, close_in_children(sock), self._limit.admit(sock))
             else:
                 sock.close()
 

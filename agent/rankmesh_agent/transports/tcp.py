@@ -29,7 +29,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from rankmesh_agent.config.tls import TlsSettings, tls_settings
 from rankmesh_agent.net import tls
-from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.fork import close_in_children
@@ -46,6 +46,8 @@ SOCKET_BUFFER = 4 << 20
 _CACHED_BUFFER = 1 << 20
 """The same between two ranks of a host that have a core each: the receiver then finds the bytes in a cache."""
 _EXHAUSTED_RETRY_SECONDS = 0.05
+_ACCEPT_BATCH = 4
+"""Connections that a listener accepts before it reads from those that it has."""
 _TCP_CLOSE = b"\7"
 """First byte of struct tcp_info: the state of a connection that is over."""
 _IOV_MAX = 1024
@@ -297,6 +299,7 @@ class TcpListener:
         self._fileno = listening.fileno()
         self._handshakes: dict[int, _IncomingConnection] = {}
         self._has_room = True
+        self._limit = ConnectionLimit("connections to this rank whose clients have sent no credential")
         self._arrived: list[_Admitted] = []
         """Ready connections that ``accept`` has yet to return."""
 
@@ -348,8 +351,8 @@ class TcpListener:
 
     def _accept_clients(self, admits: Admit) -> None:
         self._has_room = True
-        for _ in range(UNAUTHENTICATED.batch):
-            if not UNAUTHENTICATED.has_room():
+        for _ in range(_ACCEPT_BATCH):
+            if not self._limit.make_room():
                 self._has_room = False
                 return
             try:
@@ -372,7 +375,7 @@ class TcpListener:
             sock.close()
             raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             return
-        admission = UNAUTHENTICATED.admit(sock)
+        admission = self._limit.admit(sock)
 
         def wrap() -> socket.socket:
             connection.socket = tls.server_side(connection.socket, peer, self._token, self._tls)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,42 +29,6 @@ _CUSTOM = 256
 """First type number of element types that are not NumPy's own, which other readers of the file do not know."""
 
 
-class Header(NamedTuple):
-    """Header of a .npy file.
-
-    Attributes:
-        dtype: element type, in the byte order of the file.
-        shape: lengths of the dimensions.
-        fortran: whether the first index varies fastest.
-        offset: start of the elements.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-    offset: int
-
-
-def read_header(body: memoryview) -> Header:
-    """Return the header of a .npy file.
-
-    Raises:
-        ValueError: the bytes are no .npy file, or the header is invalid.
-    """
-    file = io.BytesIO(body[: MAX_HEADER + _LONGEST_PREFIX])
-    try:
-        version = np.lib.format.read_magic(file)
-        if version not in _READERS:
-            raise ValueError(f"version {version[0]} of the format is not known")
-        shape, fortran, dtype = _READERS[version](file, max_header_size=MAX_HEADER)
-        if not all(type(length) is int and length >= 0 for length in shape):
-            raise ValueError("the shape must be a tuple of lengths")
-    except Exception as error:  # NumPy's parser raises many kinds
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise ValueError(f"the .npy header cannot be read: {reason}") from None
-    return Header(dtype, shape, fortran, file.tell())
-
-
 def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
     """Return the array of a .npy file in C order and this machine's byte order: a view of ``body`` if possible.
 
@@ -77,24 +41,29 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
             elements.
         TypeError: the elements cannot be communicated (objects, strings, dates).
     """
-    header = read_header(body.data)
-    dtype = header.dtype
-    native = native_of(dtype)
-    expected = math.prod(header.shape) * dtype.itemsize
-    if body.nbytes - header.offset != expected:
-        raise ValueError(
-            f"the .npy header declares {display(native)}{list(header.shape)}, {expected} bytes, but "
-            f"{body.nbytes - header.offset} bytes follow it"
-        )
-    shape = header.shape[::-1] if header.fortran else header.shape
+    file = io.BytesIO(body[: MAX_HEADER + _LONGEST_PREFIX].data)
     try:
-        found = body[header.offset :].view(dtype).reshape(shape)
+        version = np.lib.format.read_magic(file)
+        if version not in _READERS:
+            raise ValueError(f"version {version[0]} of the format is not known")
+        shape, fortran, dtype = _READERS[version](file, max_header_size=MAX_HEADER)
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise ValueError("the shape must be a tuple of lengths")
+    except Exception as error:  # NumPy's parser raises many kinds
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"the .npy header cannot be read: {reason}") from None
+    native = native_of(dtype)
+    elements, expected = body[file.tell() :], math.prod(shape) * dtype.itemsize
+    if elements.nbytes != expected:
+        raise ValueError(
+            f"the .npy header declares {display(native)}{list(shape)}, {expected} bytes, but {elements.nbytes} bytes "
+            "follow it"
+        )
+    try:
+        found = elements.view(dtype).reshape(shape, order="F" if fortran else "C")
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"no array has the shape {list(header.shape)}: {error}") from None
-    if header.fortran:
-        found = found.T
-    if not found.flags.aligned or not found.flags.c_contiguous or dtype != native:
-        found = np.array(found, native, order="C")
+        raise ValueError(f"no array has the shape {list(shape)}: {error}") from None
+    found = np.require(found, native, ["C", "A"])
     if named is None or named == native:
         return found
     if native not in OPAQUE or named.itemsize != native.itemsize:

@@ -1,4 +1,4 @@
-"""Connections that are accepted before the HTTP server is loaded."""
+"""Connections, and the servers that get them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
 
 from rankmesh_agent.http import acceptor
-from rankmesh_agent.http.acceptor import PrefaceAcceptor, Services
+from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
@@ -24,9 +25,10 @@ class Port:
     def __init__(self) -> None:
         self.listener = bind("127.0.0.1", 0, purpose="test")
         self.handlers = {Service.SNAPSHOT: self.respond}
-        self.acceptor = PrefaceAcceptor(self.listener, Services(self.handlers))
+        self.forwarded: SimpleQueue[Accepted] = SimpleQueue()
+        acceptor = Acceptor(self.listener, self.handlers, [b"torch"], self.forwarded.put)
         self.threads = ThreadPoolExecutor(1)
-        self.result: Future[list[socket.socket]] = self.threads.submit(self.acceptor.run)
+        self.result: Future[None] = self.threads.submit(acceptor.run)
 
     def respond(self, sock: socket.socket) -> None:
         with sock:
@@ -39,10 +41,8 @@ class Port:
         return sock
 
     def close(self) -> None:
-        if not self.result.done():
-            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.shutdown(socket.SHUT_RDWR)
         self.result.result(20)
-        self.acceptor.close()
         self.listener.close()
         self.threads.shutdown()
 
@@ -78,13 +78,30 @@ def test_clients_that_go_are_closed(port, data):
     assert served(port)
 
 
-def test_a_client_of_http_ends_it_and_nothing_is_lost(port):
-    with port.connect() as idle, port.connect(b"GET / HTTP/1.1\r\n") as client:
-        accepted = port.result.result(20)
-        assert {sock.getpeername() for sock in accepted} >= {client.getsockname()}
-        (found,) = (sock for sock in accepted if sock.getpeername() == client.getsockname())
-        assert found.recv(1000) == b"GET / HTTP/1.1\r\n"
-        assert idle.fileno() >= 0
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"\x16\3\1", b"torch", b"t"])
+def test_a_client_of_another_protocol_is_forwarded_and_nothing_is_lost(port, data):
+    with port.connect(data[:1]) as client:
+        client.sendall(data[1:] or b"o HTTP")
+        accepted = port.forwarded.get(timeout=20)
+        with accepted.sock as sock:
+            assert sock.getpeername() == client.getsockname()
+            assert accepted.start
+            sock.settimeout(20)
+            received = sock.recv(1000)
+            while received != (data if len(data) > 1 else b"to HTTP"):
+                received += sock.recv(1000)
+            accepted.admission.end()
+    assert served(port)
+
+
+def test_a_client_whose_protocol_is_not_clear_yet_waits(port):
+    with port.connect(b"torc") as client:
+        assert served(port)
+        assert port.forwarded.empty()
+        client.sendall(b"h")
+        accepted = port.forwarded.get(timeout=20)
+        assert accepted.start == b"torch"
+        accepted.sock.close()
 
 
 def test_the_oldest_idle_client_makes_room(port, two_unauthenticated):

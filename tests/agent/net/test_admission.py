@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -45,48 +44,41 @@ def test_the_one_that_has_waited_longest_makes_room(limit, pairs):
     assert [is_shut(theirs) for _, theirs in pairs[:3]] == [False, True, False]
 
 
-def test_one_whose_bytes_are_unread_stays(limit, pairs):
-    pairs[0][1].sendall(b"GET")
-    for ours, _ in pairs[:3]:
-        limit.admit(ours)
-    assert [is_shut(theirs) for _, theirs in pairs[:3]] == [False, True, False]
-
-
 def test_there_is_no_room_until_one_has_waited_for_a_moment(limit, pairs, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(admission, "_MIN_SECONDS", 0.5)
     monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
     for ours, _ in pairs[:2]:
         limit.admit(ours)
-    assert not limit.has_room()
+    assert not limit.make_room()
+    assert len(limit.waiting) == 2
     now[0] += 0.5
-    assert limit.has_room()
-
-
-def test_there_is_no_room_until_a_server_has_read_what_has_come(limit, pairs):
-    admitted = [limit.admit(ours) for ours, _ in pairs[:2]]
-    for _, theirs in pairs[:2]:
-        theirs.sendall(b"GET")
-    assert not limit.has_room()
-    admitted[1].peeked = 3
-    assert limit.has_room()
-    assert [is_shut(theirs) for _, theirs in pairs[:2]] == [False, True]
+    assert limit.make_room()
+    assert [is_shut(theirs) for _, theirs in pairs[:2]] == [True, False]
 
 
 def test_one_that_has_ended_is_left_alone(limit, pairs):
     for ours, _ in pairs:
         limit.admit(ours).end()
-    assert len(limit) == 0
+    assert not limit.waiting
     assert not any(is_shut(theirs) for _, theirs in pairs)
 
 
 def test_there_is_no_room_until_a_server_has_closed_what_is_shut_down(limit, pairs):
     admitted = [limit.admit(ours) for ours, _ in pairs[:4]]
     assert [is_shut(theirs) for _, theirs in pairs[:4]] == [True, True, False, False]
-    assert not limit.has_room()
+    assert not limit.make_room()
     admitted[0].end()
-    assert limit.has_room()
+    assert limit.make_room()
     assert is_shut(pairs[2][1])
+
+
+def test_one_that_ends_while_it_is_evicted_is_forgotten(limit, pairs):
+    """Its server, in another thread, has called ``end`` between two steps of the eviction."""
+    evicted = limit.admit(pairs[0][0])
+    evicted.has_ended = True
+    assert limit._evict()
+    assert not limit.evicted
 
 
 def test_it_is_a_part_of_the_limit_of_descriptors(monkeypatch):
@@ -107,13 +99,3 @@ def test_the_log_has_a_line_a_minute_with_the_address(limit, caplog):
     (line,) = caplog.messages
     assert "test connections" in line
     assert "127.0.0.1" in line
-
-
-def test_a_forked_child_starts_anew(pairs):
-    place = admission.UNAUTHENTICATED.admit(pairs[0][0])
-    with admission.UNAUTHENTICATED._lock:
-        pid = os.fork()
-    if not pid:
-        os._exit(len(admission.UNAUTHENTICATED))
-    assert os.waitpid(pid, 0)[1] == 0
-    place.end()

@@ -25,7 +25,7 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.net import pool
-from rankmesh_agent.net.admission import UNAUTHENTICATED, Admission
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
@@ -268,7 +268,7 @@ class TestUnauthenticatedClients:
         store.execute(Set("k", b"v"))
         yield
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
-        assert len(UNAUTHENTICATED) == 0
+        assert not store_server._limit.waiting
         assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
@@ -334,17 +334,18 @@ class TestUnauthenticatedClients:
             calls = [threads.submit(client.execute, Get("k")) for client in clients]
             assert [call.result(60) for call in calls] == [b"v"] * 20
 
-    def test_a_refused_client_tries_again(self, url, monkeypatch):
+    def test_a_refused_client_tries_again(self, url, store_server, monkeypatch):
         refused = iter([1, 2])
-        admit = UNAUTHENTICATED.admit
+        limit = store_server._limit
+        admit = limit.admit
 
         def refuse_two(sock: socket.socket) -> Admission:
             admission = admit(sock)
             if next(refused, 0):
-                UNAUTHENTICATED._evict(admission)
+                limit._evict()
             return admission
 
-        monkeypatch.setattr(UNAUTHENTICATED, "admit", refuse_two)
+        monkeypatch.setattr(limit, "admit", refuse_two)
         with contextlib.closing(StoreClient(url, "secret")) as client:
             assert client.execute(Get("k")) == b"v"
         assert next(refused, 0) == 0

@@ -173,7 +173,7 @@ class OverHttp:
     def _make(
         self, name: str, array: Array | None, options: dict[str, Any], op: Any = None, **query: Any
     ) -> Array | None:
-        headers, body = {"Content-Type": self._form, "Accept": self._form}, b""
+        headers, body = {"Content-Type": self._form}, b""
         if array is not None and self._form == RAW:
             body = array.tobytes()
             query |= {"dtype": display(array.dtype), "shape": ",".join(map(str, array.shape))}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeVar, cast
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
@@ -58,52 +59,26 @@ class TooManyCallsError(DistError):
     retryable = True
 
 
-class WaiterThreads:
-    """Threads that wait on behalf of clients, at most MAX_WAITERS of each kind.
-
-    They are daemons: they do not keep the process from ending.
-    """
+class CallSlots:
+    """Slots of the calls that wait in threads for clients. For one event loop."""
 
     def __init__(self) -> None:
-        self._slots: dict[str, threading.BoundedSemaphore] = {}
+        self._taken: Counter[str] = Counter()
 
-    def acquire(self, kind: str) -> threading.BoundedSemaphore:
-        """Acquire the slot of a thread, to be released or passed to ``run``.
+    @contextlib.contextmanager
+    def hold(self, kind: str) -> Iterator[None]:
+        """Hold a slot of a kind of calls.
 
         Raises:
             TooManyCallsError: all slots of the kind are taken.
         """
-        slots = self._slots.setdefault(kind, threading.BoundedSemaphore(MAX_WAITERS))
-        if not slots.acquire(blocking=False):
+        if self._taken[kind] >= MAX_WAITERS:
             raise TooManyCallsError(f"{MAX_WAITERS} {kind}s wait at this agent already; retry later")
-        return slots
-
-    async def run(
-        self, slot: threading.BoundedSemaphore, blocking: Callable[[], Any], disconnect: asyncio.Future[Any]
-    ) -> bool:
-        """Call a blocking function in a thread.
-
-        Args:
-            slot: the acquired slot; it is released when the function returns.
-            blocking: the function; it stores its own result.
-            disconnect: done when the client has disconnected.
-
-        Returns:
-            Whether the function returned before the client disconnected.
-        """
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def call() -> None:
-            try:
-                blocking()
-            finally:
-                slot.release()
-                _resolve_threadsafe(loop, done)
-
-        threading.Thread(target=call, name="rankmesh-http-call", daemon=True).start()
-        await asyncio.wait({done, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        return done.done()
+        self._taken[kind] += 1
+        try:
+            yield
+        finally:
+            self._taken[kind] -= 1
 
 
 class GroupCaller:
@@ -120,7 +95,7 @@ class GroupCaller:
         self.group = group
         self._request = request
         self._timeout = timeout
-        self._threads: WaiterThreads = request.app.state.threads
+        self._slots: CallSlots = request.app.state.slots
 
     def group_rank(self, rank: int | None, name: str) -> int:
         """Return the group rank of a global rank in the query.
@@ -165,18 +140,11 @@ class GroupCaller:
         options = Options(self._timeout, async_op=True, details=lambda: origin, deadline=deadline)
         with self._error_context():
             work = cast(QueuedWork, await asyncio.to_thread(self._start, make, options))
-            loop = asyncio.get_running_loop()
-            done = loop.create_future()
-            work.get_future().then(lambda _: _resolve_threadsafe(loop, done))
-            async with client_disconnect(self._request) as disconnect:
-                either = {done, disconnect}
-                await asyncio.wait(either, timeout=self._timeout, return_when=asyncio.FIRST_COMPLETED)
-                if not done.done() and not disconnect.done():
-                    work.withdraw(self._queue_timeout_error())
-                    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if not done.done():
-                    await asyncio.to_thread(self._abandon, work)
-                    raise ClientDisconnect
+            try:
+                await until_disconnect(self._request, self._completion(work))
+            except ClientDisconnect:
+                await asyncio.to_thread(self._abandon, work)
+                raise
             work.wait()
 
     async def message(self, begin: Callable[[Options], Any]) -> MessageWork:
@@ -191,22 +159,19 @@ class GroupCaller:
             ClientDisconnect: the client disconnected; the message is abandoned.
         """
         options = Options(self._timeout, async_op=True)
-        slot = self._threads.acquire(self._op)
 
         def begun() -> tuple[MessageWork, bool]:
             work = cast(MessageWork, self._start(begin, options))
             return work, work.is_completed()
 
-        with self._error_context():
-            try:
-                work, done = await asyncio.to_thread(begun)
-            except BaseException:
-                slot.release()
-                raise
-            if done:
-                slot.release()
-            else:
-                await self._wait_in_thread(work, slot)
+        with self._slots.hold(self._op), self._error_context():
+            work, is_completed = await asyncio.to_thread(begun)
+            if not is_completed:
+                try:
+                    await until_disconnect(self._request, in_thread(work.wait))
+                except ClientDisconnect:
+                    await asyncio.to_thread(work.abandon, self._disconnect_error())
+                    raise
             work.wait()
             return work
 
@@ -215,15 +180,24 @@ class GroupCaller:
         self.group.engine.progress()
         return make(options)
 
-    async def _wait_in_thread(self, work: MessageWork, slot: threading.BoundedSemaphore) -> None:
-        def wait() -> None:
-            with contextlib.suppress(DistError):  # raised again in ``message``
-                work.wait()
+    async def _completion(self, work: QueuedWork) -> None:
+        """Wait until a call has completed; withdraw one that has not begun within its timeout."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
 
-        async with client_disconnect(self._request) as disconnect:
-            if not await self._threads.run(slot, wait, disconnect):
-                await asyncio.to_thread(work.abandon, self._disconnect_error())
-                raise ClientDisconnect
+        def resolve() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def on_completion(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
+                loop.call_soon_threadsafe(resolve)
+
+        work.get_future().then(on_completion)
+        await asyncio.wait({done}, timeout=self._timeout)
+        if not done.done():
+            work.withdraw(self._queue_timeout_error())
+            await done
 
     def _abandon(self, work: QueuedWork) -> None:
         """Withdraw the call of a client that has disconnected; if the call has begun, abort the group."""
@@ -263,43 +237,27 @@ class GroupCaller:
             raise error from None
 
 
-@contextlib.asynccontextmanager
-async def client_disconnect(request: Request) -> AsyncIterator[asyncio.Future[Any]]:
-    """Yield a future that is done when the client has disconnected. The body has been received before."""
-    disconnect = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
-    try:
-        yield disconnect
-    finally:
-        disconnect.cancel()
+async def in_thread(blocking: Callable[[], T]) -> T:
+    """Return the result of a function that waits, in a thread of its own, which is left alone if this is cancelled."""
+    return await to_thread.run_sync(blocking, abandon_on_cancel=True, limiter=CapacityLimiter(1))
 
 
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``; cancel it when the client disconnects before.
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; cancel it when the client disconnects before. The body has been received before.
 
     Raises:
         ClientDisconnect: the client disconnected.
     """
     task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
     try:
-        await request.body()
-        async with client_disconnect(request) as disconnect:
-            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-
-
-def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Resolve a future of an event loop from another thread."""
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
-        loop.call_soon_threadsafe(resolve)
+        disconnect.cancel()
 
 
 GroupName = Annotated[

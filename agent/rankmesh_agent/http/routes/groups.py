@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from concurrent.futures import Future
 from http import HTTPStatus
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, AgentDep, AgentStateDep, CurrentAgent
-from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, GroupDep, WaiterThreads, client_disconnect
+from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, CallSlots, GroupDep, in_thread, until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.wire.errors import GroupAbortedError
@@ -121,22 +120,15 @@ async def abort_group(found: GroupDep, body: AbortBody | None = None) -> GroupIn
 async def _make(wanted: GroupRequest, request: Request, agent: CurrentAgent) -> tuple[LocalCommunicator, bool]:
     """Create a group; abort it when the client disconnects."""
     begun: list[LocalCommunicator] = []
-    outcome: Future[tuple[LocalCommunicator, bool]] = Future()
-
-    def make() -> None:
+    slots: CallSlots = request.app.state.slots
+    with slots.hold("group"):
         try:
-            outcome.set_result(agent.make_group(wanted, begun.append))
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threads: WaiterThreads = request.app.state.threads
-    async with client_disconnect(request) as disconnect:
-        if await threads.run(threads.acquire("group"), make, disconnect):
-            return outcome.result()
-        error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
-        for group in begun:
-            await asyncio.to_thread(group.abort, error)
-        raise ClientDisconnect
+            return await until_disconnect(request, in_thread(lambda: agent.make_group(wanted, begun.append)))
+        except ClientDisconnect:
+            error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
+            for group in begun:
+                await asyncio.to_thread(group.abort, error)
+            raise
 
 
 def _check(wanted: GroupRequest, info: AgentInfo) -> None:

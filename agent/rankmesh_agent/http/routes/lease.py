@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.http.routes.dependencies import BEARER, Leases, LeasesDep, grant_of
-from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, client_disconnect
+from rankmesh_agent.http.routes.group_calls import MAX_SECONDS, until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import ForbiddenJobError, LeaseEndedError
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_WORLD_SIZE
@@ -69,17 +70,16 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, l
     acquired, future = leases.acquire(wanted)
     joining = asyncio.wrap_future(future)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved in any case
-    async with client_disconnect(request) as disconnect:
-        either: set[asyncio.Future[Any]] = {joining, disconnect}
-        await asyncio.wait(either, timeout=body.wait, return_when=asyncio.FIRST_COMPLETED)
-        if joining.done():
-            joining.result()
-            return LeaseState(acquired, "joined")
-        if disconnect.done():
-            await asyncio.to_thread(leases.release, acquired.id, "its HTTP client went away while it joined")
-            raise LeaseEndedError("the client went away")
-        response.status_code = HTTPStatus.ACCEPTED
-        return LeaseState(acquired, "joining")
+    try:
+        await until_disconnect(request, asyncio.wait({joining}, timeout=body.wait))
+    except ClientDisconnect:
+        await asyncio.to_thread(leases.release, acquired.id, "its HTTP client went away while it joined")
+        raise
+    if joining.done():
+        joining.result()
+        return LeaseState(acquired, "joined")
+    response.status_code = HTTPStatus.ACCEPTED
+    return LeaseState(acquired, "joining")
 
 
 @router.get("/lease", responses=problems(422))

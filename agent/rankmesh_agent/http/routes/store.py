@@ -13,7 +13,7 @@ from pydantic import StringConstraints, WithJsonSchema
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from rankmesh_agent.http.routes.dependencies import BEARER, StoreDep
-from rankmesh_agent.http.routes.group_calls import cancel_on_disconnect
+from rankmesh_agent.http.routes.group_calls import until_disconnect
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.condition import Condition, etag
@@ -144,7 +144,7 @@ async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
 
     If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
     """
-    await cancel_on_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    await until_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
@@ -171,7 +171,7 @@ async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = 
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
-    values = await cancel_on_disconnect(request, store.execute(command))
+    values = await until_disconnect(request, store.execute(command))
     check_values(*values)
     return StoreValues({key: _to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
@@ -198,7 +198,7 @@ async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Onc
     Idempotency-Key gets it again.
     """
     return Octets(
-        await cancel_on_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
+        await until_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
     )
 
 
@@ -220,7 +220,8 @@ async def get_value(
 
     If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
     """
-    value = await cancel_on_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
+    await request.body()
+    value = await until_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
     Condition(condition.if_match).check(key, value)
     tag = etag(value)
     if condition.if_absent or tag in condition.if_none_match:

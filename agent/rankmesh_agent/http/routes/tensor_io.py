@@ -1,4 +1,4 @@
-"""Arrays as the bodies of requests and answers: .npy files, or raw elements with their dtype and shape beside them."""
+"""Arrays as the bodies of requests and answers: .npy files, or raw elements whose dtype and shape the query has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from rankmesh_agent.net.memory import GrowableMemory
@@ -136,10 +136,8 @@ class TensorIO:
             raise InvalidCallError(f"no array has the shape {list(shape)}: {error}") from None
 
     def respond(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
-        """Return the response with an array, in the form that the client accepts, or else in that of the request."""
-        accepted = self._request.headers.get("accept", "")
-        is_npy = self._is_npy if (NPY in accepted) == (RAW in accepted) else NPY in accepted
-        return _TensorResponse(array, is_npy, headers or {})
+        """Return the response with an array, in the form of the request's."""
+        return _TensorResponse(array, self._is_npy, headers or {})
 
     def _read(self, body: Array) -> Array:
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -160,10 +158,7 @@ class TensorIO:
     def _read_raw(self, body: Array) -> Array:
         dtype = self._dtype
         if dtype is None:
-            raise InvalidTensorError(
-                "the body is no .npy file; for raw elements, give ?dtype=float32&shape=2,3, or the headers "
-                "RankMesh-Dtype and RankMesh-Shape"
-            )
+            raise InvalidTensorError("the body is no .npy file; for raw elements, give ?dtype=float32&shape=2,3")
         if self._shape is None:
             if body.nbytes % dtype.itemsize:
                 raise InvalidTensorError(f"{body.nbytes} bytes are no whole number of {display(dtype)}")
@@ -267,29 +262,15 @@ ShapeQuery = Annotated[
         description="Shape of raw elements, or of the array to receive: `2,3`. A .npy file has its own.",
     ),
 ]
-DtypeHeader = Annotated[
-    str | None, Header(alias="RankMesh-Dtype", max_length=32, description="The same as the query's dtype.")
-]
-ShapeHeader = Annotated[
-    str | None, Header(alias="RankMesh-Shape", pattern=_SHAPE, description="The same as the query's shape.")
-]
 
 
-async def _tensors(
-    request: Request,
-    dtype: DtypeQuery = None,
-    shape: ShapeQuery = None,
-    dtype_said: DtypeHeader = None,
-    shape_said: ShapeHeader = None,
-) -> TensorIO:
-    name = dtype if dtype is not None else dtype_said
-    lengths = shape if shape is not None else shape_said
-    if name is not None and name not in FROM_NAME:
-        raise InvalidCallError(f"there is no dtype {name!r}; there are {', '.join(FROM_NAME)}")
+async def _tensors(request: Request, dtype: DtypeQuery = None, shape: ShapeQuery = None) -> TensorIO:
+    if dtype is not None and dtype not in FROM_NAME:
+        raise InvalidCallError(f"there is no dtype {dtype!r}; there are {', '.join(FROM_NAME)}")
     return TensorIO(
         request,
-        None if name is None else FROM_NAME[name],
-        None if lengths is None else tuple(int(length) for length in re.findall(r"\d+", lengths)),
+        None if dtype is None else FROM_NAME[dtype],
+        None if shape is None else tuple(int(length) for length in re.findall(r"\d+", shape)),
         request.app.state.max_tensor,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-import ml_dtypes
 import numpy as np
 import pytest
 from support import oracle
@@ -82,27 +81,11 @@ async def test_npy_of_dtypes_that_it_may_not_know(trio, name):
         same(from_npy(answer.content).view(dtype), np.stack(given))
 
 
-async def test_headers_say_dtype_and_shape_too(trio):
-    headers = {"RankMesh-Dtype": "bfloat16", "RankMesh-Shape": "10", "Content-Type": RAW}
-    given = [values(rank, (10,), ml_dtypes.bfloat16) for rank in range(SIZE)]
-    for answer in await all_make(trio, "all_reduce", [array.tobytes() for array in given], None, headers):
-        same(from_raw(answer), oracle.expected(ReduceOp.SUM, given))
-
-
 async def test_raw_elements_without_a_shape_are_one_dimension(trio):
     given = [values(rank, (7,)) for rank in range(SIZE)]
     answers = await all_make(trio, "all_reduce", [array.tobytes() for array in given], {"dtype": "float32"})
     for answer in answers:
         same(from_raw(answer), oracle.expected(ReduceOp.SUM, given))
-
-
-@pytest.mark.parametrize(("accept", "expected"), [(NPY, NPY), (RAW, RAW), ("*/*", NPY), ("text/html", NPY)])
-async def test_the_answer_is_in_the_form_that_is_accepted(trio, accept, expected):
-    answers = await all_make(trio, "all_reduce", [npy(values(0))] * SIZE, None, {"Accept": accept})
-    for answer in answers:
-        assert answer.headers["Content-Type"] == expected
-        assert answer.headers["RankMesh-Shape"] == "2,5"
-        same(from_npy(answer.content) if expected == NPY else from_raw(answer), 3 * values(0))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (3, 1, 2)], ids=str)

@@ -339,12 +339,12 @@ class TestTurns:
 
 
 async def test_many_receives_hold_up_neither_health_nor_collectives(pair, monkeypatch):
-    def counted(threads, kind):
+    def counted(slots, kind):
         taken.append(kind)
-        return take(threads, kind)
+        return hold(slots, kind)
 
-    taken, take = [], group_calls.WaiterThreads.acquire
-    monkeypatch.setattr(group_calls.WaiterThreads, "acquire", counted)
+    taken, hold = [], group_calls.CallSlots.hold
+    monkeypatch.setattr(group_calls.CallSlots, "hold", counted)
     monkeypatch.setattr(group_calls, "MAX_WAITERS", 5)
     async with clients(applications(pair)) as (first, second):
         receives = [
