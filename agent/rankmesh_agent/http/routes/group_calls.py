@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import Depends, Path, Query, Request
@@ -273,7 +273,7 @@ async def client_disconnect(request: Request) -> AsyncIterator[asyncio.Future[An
         disconnect.cancel()
 
 
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the result of ``work``; cancel it when the client disconnects before.
 
     Raises:
