@@ -67,7 +67,7 @@ P2P = "agent/group/test_p2p_read.py"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
 FAILURE = "agent/group agent/progress sdk/test_failure.py"
 TABLE = (
-    "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_async_store.py"
+    "agent/store/test_table.py agent/store/test_stores.py agent/store/test_server.py agent/store/test_pending_calls.py"
 )
 GATEWAY = "gateway/state"
 PLAIN = "sdk/collectives/test_plain.py"

@@ -31,8 +31,7 @@ from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
-from rankmesh_agent.store.async_store import AsyncStore
-from rankmesh_agent.store.base import BlockingStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire.credentials import Grant
@@ -174,13 +173,13 @@ class Agent:
         return self._job.members[rank].host_id
 
     @property
-    def store(self) -> AsyncStore:
-        """The job's store, for callers with an event loop."""
-        return self._job_store.asynchronous
+    def store(self) -> StoreClient:
+        """The job's store."""
+        return self._job_store.shared
 
-    def blocking_store(self) -> BlockingStore:
-        """Return the job's store for callers without an event loop; the caller closes it."""
-        return self._job_store.blocking()
+    def open_store(self) -> StoreClient:
+        """Return a client of the job's store; the caller closes it."""
+        return self._job_store.client()
 
     @property
     def first_failure(self) -> DistError | None:

@@ -101,7 +101,7 @@ def corpus() -> Iterator[bytes]:
     for seq, command in enumerate(made):
         yield codec.encode_command(command, seq)
         for keyed in (False, True):
-            yield codec.encode_command(command, seq, retried=store_frames.REQUEST_ID.pack(b"a" * 64, 1), keyed=keyed)
+            yield codec.encode_command(command, seq, store_frames.RequestId(b"a" * 64, 1, keyed))
 
 
 @pytest.fixture

@@ -177,9 +177,9 @@ def test_another_users_port_does_not_get_the_token(client: Callable[[str], objec
 
 
 def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
-    with contextlib.closing(rank.blocking_store()) as client:
+    with contextlib.closing(rank.open_store()) as client:
         client.execute(Set("k", b"v"))
-        name = client._unix_socket
+        name = client._connector._unix_socket
     assert name
 
     def connect() -> str:
@@ -195,11 +195,11 @@ def test_another_users_unix_socket_is_not_taken_for_the_stores(rank: Any, monkey
     """A response that was changed on its way may name it; the client then uses the port."""
     name = f"rankmesh-test-{os.getpid()}"
     for user, reached in ((lambda listen: listen(), True), (as_other_user, False)):
-        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(rank.blocking_store()) as client:
+        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(rank.open_store()) as client:
             rogue.bind(f"\0{name}")
             user(lambda: rogue.listen(1))
-            client._unix_socket = name
-            connection = client._connect_unix()
+            client._connector._unix_socket = name
+            connection = client._connector._connect_unix()
             assert (connection is not None) is reached
             if connection is not None:
                 connection.close()

@@ -24,6 +24,7 @@ from rankmesh_agent.net.tls_socket import TlsSocket
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client_connection import Connector
 from rankmesh_agent.store.commands import Add, Get, Set
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire.credentials import for_job
@@ -83,7 +84,7 @@ def test_calls_of_an_attached_process(attached: RemoteAgent, relay: Relay, direc
 
 
 def test_commands_of_an_attached_process(attached: RemoteAgent, relay: Relay, direction: str, name: str) -> None:
-    store = attached.blocking_store()
+    store = attached.open_store()
     store.execute(Set("secret", b"which nobody sees"))
     relay.tamper(direction, TAMPERS[name])
     done = 0
@@ -101,7 +102,7 @@ def test_commands_of_a_store(monkeypatch: pytest.MonkeyPatch, direction: str, na
     """The client may repeat a request over another connection: it is executed once."""
     import rankmesh as dist
 
-    monkeypatch.setattr(StoreClient, "_connect_unix", lambda self: None)
+    monkeypatch.setattr(Connector, "_connect_unix", lambda self: None)
     monkeypatch.setenv("RANKMESH_TOKEN", TOKEN)
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with relayed("127.0.0.1", master.port) as relay:

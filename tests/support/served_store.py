@@ -1,15 +1,19 @@
-"""A store for callers with an event loop, in front of a table of this process."""
+"""A client of a store in this process."""
 
 from __future__ import annotations
 
-from rankmesh_agent.store.async_store import AsyncStore
-from rankmesh_agent.store.client import StoreClient
+from typing import TypeVar
+
+from rankmesh_agent.store.client import PendingCall, StoreClient
+from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 
+T = TypeVar("T")
 
-class ServedStore(AsyncStore):
-    """A store of a server of its own, which starts with the first call.
+
+class ServedStore(StoreClient):
+    """A client of a store of a server of its own, which starts with the first call.
 
     Args:
         table: the keys and values; a new one if left out.
@@ -21,7 +25,14 @@ class ServedStore(AsyncStore):
     def __init__(self, table: Table | None = None) -> None:
         self.table = table or Table()
         self._server = StoreServer(SingleTable(self.table, ""), "", "test-store")
-        super().__init__(lambda: StoreClient("http://127.0.0.1:1", unix_socket=self._server.unix_socket()))
+        self._begun = False
+        super().__init__("http://127.0.0.1:1")
+
+    def submit(self, command: Command[T], idempotency_key: str = "") -> PendingCall[T]:
+        if not self._begun:
+            self._begun = True
+            self._connector._unix_socket = self._server.unix_socket()
+        return super().submit(command, idempotency_key)
 
     def close(self) -> None:
         """End the server, too."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.store import base, client
+from rankmesh_agent.store import store
 
 
 def allow_slow_ranks() -> None:
     """Let the store of this rank, which is about to join, wait longer for a gateway that does not respond."""
-    base.MARGIN_SECONDS = 6.0
-    client.MARGIN_SECONDS = 6.0  # type: ignore[attr-defined]  # it imports the name
+    store.MARGIN_SECONDS = 6.0

@@ -8,7 +8,7 @@ from typing import Any
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.work import MessageWork, QueuedWork
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import AgentHealth, AgentInfo, FlightRecord, GroupInfo, GroupRequest, InFlight, Member
 from rankmesh_agent.wire.stats import AgentStats, GroupOpStats, HeartbeatStats
@@ -63,7 +63,7 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.settings = Settings()
-        self.store: AsyncStore = ServedStore()
+        self.store: StoreClient = ServedStore()
         self.reasons: list[str] = []
         self.is_ready = True
         self.error: Any = None

@@ -18,7 +18,7 @@ from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.handshake import accept
-from rankmesh_agent.store.base import KeyWaitInfo
+from rankmesh_agent.store.client import KeyWaitInfo
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError

@@ -17,7 +17,7 @@ from rankmesh_agent.http.routes import groups, health, introspection, lease, met
 from rankmesh_agent.http.routes.dependencies import AgentState, Leases
 from rankmesh_agent.http.routes.group_calls import CallSlots
 from rankmesh_agent.http.routes.problems import problems
-from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role
 from rankmesh_agent.wire.errors import NotLeasedError
 from rankmesh_agent.wire.npy import MAX_HEADER
@@ -90,7 +90,7 @@ def create_app(
 
 
 def create_store_app(
-    keys: AsyncStore, *, token: str | Credentials = "", names: Iterable[str] = ()
+    keys: StoreClient, *, token: str | Credentials = "", names: Iterable[str] = ()
 ) -> SecurityMiddleware:
     """Return the ASGI application of a store alone, with the agent's store endpoints.
 

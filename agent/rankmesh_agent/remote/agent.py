@@ -19,7 +19,7 @@ from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_from_json, error_to_json
 from rankmesh_agent.remote.communicator import RemoteCommunicator
 from rankmesh_agent.remote.store import SessionStore
-from rankmesh_agent.store.base import BlockingStore
+from rankmesh_agent.store.store import Store
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -207,7 +207,7 @@ class RemoteAgent:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""
         return self._members[rank].host_id
 
-    def blocking_store(self) -> BlockingStore:
+    def open_store(self) -> Store:
         """Return the job's store, by way of the agent; the caller closes it."""
         return SessionStore(self._client)
 

@@ -24,9 +24,9 @@ from rankmesh_agent.remote.codec import (
 from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
-from rankmesh_agent.store.base import MARGIN_SECONDS
+from rankmesh_agent.store.client import failed_wait_error
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.key_waits import failed_wait_error
+from rankmesh_agent.store.store import MARGIN_SECONDS
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, STAGED, Call, Request, Response
@@ -219,7 +219,7 @@ class CallStream:
         store = self._session.store
         if not isinstance(command, Waiting):
             return store.execute(command, seconds)
-        deadline, failures = Deadline(seconds), store.failures
+        deadline, failures = Deadline(seconds), len(store.failures)
         while True:
             wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
             margin = deadline.remaining() - wait + MARGIN_SECONDS
@@ -228,9 +228,8 @@ class CallStream:
             except StoreUnresponsiveError:
                 raise
             except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
-                failure = store.failure_since(failures)
-                if failure is not None:  # between two slices
-                    raise failed_wait_error(failure, error) from None
+                if len(store.failures) > failures:  # between two slices
+                    raise failed_wait_error(store.failures[failures], error) from None
                 if error.ranks or deadline.expired() or self._stream.peer_closed():
                     raise
                 continue

@@ -16,7 +16,7 @@ from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError
 from rankmesh_agent.remote.codec import describe_group, error_from_json, error_to_json, key_from_json
-from rankmesh_agent.store.base import BlockingStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError, ProtocolError
@@ -65,7 +65,7 @@ class Session:
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
         self.messages: dict[int, HeldMessage] = {}
-        self._store: BlockingStore | None = None
+        self._store: StoreClient | None = None
         self._streams: set[FramedStream] = set()
         self._closed = False
 
@@ -127,11 +127,11 @@ class Session:
         return held
 
     @property
-    def store(self) -> BlockingStore:
+    def store(self) -> StoreClient:
         """The job's store."""
         with self._lock:
             if self._store is None:
-                self._store = self._agent.blocking_store()
+                self._store = self._agent.open_store()
             return self._store
 
     def execute(self, frame: Frame) -> bytes:

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.store import Store
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
@@ -15,7 +15,7 @@ from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 T = TypeVar("T")
 
 
-class SessionStore(BlockingStore):
+class SessionStore(Store):
     """Has the agent execute commands, those of several threads at the same time.
 
     Args:

@@ -1,7 +1,7 @@
 """Key-value stores.
 
 ``command`` defines a call and ``commands`` lists the calls; ``table`` holds the keys, values and queues. ``server``
-serves tables, in the gateway those of all jobs, with ``replies`` for repeated requests, and ``client`` is its client;
-``codec`` translates commands to frames. ``base`` has the interface of a store: ``memory`` implements it in the process
-that has the table, ``job_store`` at the ranks of a job. ``async_store`` is for the HTTP endpoints.
+serves tables, in the gateway those of all jobs, with ``replies`` for repeated requests. ``client`` is its client, and
+``job_store`` a rank's; ``codec`` translates commands to frames. ``store`` has the interface of all stores, and that of
+the process that has the table itself.
 """

@@ -1,174 +1,177 @@
-"""Client of a remote store for callers without an event loop."""
+"""Client of the server of a store."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
-import socket
+import threading
 import time
-from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import is_exhausted, limit_named, raise_if_exhausted
-from rankmesh_agent.net.dial import connect
-from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
+from rankmesh_agent.net.descriptors import is_exhausted
 from rankmesh_agent.net.pool import ConnectionPool
-from rankmesh_agent.net.retry import until_accepted
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
-from rankmesh_agent.net.spin import AdaptiveSpin
-from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.tls_socket import RecordChangedError
 from rankmesh_agent.store import codec
-from rankmesh_agent.store.base import (
-    CONNECT_SECONDS,
-    MARGIN_SECONDS,
-    BlockingStore,
-    KeyWaitInfo,
-    unresponsive_error,
-    wait_info,
-)
+from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command, Waiting
-from rankmesh_agent.store.key_waits import failed_wait_error
+from rankmesh_agent.store.commands import QueuePop
+from rankmesh_agent.store.store import Store, unresponsive_error
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.credentials import remedy
 from rankmesh_agent.wire.errors import (
-    AuthenticationError,
     DistError,
     DistNetworkError,
     DistStoreError,
     KeyNotFoundError,
     ProtocolError,
     QueueEmptyError,
+    RankFailedError,
     StoreTimeoutError,
-    StoreUnresponsiveError,
 )
-from rankmesh_agent.wire.hello import Service, client_script, hello, new_name
+from rankmesh_agent.wire.hello import NAME_BYTES
+from rankmesh_agent.wire.store_frames import RequestId
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between attempts to reach an server that has not started yet, about an eighth of the time so far."""
-_MIN_SECONDS = 0.001
-_READ = 1 << 14
+SUBMIT_SECONDS = 20.0
+"""Seconds in which the server must respond to a command of ``submit`` that does not wait."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+"""Seconds between attempts to reach a server that is away, about an eighth of the time so far."""
 
 T = TypeVar("T")
 
 
-class Call:
+class KeyWaitInfo(NamedTuple):
+    """A wait for keys under way, for diagnosis.
+
+    Attributes:
+        op: name of the call.
+        keys: the keys.
+        since: when it began, by the monotonic clock.
+        seconds: its timeout.
+    """
+
+    op: str
+    keys: Sequence[str]
+    since: float
+    seconds: float
+
+
+class Call(Generic[T]):
     """One call of a store, over one connection after the other if they break.
 
     Args:
-        failures: the failures before the call, see BlockingStore.
-        retried: identity of the first request that may have been executed, if any.
-        keyed: whether the identity is an Idempotency-Key's.
+        command: the command.
+        request_id: identity of the first request that may have been executed; None while there is none.
 
     Attributes:
-        failures, retried, keyed: see above.
+        command, request_id: see above.
+        began: when it began, by time.monotonic.
+        failure: the failure of a rank that has ended its wait, if any.
         cancelled: whether the caller does not wait for the result any more.
+        connection: the connection that carries it now, or has before.
     """
 
-    def __init__(self, failures: tuple[DistError, ...], retried: bytes = b"", *, keyed: bool = False) -> None:
-        self.failures = failures
-        self.retried = retried
-        self.keyed = keyed
+    __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id")
+
+    def __init__(self, command: Command[T], request_id: RequestId | None = None) -> None:
+        self.command = command
+        self.request_id = request_id
+        self.began = time.monotonic()
+        self.failure: DistError | None = None
         self.cancelled = False
-        self._connection: ClientConnection | None = None
+        self.connection: ClientConnection | None = None
 
-    def use(self, connection: ClientConnection) -> None:
-        """Note the connection that carries the call now."""
-        self._connection = connection
-        if self.cancelled:
-            connection.shutdown()
+    def interrupt(self) -> None:
+        """End the connection, by which the server learns the end of the wait. From any thread."""
+        if self.connection is not None:
+            self.connection.shutdown()
 
-    def cancel(self) -> None:
-        """End the call: the server learns it by the end of the connection. From any thread."""
-        self.cancelled = True
-        if self._connection is not None:
-            self._connection.shutdown()
+    def info(self) -> KeyWaitInfo:
+        """Return the description of a call that waits."""
+        command = self.command
+        keys = getattr(command, "keys", None) or (getattr(command, "key", ""),)
+        return KeyWaitInfo(command.name, keys, self.began, command.seconds)
 
-    def may_be_repeated(self, error: DistNetworkError) -> bool:
-        """Return whether the call may go on over another connection after an error."""
-        broken = error.__cause__ is not None and not isinstance(error, StoreUnresponsiveError)
-        return broken and not self.cancelled
-
-
-class ClientConnection(FramedStream):
-    """A connection to the server, which carries one request at a time.
-
-    Args:
-        sock: a connected socket that has switched to the binary protocol.
-    """
-
-    name = b""
-    """The connection's name at both ends, after the handshake."""
-    waits: tuple[Command[Any], float] | None = None
-    """The latest command, if it may wait for keys, and when it began, by the monotonic clock."""
-    sent_in_part = False
-    """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        self.seq = 0
-        self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
-
-    def call(self, command: Command[T], timeout: float, retried: bytes = b"", *, keyed: bool = False) -> T:
-        """Send a command and return its result; after any error but DistStoreError the connection must be closed.
+    def remaining(self, timeout: float, slack: float) -> tuple[Command[T], float]:
+        """Return the command and its time limit, less the time that has passed since the call began.
 
         Args:
-            command: the command.
-            timeout: time limit of the call in seconds, besides the time that the command may wait.
-            retried: the identity of the request that it may repeat, if any.
-            keyed: whether that is an Idempotency-Key's.
-
-        Raises:
-            DistStoreError: the command failed.
-            ProtocolError: the response is malformed.
-            StreamClosedError: the connection broke; the server may have executed the command or not.
-            StreamTimeoutError: no response came in time.
+            timeout: the call's, besides the time that the command waits.
+            slack: time that does not shorten the wait.
         """
-        self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
-        frame = codec.encode_command(command, seq, retried=retried, keyed=keyed)
-        data: bytes | bytearray
-        deadline = None  # only a call that does not end at once needs one
+        command, spent = self.command, time.monotonic() - self.began
+        if spent > slack and isinstance(command, Waiting) and command.seconds:
+            late = max(0.0, spent - command.seconds)
+            return command.with_timeout(max(0.0, command.seconds - spent)), max(0.0, timeout - late)
+        return command, max(0.0, timeout - spent)
+
+
+class PendingCall(Future[T]):
+    """A call that a thread of its own makes, to be awaited or asked for its ``result``. A cancelled wait takes nothing.
+
+    Args:
+        client: makes the call.
+        call: the call.
+    """
+
+    def __init__(self, client: StoreClient, call: Call[T]) -> None:
+        super().__init__()
+        self._client, self._call = client, call
+        _start(self._run)
+
+    def cancel(self) -> bool:
+        self._call.cancelled = True
+        self._call.interrupt()
+        return super().cancel()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        import asyncio  # the caller has loaded it; a rank without HTTP clients does without, which saves 8 MB
+
         try:
-            try:
-                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
-            except BlockingIOError:  # one slice of the time is over
-                sent = 0
-            if sent != len(frame):
-                deadline = Deadline(timeout + command.seconds)
-                self.sent_in_part = True
-                self._send_all([memoryview(frame)[sent:]], deadline)
-                self.sent_in_part = False
-            try:
-                data = self.spin.poll() or self.sock.recv(_READ)
-            except BlockingIOError:
-                deadline = deadline or Deadline(timeout + command.seconds - SLICE_SECONDS)
-                data = self._read_rest(b"", store_frames.HEADER_BYTES, deadline)
-        except OSError as error:
-            raise StreamClosedError(error.strerror or str(error)) from error
-        if not data:
-            raise StreamClosedError("the server closed the connection")
-        if len(data) < store_frames.HEADER_BYTES:
-            deadline = deadline or Deadline(timeout)
-            data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
-        header = store_frames.decode_response(data)
-        if len(data) != (size := store_frames.HEADER_BYTES + header[3]):
-            data = self._read_rest(data, size, deadline or Deadline(timeout))
-        if header[1] != seq:
-            raise ProtocolError("the store's response belongs to another request")
-        return codec.decode_result(command, header, data)
+            return await asyncio.wrap_future(self)
+        except asyncio.CancelledError:
+            if not self.cancel() and self.exception() is None:  # the result came a moment before
+                self._give_back(self.result())
+            raise
 
-    def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
-        """Return ``size`` bytes of a response that begins with ``begun``."""
-        if len(begun) > size:
-            raise ProtocolError("the store sent more than a response")
-        return self.receive_bytes(size, deadline, begun)
+    def _run(self) -> None:
+        command = self._call.command
+        try:
+            timeout = min(self._client.limit(command), SUBMIT_SECONDS)
+            result = self._client.execute(command, timeout, self._call)
+        except Exception as error:
+            if self.set_running_or_notify_cancel():
+                self.set_exception(error)
+        else:
+            if self.set_running_or_notify_cancel():
+                self.set_result(result)
+            else:
+                self._give_back(result)
+
+    def _give_back(self, result: Any) -> None:
+        """Return a value to its queue, as its caller has left; a repeated call finds it under the Idempotency-Key."""
+        command, request_id = self._call.command, self._call.request_id
+        if isinstance(command, QueuePop) and not (request_id is not None and request_id.keyed):
+
+            def put_back() -> None:
+                with contextlib.suppress(DistError):  # the server is gone
+                    self._client.undo(command, result)
+
+            _start(put_back)
 
 
-class StoreClient(BlockingStore):
-    """A remote store for callers without an event loop.
+def _start(run: Callable[[], object]) -> None:
+    threading.Thread(target=run, name="rankmesh-store-call", daemon=True).start()
+
+
+class StoreClient(Store):
+    """A remote store.
 
     Concurrent threads use a connection each, so a waiting call does not delay others. If a connection breaks, its call
     is repeated over another one, and the server executes it once.
@@ -178,19 +181,26 @@ class StoreClient(BlockingStore):
         token: the job's token; empty for none.
         store: id of the store.
         unix_socket: name of the server's unix socket, where that is known.
+
+    Attributes:
+        failures: the failures that have ended waits, see fail_waits.
     """
+
+    returns = False
+    """Whether calls wait for a server that is away: it is started again."""
 
     def __init__(
         self, url: str, token: str = "", store: bytes = store_frames.NO_STORE_ID, unix_socket: str = ""
     ) -> None:
         self._url = url.rstrip("/")
-        self._token = token
-        self._store = store
+        self._connector = Connector(self._url, token, store, unix_socket, self._unreachable_error)
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
-        self._unix_socket = unix_socket
+        self.failures: list[DistError] = []
+        self._waits: set[Call[Any]] = set()  # those under way; changes atomically
+        self._final: DistError | None = None
 
     def execute_first(self, command: Command[T], deadline: Deadline) -> T:
-        """Execute a command that does not wait, at an server that may not have started yet, or has too many clients.
+        """Execute a command that does not wait, at a server that may not have started yet, or has too many clients.
 
         Raises:
             DistNetworkError: no server serves this client before the deadline, or it is not a store.
@@ -207,9 +217,7 @@ class StoreClient(BlockingStore):
                         "process that hosts it (is_master=True) run, and are host and port the same there?",
                         address=self._url,
                     ) from error
-            # Many clients may wait: with jitter, they do not come back at the same time.
-            pause = min(max(_SHORTEST_PAUSE, deadline.elapsed() / 8), _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-            time.sleep(min(pause, deadline.remaining()))
+            time.sleep(min(_pause(deadline.elapsed()), deadline.remaining()))
 
     def connect(self, timeout: float) -> ClientConnection:
         """Return a connection for the caller's own use, which closes it.
@@ -219,7 +227,7 @@ class StoreClient(BlockingStore):
             StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
         try:
-            return self._pool.connect(lambda: self._open(time.monotonic() + timeout))
+            return self._pool.connect(lambda: self._connector.open(time.monotonic() + timeout))
         except ProtocolError as error:
             raise self._unreachable_error(error) from error
 
@@ -227,183 +235,126 @@ class StoreClient(BlockingStore):
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
 
-    def execute(self, command: Command[T], timeout: float | None = None, call: Call | None = None) -> T:
+    def submit(self, command: Command[T], idempotency_key: str = "") -> PendingCall[T]:
+        """Execute a command in a thread of its own.
+
+        Args:
+            command: the command.
+            idempotency_key: a unique name of this call. If a caller does not know whether its command was executed, it
+                sends the command again under the same key: the store does not execute it twice but returns the same
+                result.
+
+        Raises:
+            IdempotencyKeyReusedError: by ``result``, as the errors of ``execute``: the key belongs to another command.
+        """
+        return PendingCall(self, Call(command, _keyed_id(idempotency_key, command) if idempotency_key else None))
+
+    def execute(self, command: Command[T], timeout: float | None = None, call: Call[T] | None = None) -> T:
         """Execute a command: see the base class.
 
         Args:
             command: the command.
             timeout: see the base class.
-            call: what is known about earlier attempts.
+            call: the call, if it has begun.
         """
-        if timeout is None:  # as in limit(): a call less
-            timeout = MARGIN_SECONDS if command.seconds else self.timeout
-        call = call or Call(self.failures_before())
-        failures = call.failures
-        began = time.monotonic()
-        ends = began + timeout + command.seconds
+        if timeout is None:
+            timeout = self.limit(command)
+        call = call or Call(command)
+        ends = call.began + timeout + command.seconds
+        again = False
+        if command.seconds:
+            self._waits.add(call)
+            call.failure = self._final
         try:
-            connection = self._pool.acquire(lambda: self._open(ends))
-            connection.waits = (command, began) if command.seconds > 0.0 else None
-            try:
-                if connection.waits and len(failures) < len(self.failures):
-                    return self._try_once(connection, command, timeout, call)
-                if connection.seq:
-                    return self._call(connection, command, timeout, call)
-                # To connect took some of the time: the margin has room for a little of it.
-                return self._call(connection, *_remaining(command, timeout, began, timeout / 2), call)
-            except StreamClosedError as error:  # the server closed it while it was idle, perhaps
-                self._raise_if_changed(error, command)
-                if call.cancelled:
-                    raise
-                connection = self._pool.connect(lambda: self._open(ends))
-                connection.waits = (command, began) if command.seconds > 0.0 else None
-                if connection.waits and len(failures) < len(self.failures):
-                    return self._try_once(connection, command, timeout, call)
-                return self._call(connection, *_remaining(command, timeout, began), call)
-        except StreamTimeoutError as error:
-            raise self.unresponsive_error(command, timeout) from error
-        except (StreamClosedError, ProtocolError) as error:
-            self._raise_if_changed(error, command)
-            raise self._unreachable_error(error) from error
+            while True:
+                acquire = self._pool.connect if again else self._pool.acquire
+                try:
+                    return self._attempt(acquire(lambda: self._connector.open(ends)), call, timeout, again)
+                except StreamTimeoutError as error:
+                    raise unresponsive_error(self._name(), self._url, command, timeout) from error
+                except (StreamClosedError, DistNetworkError) as error:
+                    self._check_repeatable(call, error, ends, again)
+                again = True
+        finally:
+            self._waits.discard(call)
 
-    def _raise_if_changed(self, error: Exception, command: Command[Any]) -> None:
-        """Raise an error, which is not the cause of another attempt, if a frame was changed on its way."""
+    def _attempt(self, connection: ClientConnection, call: Call[T], timeout: float, again: bool) -> T:
+        """Make a call over a connection; ``again`` if it has been made over another one."""
+        command = call.command
+        call.connection = connection
+        if call.cancelled:
+            connection.shutdown()
+        if call.failure is not None and isinstance(command, Waiting):  # does it have to wait?
+            command = command.with_timeout(0.0)
+        elif again or not connection.seq:
+            # To connect took some of the time: the margin has room for a little of it.
+            command, timeout = call.remaining(timeout, 0.0 if again else timeout / 2)
+        try:
+            result = connection.call(command, timeout, call.request_id)
+        except DistStoreError as error:
+            call.connection = None
+            self._pool.release(connection)
+            if isinstance(error, KeyNotFoundError | StoreTimeoutError | QueueEmptyError):
+                raise self._wait_error(call, error) from None
+            raise
+        except BaseException as error:  # Ctrl-C too: by the closed connection the server learns that the wait is over
+            if isinstance(error, StreamClosedError) and command.writes and call.request_id is None:
+                call.request_id = RequestId(connection.name, connection.seq)
+            self._pool.discard(connection)
+            raise
+        call.connection = None
+        self._pool.release(connection)
+        return result
+
+    def _wait_error(self, call: Call[Any], error: DistStoreError) -> DistStoreError | RankFailedError:
+        """Return the error of a call that has waited in vain, given the server's."""
+        return error if call.failure is None else failed_wait_error(call.failure, error)
+
+    def _check_repeatable(
+        self, call: Call[Any], error: StreamClosedError | DistNetworkError, ends: float, again: bool
+    ) -> None:
+        """Return, after a pause if need be, if a call is to be repeated over a new connection; else raise its error."""
+        command = call.command
         if isinstance(error.__cause__, RecordChangedError):
             unknown = f"; whether {command.name} was executed is not known" if command.writes else ""
             raise DistNetworkError(
                 f"the connection to {self._name()} is closed: {error.__cause__}{unknown}", address=self._url
             ) from None
-
-    def _try_once(self, connection: ClientConnection, command: Command[T], timeout: float, call: Call) -> T:
-        """Execute a command, whose wait a failure has ended, without waiting.
-
-        Raises:
-            RankFailedError: it would have to wait.
-        """
-        assert isinstance(command, Waiting)
-        failure = self.failure_since(call.failures)
-        assert failure is not None
-        connection.waits = None
-        try:
-            attempt: Command[T] = command.with_timeout(0.0)
-            return self._call(connection, attempt, timeout, call)
-        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
-            raise failed_wait_error(failure, error) from None
+        lost, pause = self._unreachable_error(error), _pause(time.monotonic() - call.began)
+        if isinstance(error, StreamClosedError) and not again and not call.cancelled:
+            return  # the server closed it while it was idle, perhaps
+        ended = call.cancelled or self._pool.closed or time.monotonic() + pause >= ends
+        if lost is error and (ended or not self.returns or error.__cause__ is None):
+            raise error
+        if ended or not self.returns:
+            raise lost from error
+        if call.failure is not None:
+            raise failed_wait_error(call.failure, lost) from error
+        time.sleep(pause)
 
     def waits_under_way(self) -> bool:
-        return any(connection.waits is not None for connection in self._pool.in_use())
+        """Return whether a wait is under way."""
+        return bool(self._waits)
 
     def pending_waits(self) -> list[KeyWaitInfo]:
-        return [wait_info(*waits) for connection in self._pool.in_use() if (waits := connection.waits) is not None]
+        """Return the waits under way. From any thread."""
+        return [call.info() for call in self._waits.copy()]
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
-        """See BlockingStore. The connections of the waits end, by which the server learns that they are over."""
-        super().fail_waits(failure, for_good=for_good)
-        for connection in self._pool.in_use():
-            if connection.waits:
-                connection.shutdown()
+        """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.
 
-    def _call(self, connection: ClientConnection, command: Command[T], timeout: float, call: Call) -> T:
-        call.use(connection)
-        try:
-            result = connection.call(command, timeout, call.retried, keyed=call.keyed)
-        except DistStoreError:
-            self._pool.release(connection)
-            raise
-        except BaseException as error:  # Ctrl-C too: by the closed connection the server learns that the wait is over
-            if isinstance(error, StreamClosedError) and command.writes and not call.retried:
-                call.retried = store_frames.REQUEST_ID.pack(connection.name, connection.seq)
-            self._pool.discard(connection)
-            raise
-        self._pool.release(connection)
-        return result
+        The connections of the waits end, by which the server learns that they are over.
 
-    def _open(self, ends: float) -> ClientConnection:
-        """Return a new connection, made before ``ends``, by time.monotonic.
-
-        Raises:
-            DistNetworkError: caused by an OSError: the server does not listen.
-            AuthenticationError: the server has another token.
-            ProtocolError: the peer does not speak the binary protocol.
-            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
+        Args:
+            failure: the reason; a rank that has failed, say.
+            for_good: whether later waits end at once, too.
         """
-        try:
-            split = urlsplit(self._url)
-            named = bool(split.hostname) and split.port != 0  # an invalid port raises
-        except ValueError as error:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: {error}", address=self._url) from None
-        if not named:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
-        with contextlib.suppress(AuthenticationError):
-            return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
-        # The connection breaks without a message if the server ends, too; then the second attempt finds no server.
-        return self._open_connection(split, _until(ends))
-
-    def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
-        refusal = AuthenticationError(
-            f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
-        )
-        unix = self._connect_unix()
-        if unix is not None:
-            return self._greeted(unix, refusal, deadline)[0]
-        size = store_frames.UNIX_NAME_BYTES
-        connection, name = self._greeted(self._connect(split, deadline), refusal, deadline, size)
-        self._unix_socket = store_frames.decode_unix_name(name)
-        unix = self._connect_unix()
-        if unix is None:
-            return connection
-        connection.close()
-        return self._greeted(unix, refusal, deadline)[0]
-
-    def _greeted(
-        self, sock: socket.socket, refusal: AuthenticationError, deadline: Deadline, reply_bytes: int = 0
-    ) -> tuple[ClientConnection, bytes]:
-        """Return the connection over a socket, after the handshake, and what the server says besides."""
-        connection = ClientConnection(sock)
-        try:
-            connection.name = new_name()
-            script = client_script(hello(self._token, self._store, connection.name), refusal, reply_bytes)
-            handshake = Handshake(sock, Service.STORE, script, client=True)
-            return connection, connection.greet(handshake, _positive(deadline))
-        except BaseException:
-            connection.close()
-            raise
-
-    def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
-        """Return a socket that is connected to the server's port."""
-        seconds = min(CONNECT_SECONDS, _positive(deadline))
-        try:
-            sock = connect(split.scheme, str(split.hostname), split.port, seconds, self._token)
-            break_when_peer_vanishes(sock)
-            return sock
-        except (OSError, UnicodeError) as error:
-            raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
-            raise self._unreachable_error(error) from error
-        except ValueError as error:
-            raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
-
-    def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""
-        if not self._unix_socket:
-            return None
-        with limit_named(f"cannot connect to the store at {self._url}"):
-            sock = close_in_children(socket.socket(socket.AF_UNIX))
-        try:
-            sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
-            sock.connect(f"\0{self._unix_socket}")
-            check_peer(sock)  # before the HELLO shows it the token
-        except (OSError, PeerRefusedError):
-            sock.close()
-            self._unix_socket = ""
-            return None
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    def unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
-        """Return the error of a call to which the server has not responded; the arguments are those of ``execute``."""
-        return unresponsive_error(self._name(), self._url, command, timeout)
+        self.failures.append(failure)
+        if for_good and self._final is None:
+            self._final = failure
+        for call in self._waits.copy():
+            call.failure = call.failure or failure
+            call.interrupt()
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)
@@ -420,31 +371,29 @@ class StoreClient(BlockingStore):
         return f"the store at {self._url}"
 
 
-def remaining(command: Command[T], ends: float) -> Command[T]:
-    """Return a command that waits no longer than until ``ends``, by time.monotonic."""
-    if not isinstance(command, Waiting) or not command.seconds:
-        return command
-    found: Command[T] = command.with_timeout(max(0.0, ends - time.monotonic()))
-    return found
+def failed_wait_error(failure: DistError, missing: DistError) -> RankFailedError | StoreTimeoutError:
+    """Return the error of a wait that ends because of a failure.
 
-
-def _until(ends: float) -> Deadline:
-    """Return the deadline of the time ``ends``, by time.monotonic."""
-    return Deadline(ends - time.monotonic())
-
-
-def _positive(deadline: Deadline) -> float:
-    """Return the remaining seconds as a socket's timeout, for which 0 has another meaning."""
-    return max(_MIN_SECONDS, deadline.remaining())
-
-
-def _remaining(command: Command[T], timeout: float, began: float, slack: float = 0.0) -> tuple[Command[T], float]:
-    """Return a command and the time limit besides its wait, less the time that has passed since the call began.
-
-    A time up to ``slack`` does not shorten the wait.
+    Args:
+        failure: of a rank; or StoreTimeoutError, if no rank is left that could set a key.
+        missing: what the wait would raise now if its time were over.
     """
-    spent = time.monotonic() - began
-    if spent > slack and isinstance(command, Waiting) and command.seconds:
-        late = max(0.0, spent - command.seconds)
-        return command.with_timeout(max(0.0, command.seconds - spent)), max(0.0, timeout - late)
-    return command, max(0.0, timeout - spent)
+    kind = StoreTimeoutError if isinstance(failure, StoreTimeoutError) else RankFailedError
+    return kind(
+        f"{failure.message}: this ends a wait in the job's store; {missing.message}",
+        ranks=failure.ranks,
+        group=failure.group,
+    )
+
+
+def _keyed_id(idempotency_key: str, command: Command[Any]) -> RequestId:
+    """Return the identity of a request with an Idempotency-Key."""
+    plain = command.with_timeout(0.0) if isinstance(command, Waiting) else command
+    digest = hashlib.blake2b(codec.encode_command(plain, 0), digest_size=4).digest()
+    name = hashlib.blake2b(idempotency_key.encode(), digest_size=NAME_BYTES, person=b"Idempotency-Key").digest()
+    return RequestId(name, int.from_bytes(digest, "big"), keyed=True)
+
+
+def _pause(elapsed: float) -> float:
+    """Return the seconds until the next attempt. Many may wait: with jitter, they do not come at the same time."""
+    return min(max(_SHORTEST_PAUSE, elapsed / 8), _LONGEST_PAUSE) * random.uniform(0.5, 1.5)

@@ -23,10 +23,9 @@ from rankmesh_agent.wire.errors import (
     RankFailedError,
 )
 from rankmesh_agent.wire.store_frames import (
-    KEYED,
     MAX_BYTES,
-    RETRY,
     Kind,
+    RequestId,
     Response,
     decode_parts,
     decode_request,
@@ -65,16 +64,13 @@ class Format(NamedTuple):
     command: Callable[[Parts, int, float], Command[Any]]
 
 
-def encode_command(
-    command: Command[Any], seq: int, *, retried: bytes = b"", keyed: bool = False, timeout: float = 0.0
-) -> bytes:
+def encode_command(command: Command[Any], seq: int, request_id: RequestId | None = None, timeout: float = 0.0) -> bytes:
     """Return a command as a frame.
 
     Args:
         command: the command.
         seq: its number on the connection.
-        retried: the identity of the request that it may repeat (REQUEST_ID), if any.
-        keyed: whether that is an Idempotency-Key's.
+        request_id: the identity of the request that it may repeat, if any.
         timeout: time limit of a command that does not wait, for an agent that forwards it to the owner.
 
     Raises:
@@ -82,8 +78,8 @@ def encode_command(
     """
     opcode, format = _OPCODES[type(command)]
     flags, parts = format.parts(command)
-    if retried:
-        flags, parts = flags | RETRY | keyed * KEYED, [retried, *parts]
+    if request_id is not None:
+        flags, parts = flags | request_id.flags(), [request_id.encode(), *parts]
     seconds = timeout if timeout and not isinstance(command, Waiting) else command.seconds
     found = encode_request(opcode, flags, seq, min(seconds, 1e9), parts)
     if len(found) > MAX_BYTES:

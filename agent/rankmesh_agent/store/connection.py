@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.hello import Client
-from rankmesh_agent.wire.store_frames import HEADER_BYTES
+from rankmesh_agent.wire.store_frames import HEADER_BYTES, RequestId
 
 
 class PendingRequest(NamedTuple):

@@ -6,7 +6,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 RETENTION_SECONDS = 60.0
 """Lifetime of a cached reply: longer than a client retries."""
@@ -16,18 +16,6 @@ MAX_REPLY_BYTES = 16 << 20
 
 K = TypeVar("K")
 R = TypeVar("R")
-
-
-class RequestId(NamedTuple):
-    """Identity of a request that a client may repeat.
-
-    Attributes:
-        name: id of the store, and name of the connection that carried it first, or digest of its Idempotency-Key.
-        number: of the request on that connection, or digest of the command.
-    """
-
-    name: bytes
-    number: int
 
 
 def surplus(sizes: Iterable[tuple[K, int]], total: int) -> Iterator[K]:

@@ -16,7 +16,6 @@ import os
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -37,7 +36,7 @@ from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest
-from rankmesh_agent.store.replies import ReplyCache, RequestId
+from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
@@ -49,6 +48,7 @@ from rankmesh_agent.wire.errors import (
     StoreLostError,
 )
 from rankmesh_agent.wire.hello import Client, Service
+from rankmesh_agent.wire.store_frames import RequestId
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
@@ -390,13 +390,15 @@ class StoreServer:
         if table is None:
             connection.send(codec.encode_error(seq, StoreLostError(_LOST)))
             return
-        request_id = RequestId(connection.name, seq)
-        if flags & store_frames.RETRY:
+        repeated = store_frames.decode_request_id(flags, parts)
+        if repeated is None:
+            request_id = RequestId(connection.name, seq)
+        else:
             store = connection.name[: store_frames.STORE_ID_BYTES]
-            request_id = _identity(store, parts.pop(0) if parts else b"")
+            request_id = repeated._replace(name=store + repeated.name)
         try:
-            if flags & store_frames.RETRY:
-                frame = self._earlier_response(table, request_id, keyed=bool(flags & store_frames.KEYED))
+            if repeated is not None:
+                frame = self._earlier_response(table, request_id)
                 if frame is not None:
                     connection.last = (seq, store_frames.with_seq(frame, seq))
                     connection.send(connection.last[1])
@@ -461,13 +463,13 @@ class StoreServer:
         if not sent:
             self._undo(connection, request)
 
-    def _earlier_response(self, table: Table, request_id: RequestId, *, keyed: bool) -> bytes | None:
+    def _earlier_response(self, table: Table, request_id: RequestId) -> bytes | None:
         """Return the response to a request that was executed already; None if it was not, and never will be.
 
         Raises:
             IdempotencyKeyReusedError: another command has the same Idempotency-Key.
         """
-        name, number = request_id
+        name, number, keyed = request_id
         broken = self._by_name.get(name)
         if broken is not None:
             request = broken.take_pending()
@@ -544,19 +546,6 @@ def _response(request: PendingRequest) -> bytes:
     if error is None:
         return codec.encode_result(request.seq, request.future.result())
     return codec.encode_error(request.seq, error if isinstance(error, DistStoreError) else DistStoreError(str(error)))
-
-
-def _identity(store: bytes, part: bytes) -> RequestId:
-    """Return the identity of a request to a store that its client may have sent before.
-
-    Raises:
-        ProtocolError: there is none.
-    """
-    try:
-        name, number = store_frames.REQUEST_ID.unpack(part)
-    except struct.error:
-        raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
-    return RequestId(store + name, number)
 
 
 def _in_progress(connection: Connection, subject: int) -> bool:

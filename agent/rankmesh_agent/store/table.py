@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.wire.errors import StoreFullError
+from rankmesh_agent.wire.store_frames import RequestId
 
 Values = Mapping[str, bytes]
 Changes = Mapping[str, bytes | None]

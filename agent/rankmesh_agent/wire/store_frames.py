@@ -33,6 +33,7 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import ProtocolError
 
@@ -52,12 +53,48 @@ STORE_ID_BYTES = 16
 NO_STORE_ID = bytes(STORE_ID_BYTES)
 """Id of the store of a server that has only one."""
 RETRY = 0x80
-"""A flag: the client may have sent the request before, over a connection that broke; its first part identifies it."""
+"""A flag: the client may have sent the request before, over a connection that broke; its first part is a RequestId."""
 KEYED = 0x40
-"""A flag, with RETRY: the identity is an Idempotency-Key and a digest of the command."""
-REQUEST_ID = struct.Struct("!64sI")
-"""First part of a retry: name of the broken connection in its HELLO, and number of the request; or a digest of the key,
-and one of the command."""
+"""A flag, with RETRY: the identity is that of an Idempotency-Key."""
+_REQUEST_ID = struct.Struct("!64sI")
+
+
+class RequestId(NamedTuple):
+    """Identity of a request that a client may repeat.
+
+    Attributes:
+        name: name of the connection that carried it first, or digest of its Idempotency-Key; after the id of the store
+            at the server.
+        number: of the request on that connection, or digest of the command.
+        keyed: whether it is that of an Idempotency-Key.
+    """
+
+    name: bytes
+    number: int
+    keyed: bool = False
+
+    def flags(self) -> int:
+        """Return the flags of a request that has this identity."""
+        return RETRY | KEYED if self.keyed else RETRY
+
+    def encode(self) -> bytes:
+        """Return the first part of the request."""
+        return _REQUEST_ID.pack(self.name, self.number)
+
+
+def decode_request_id(flags: int, parts: list[bytes]) -> RequestId | None:
+    """Remove and return the identity of a request that its client may have sent before; None for other requests.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    if not flags & RETRY:
+        return None
+    try:
+        name, number = _REQUEST_ID.unpack(parts.pop(0))
+    except (IndexError, struct.error):
+        raise ProtocolError("a retry in the store's binary protocol does not identify its request") from None
+    return RequestId(name, number, bool(flags & KEYED))
 
 
 class Kind(enum.IntEnum):

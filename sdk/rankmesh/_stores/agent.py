@@ -24,7 +24,7 @@ class AgentStore(CommandStore):
 
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         self._agent = agent
-        super().__init__(agent.blocking_store(), timeout)
+        super().__init__(agent.open_store(), timeout)
         _open.add(self)
 
     def clone(self) -> AgentStore:
@@ -35,7 +35,7 @@ class AgentStore(CommandStore):
         if self._finalizer.alive:
             self._finalizer()
             self._agent = agent
-            self._use(agent.blocking_store())
+            self._use(agent.open_store())
 
     def _after_fork(self) -> None:
         super()._after_fork()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rankmesh._stores.base import Store
 from rankmesh._stores.methods import Method
-from rankmesh_agent.store.base import BlockingStore
+from rankmesh_agent.store import store as agent_store
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire.errors import (
     DistStoreError,
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 class CommandStore(Store):
-    """A store that executes commands on a BlockingStore.
+    """A store that executes commands on a store of the agent, local or remote.
 
     Args:
         store: executes the commands. It is closed with this object, when that is collected, or at exit.
         timeout: default time limit of calls: of the waits for keys, and of a remote owner's response.
     """
 
-    _store: BlockingStore
+    _store: agent_store.Store
     _finalizer: weakref.finalize[[], CommandStore]
 
-    def __init__(self, store: BlockingStore, timeout: timedelta) -> None:
+    def __init__(self, store: agent_store.Store, timeout: timedelta) -> None:
         self._timeout = timeout
         self._use(store)
         _stores.add(self)
@@ -72,7 +72,7 @@ class CommandStore(Store):
         """In a forked child: leave the parent's connections and files to the parent."""
         self._finalizer.detach()
 
-    def _use(self, store: BlockingStore) -> None:
+    def _use(self, store: agent_store.Store) -> None:
         """Execute commands on a store from now on, and close it with this object."""
         self._store = store
         self._limit_calls()
@@ -82,7 +82,7 @@ class CommandStore(Store):
         self._store.timeout = max(self._timeout.total_seconds(), _MIN_SECONDS)
 
 
-class UnusableStore(BlockingStore):
+class UnusableStore(agent_store.Store):
     """Stands in for a store that is closed, or belongs to another process.
 
     Args:

@@ -15,7 +15,7 @@ from rankmesh._stores.commands import CommandStore
 from rankmesh._stores.log import JOIN, LEAVE, SET, Log, Record
 from rankmesh._stores.methods import Method
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.store.base import BlockingStore
+from rankmesh_agent.store import store as agent_store
 from rankmesh_agent.store.command import Command, Immediate, Waiting, Write
 from rankmesh_agent.store.table import Changes, Table
 from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
@@ -82,7 +82,7 @@ class FileStore(CommandStore):
         return f"FileStore({self._path!r}, {self._world_size})"
 
 
-class _FileTable(BlockingStore):
+class _FileTable(agent_store.Store):
     """A table that replicates a log."""
 
     def __init__(self, path: str, world_size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore
-from rankmesh_agent.store.memory import BlockingMemoryStore
+from rankmesh_agent.store.store import LocalStore
 from rankmesh_agent.store.table import Table
 
 
@@ -15,7 +15,7 @@ class HashStore(CommandStore):
     """
 
     def __init__(self) -> None:
-        super().__init__(BlockingMemoryStore(Table()), DEFAULT_TIMEOUT)
+        super().__init__(LocalStore(Table()), DEFAULT_TIMEOUT)
 
     def clone(self) -> HashStore:
         found = HashStore()

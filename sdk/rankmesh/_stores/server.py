@@ -12,10 +12,9 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import BACKLOG, bind
-from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.store.client import StoreClient
-from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.store.server import SingleTable, StoreServer
+from rankmesh_agent.store.store import LocalStore
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 from rankmesh_agent.wire.hello import Service
@@ -40,19 +39,18 @@ class TCPStoreServer:
         self.port: int = listener.getsockname()[1]
         self.table = Table(Quota(settings.store_keys, settings.store_bytes))
         self._references = 0
+        self._over_http: StoreClient | None = None
         name = f"rankmesh-store-{self.port}"
         self._http = HttpServer(listener, name, token=settings.credentials, advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
+            self._over_http = StoreClient(self._http.url(), settings.token, unix_socket=server.unix_socket())
             return create_store_app(self._over_http, token=settings.credentials, names=[host, *self._http.names])
 
         server = StoreServer(
             SingleTable(self.table, settings.credentials), settings.credentials, f"rankmesh-store-fast-{self.port}"
-        )
-        self._over_http = AsyncStore(
-            lambda: StoreClient(self._http.url(), settings.token, unix_socket=server.unix_socket())
         )
         self._http.start(make, {Service.STORE: server}, on_demand=True)
 
@@ -73,11 +71,12 @@ class TCPStoreServer:
             for address in [address for address, server in _shared.items() if server is self]:
                 del _shared[address]
         self.table.close()
-        self._over_http.close()
+        if self._over_http is not None:
+            self._over_http.close()
         self._http.close()
 
 
-class ServerReference(BlockingMemoryStore):
+class ServerReference(LocalStore):
     """A counted reference to a server in this process, as a store of its keys.
 
     Args:

@@ -16,7 +16,6 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
@@ -55,7 +54,7 @@ def url(server, store_server) -> Iterator[str]:
     """The URL of the server of ``table``."""
     current, found = server
     current.server = store_server
-    current.store = AsyncStore(lambda: StoreClient(found, "secret"))
+    current.store = StoreClient(found, "secret")
     yield found
     current.store.close()
 

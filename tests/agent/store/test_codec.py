@@ -37,8 +37,10 @@ from rankmesh_agent.wire.errors import (
 from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
     Kind,
+    RequestId,
     decode_parts,
     decode_request,
+    decode_request_id,
     decode_response,
     encode_request,
     encode_response,
@@ -81,10 +83,18 @@ def test_commands(command, opcode, flags, seconds, parts):
     assert getattr(found, "seconds", 0.0) == seconds
 
 
-def test_a_retry_identifies_its_request():
-    frame = codec.encode_command(Add("k", 1), 2, retried=b"earlier")
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_retry_identifies_its_request(keyed):
+    frame = codec.encode_command(Add("k", 1), 2, RequestId(b"n" * 64, 5, keyed))
     _, flags, _, count, _, _ = decode_request(frame)
-    assert (flags, decode_parts(frame, count)) == (0x80, [b"earlier", b"k", b"1"])
+    parts = decode_parts(frame, count)
+    assert (flags, parts[0][-4:]) == (0xC0 if keyed else 0x80, b"\0\0\0\5")
+    assert decode_request_id(flags, parts) == RequestId(b"n" * 64, 5, keyed)
+    assert parts == [b"k", b"1"]
+    assert decode_request_id(0, parts) is None
+    for malformed in ([], [b"n"]):
+        with pytest.raises(ProtocolError, match="does not identify"):
+            decode_request_id(flags, malformed)
 
 
 def test_an_endless_wait_is_a_finite_number():

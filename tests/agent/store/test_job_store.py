@@ -14,8 +14,8 @@ from support.processes import free_port, wait_until
 
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
-from rankmesh_agent.store import job_store
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store import client as store_client
+from rankmesh_agent.store.client_connection import Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.job_store import JobStore, JobStoreClient
@@ -38,14 +38,14 @@ FAILURE = RankFailedError("rank 2 (host, pid 7) failed (killed)", ranks=[2], gro
 
 @pytest.fixture(autouse=True)
 def over_tcp(monkeypatch) -> None:
-    monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+    monkeypatch.setattr(Connector, "_connect_unix", lambda _: None)
 
 
 class Job(JobStore):
     """A job's store that closes all its clients at its end."""
 
-    def blocking(self) -> JobStoreClient:
-        client = super().blocking()
+    def client(self) -> JobStoreClient:
+        client = super().client()
         self.__dict__.setdefault("clients", []).append(client)
         return client
 
@@ -72,23 +72,23 @@ class TestBreaks:
         command, result, end = call
         Set("k", b"1").apply(table)
         with losing(lost, times=times) as url:
-            assert job(url).blocking().execute(command) == result
+            assert job(url).client().execute(command) == result
         assert table.value("k") == end
 
     @pytest.mark.parametrize("lost", ["request", "answer"])
     def test_queues(self, job, losing, table, lost):
         with losing(lost, times=3) as url:
-            job(url).blocking().execute(QueuePush("q", b"1"))
+            job(url).client().execute(QueuePush("q", b"1"))
         table.push("q", b"2")
         for left in (b"1", b"2"):
             with losing(lost, times=3) as url:
-                assert job(url).blocking().execute(QueuePop("q", 30.0)) == left
+                assert job(url).client().execute(QueuePop("q", 30.0)) == left
         assert table.length("q") == 0
 
     def test_a_pop_that_waits(self, job, losing, table, threads):
         """Each answer that is lost had the value; so has the last."""
         with losing(times=4) as url:
-            popped = threads.submit(job(url).blocking().execute, QueuePop("q", 30.0))
+            popped = threads.submit(job(url).client().execute, QueuePop("q", 30.0))
             wait_until(lambda: table._pending_pops, "the wait")
             table.push("q", b"1")
             table.push("q", b"2")
@@ -115,7 +115,7 @@ class TestAGatewayThatIsAway:
     def test_calls_wait_for_it(self, job, start, table, threads, command, result):
         Set("n", b"7").apply(table)
         port = free_port()
-        called = threads.submit(job(f"http://127.0.0.1:{port}").blocking().execute, command)
+        called = threads.submit(job(f"http://127.0.0.1:{port}").client().execute, command)
         time.sleep(0.1)
         assert not called.done()
         start(port)
@@ -125,21 +125,21 @@ class TestAGatewayThatIsAway:
     def test_not_beyond_their_time_limit(self, job, command, seconds):
         began = time.monotonic()
         with pytest.raises(DistNetworkError, match=r"the job's store, at the gateway at \S+, cannot be reached"):
-            job(f"http://127.0.0.1:{free_port()}").blocking().execute(command, seconds)
+            job(f"http://127.0.0.1:{free_port()}").client().execute(command, seconds)
         assert time.monotonic() - began < 10
 
     def test_one_that_does_not_respond(self, job):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with pytest.raises(StoreUnresponsiveError, match=rf"gateway at {url}, .* add within 0\.2 s\."):
-                job(url).blocking().execute(Add("n"), 0.2)
+                job(url).client().execute(Add("n"), 0.2)
 
     @pytest.mark.parametrize("end", ["a failure", "close"])
     def test_the_end_of_waits(self, job, threads, monkeypatch, end):
         """Only a wait ends with a failure; a call that does not wait goes on."""
-        monkeypatch.setattr(job_store, "_LONGEST_PAUSE", 0.05)
+        monkeypatch.setattr(store_client, "_LONGEST_PAUSE", 0.05)
         store = job(f"http://127.0.0.1:{free_port()}")
-        client = store.blocking()
+        client = store.client()
         waiting, writing = (threads.submit(client.execute, command) for command in (Get("k", 60.0), Set("k", b"")))
         time.sleep(0.1)
         if end == "a failure":
@@ -165,7 +165,7 @@ class TestWaits:
 
     def test_a_failure_ends_those_of_all_clients(self, job, url, begin):
         store = job(url)
-        waiting = [begin(store.blocking(), command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
+        waiting = [begin(store.client(), command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
         assert store.waiting()
         assert sorted(wait.op for wait in store.pending_waits()) == ["get", "queue_pop"]
         store.fail_waits(FAILURE)
@@ -178,7 +178,7 @@ class TestWaits:
         """Of clients that are opened later, too."""
         store = job(url)
         store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1]), for_good=True)
-        client = store.blocking()
+        client = store.client()
         with pytest.raises(StoreTimeoutError, match="no other rank is left"):
             client.execute(Get("k", 60.0))
         client.execute(Set("k", b"v"))
@@ -193,23 +193,23 @@ class TestWaits:
         with pytest.raises(
             StoreTimeoutError, match=r"waited 0\.05 s, but .*rank 3 .* reports: no free descriptor"
         ) as caught:
-            store.blocking().execute(command)
+            store.client().execute(command)
         assert caught.value.ranks == (3,)
         assert asked[0] >= began - 0.05
         with pytest.raises((KeyNotFoundError, StoreTimeoutError, QueueEmptyError)) as caught:
-            store.blocking().execute(command.with_timeout(0.0))
+            store.client().execute(command.with_timeout(0.0))
         assert not caught.value.ranks
 
 
 def test_closing_ends_calls_and_later_ones(job, url, threads, table):
     store = job(url)
-    client = store.blocking()
+    client = store.client()
     waiting = threads.submit(client.execute, Get("k", 60.0))
     wait_until(lambda: table._watches, "the wait")
     store.close()
     with pytest.raises(DistNetworkError, match="is closed"):
         waiting.result(20)
-    for each in (client, store.blocking()):
+    for each in (client, store.client()):
         with pytest.raises(DistNetworkError, match="is closed"):
             each.execute(Get("k"))
 
@@ -225,7 +225,7 @@ def test_a_store_that_is_another_is_lost(job):
 
 
 def test_threads_share_a_client(job, url, table):
-    client = job(url).blocking()
+    client = job(url).client()
     threads = [threading.Thread(target=lambda: [client.execute(Add("n")) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -31,12 +31,11 @@ from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store import client as store_client
-from rankmesh_agent.store import codec, replies, server
-from rankmesh_agent.store.client import ClientConnection, StoreClient
+from rankmesh_agent.store import client_connection, codec, replies, server
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, Count, Get, MultiSet, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
@@ -64,8 +63,8 @@ from rankmesh_agent.wire.store_frames import (
     MAX_BYTES,
     NO_STORE_ID,
     REQUEST,
-    REQUEST_ID,
     UNIX_NAME_BYTES,
+    RequestId,
     decode_response,
     decode_unix_name,
     encode_request,
@@ -108,9 +107,9 @@ class Raw:
             data += self.sock.recv(size - len(data)) or pytest.fail("the connection has ended")
         return data
 
-    def send(self, command: Command, seq: int = 1, again: bytes = b"", *, keyed: bool = False) -> None:
+    def send(self, command: Command, seq: int = 1, again: RequestId | None = None) -> None:
         """Send a command."""
-        self.sock.sendall(codec.encode_command(command, seq, retried=again, keyed=keyed))
+        self.sock.sendall(codec.encode_command(command, seq, again))
 
     def result(self, command: Command) -> Any:
         """Return a command's result."""
@@ -118,9 +117,9 @@ class Raw:
         header = decode_response(data)
         return codec.decode_result(command, header, data + self.read(header[3]))
 
-    def ask(self, command: Command, seq: int = 1, again: bytes = b"", *, keyed: bool = False) -> Any:
+    def ask(self, command: Command, seq: int = 1, again: RequestId | None = None) -> Any:
         """Send a command and return its result."""
-        self.send(command, seq, again, keyed=keyed)
+        self.send(command, seq, again)
         return self.result(command)
 
     def is_closed(self) -> bool:
@@ -148,7 +147,7 @@ def raw(url) -> Iterator[Callable[..., Raw]]:
 @pytest.fixture(params=["tcp", "unix"])
 def medium(request, monkeypatch) -> str:
     if request.param == "tcp":
-        monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+        monkeypatch.setattr(Connector, "_connect_unix", lambda _: None)
     return request.param
 
 
@@ -228,7 +227,7 @@ class TestAConnection:
         ids=["in pieces", "stops in the middle", "none", "another request's", "two", "garbage"],
     )
     def test_responses(self, monkeypatch, threads, data, size, pause, result):
-        monkeypatch.setattr(store_client, "SLICE_SECONDS", 0.01)
+        monkeypatch.setattr(client_connection, "SLICE_SECONDS", 0.01)
         ours, theirs = socket.socketpair()
 
         def answer() -> None:
@@ -511,7 +510,7 @@ class TestBrokenConnections:
     @pytest.fixture(autouse=True)
     def through_the_proxy(self, request, monkeypatch):
         if "losing" in request.fixturenames:
-            monkeypatch.setattr(StoreClient, "_connect_unix", lambda _: None)
+            monkeypatch.setattr(Connector, "_connect_unix", lambda _: None)
 
     @pytest.mark.parametrize("lost", ["request", "answer"])
     def test_the_request_is_repeated(self, losing, table, call, lost):
@@ -533,7 +532,7 @@ class TestBrokenConnections:
     def test_a_repeated_wait_gets_the_rest_of_its_time(self, store, monkeypatch):
         asked = []
 
-        def ask(_, command: Command, timeout: float, retried: bytes = b"", *, keyed: bool = False) -> Any:
+        def ask(_, command: Command, timeout: float, request_id: RequestId | None = None) -> Any:
             asked.append(command.seconds)
             if len(asked) == 1:
                 time.sleep(0.05)
@@ -559,14 +558,14 @@ class TestBrokenConnections:
         assert first.ask(Add("k"), 7) == 1
         if closed:
             first.sock.close()
-        assert second.ask(Add("k"), 1, REQUEST_ID.pack(first.name, 7)) == 1
+        assert second.ask(Add("k"), 1, RequestId(first.name, 7)) == 1
         assert second.ask(Add("k"), 2) == 2
         if not closed:
             assert first.is_closed()
-        assert [third.ask(Add("k"), seq, REQUEST_ID.pack(second.name, 2)) for seq in (1, 2)] == [2, 2]
+        assert [third.ask(Add("k"), seq, RequestId(second.name, 2)) for seq in (1, 2)] == [2, 2]
         assert second.is_closed()
         fourth = raw()
-        assert fourth.ask(Add("k"), 1, REQUEST_ID.pack(third.name, 9)) == 3  # the response is another request's
+        assert fourth.ask(Add("k"), 1, RequestId(third.name, 9)) == 3  # the response is another request's
 
     @pytest.mark.parametrize("arrived", [False, True], ids=["before the result", "with the result"])
     def test_a_wait_moves(self, raw, table, waits, arrived):
@@ -577,7 +576,7 @@ class TestBrokenConnections:
         if arrived:
             QueuePush("q", b"1").apply(table)
             first.sock.close()
-        second.send(QueuePop("q", 30.0), 1, REQUEST_ID.pack(first.name, 3))
+        second.send(QueuePop("q", 30.0), 1, RequestId(first.name, 3))
         if not arrived:
             assert first.is_closed()
             wait_until(lambda: taker.cancelled() and table._pending_pops, "the second wait")
@@ -588,7 +587,7 @@ class TestBrokenConnections:
     def test_a_wait_moves_again(self, raw, table, waits, arrived):
         """From the second connection to the third, although the server does not know yet that the second broke."""
         first, second, third = raw(), raw(), raw()
-        again = REQUEST_ID.pack(first.name, 3)
+        again = RequestId(first.name, 3)
         first.send(QueuePop("q", 30.0), 3)
         waits("q")
         second.send(QueuePop("q", 30.0), 1, again)
@@ -615,8 +614,8 @@ class TestBrokenConnections:
             one.sock.close()
             wait_until(lambda: not store_server._connections, "the end")
         last = raw()
-        assert last.ask(Add("k"), 1, REQUEST_ID.pack(names[0], 1)) == 4  # evicted, so it is executed again
-        assert last.ask(Add("k"), 2, REQUEST_ID.pack(names[2], 1)) == 3
+        assert last.ask(Add("k"), 1, RequestId(names[0], 1)) == 4  # evicted, so it is executed again
+        assert last.ask(Add("k"), 2, RequestId(names[2], 1)) == 3
         assert store_server._replies._bytes == 2 * 24
 
     def test_the_cache_expires(self, raw, store_server, monkeypatch):
@@ -646,7 +645,7 @@ class TestALog:
         waits("q")
         two.ask(QueuePush("q", b"v"), 5)
         assert one.result(QueuePop("q")) == b"v"
-        two.ask(Add("k"), 6, REQUEST_ID.pack(b"n" * 64, 9))
+        two.ask(Add("k"), 6, RequestId(b"n" * 64, 9))
         again = RequestId(NO_STORE_ID + b"n" * 64, 9)
         assert log.seen == [("changed", first(1), 1), ("handed_over", second(5), first(2)), ("changed", again, 2)]
         assert log.request_id is None
@@ -654,15 +653,15 @@ class TestALog:
     def test_a_request_of_an_earlier_server_has_its_reply_there(self, raw, table, log):
         log.reply.side_effect = lambda request: (9, codec.encode_result(0, 7))
         one = raw()
-        assert one.ask(Add("k"), 3, REQUEST_ID.pack(b"n" * 64, 9)) == 7
+        assert one.ask(Add("k"), 3, RequestId(b"n" * 64, 9)) == 7
         log.reply.assert_called_with(RequestId(NO_STORE_ID + b"n" * 64, 9))
         with pytest.raises(IdempotencyKeyReusedError):
-            one.ask(Add("k"), 4, REQUEST_ID.pack(b"n" * 64, 8), keyed=True)
+            one.ask(Add("k"), 4, RequestId(b"n" * 64, 8, keyed=True))
         assert table.value("k") is None
 
     def test_what_cannot_be_recorded_is_an_error_of_both_requests_and_can_be_repeated(self, raw, table, log, waits):
-        one, two, again = raw(), raw(), REQUEST_ID.pack(b"n" * 64, 9)
-        one.send(QueuePop("q", 30.0), 1, again, keyed=True)
+        one, two, again = raw(), raw(), RequestId(b"n" * 64, 9, keyed=True)
+        one.send(QueuePop("q", 30.0), 1, again)
         waits("q")
         log.handed_over.side_effect = log.changed.side_effect = DistStoreError("the disk is full")
         for seq, command in enumerate((Add("k"), QueuePush("q", b"v"))):
@@ -674,7 +673,7 @@ class TestALog:
         log.changed.side_effect = None
         assert two.ask(Add("k"), 7) == 1
         two.ask(QueuePush("q", b"v"), 8)
-        assert one.ask(QueuePop("q"), 2, again, keyed=True) == b"v"
+        assert one.ask(QueuePop("q"), 2, again) == b"v"
 
 
 class TestSeveralStores:
@@ -723,10 +722,10 @@ class TestSeveralStores:
     def test_the_identity_of_a_request_is_its_stores(self, raw, tables, waits, keyed):
         """Neither the reply nor the wait of another job's request is found under it."""
         ours, theirs = (raw("secret", store) for store in self.IDS.values())
-        again = REQUEST_ID.pack(b"name" * 16 if keyed else theirs.name, 1)
-        theirs.send(Add("k", 5), 1, again if keyed else b"", keyed=keyed)
+        again = RequestId(b"name" * 16 if keyed else theirs.name, 1, keyed)
+        theirs.send(Add("k", 5), 1, again if keyed else None)
         assert theirs.result(Add("k")) == 5
-        assert [ours.ask(Add("k", 5), seq, again, keyed=keyed) for seq in (1, 2)] == [5, 5]
+        assert [ours.ask(Add("k", 5), seq, again) for seq in (1, 2)] == [5, 5]
         assert [table.value("k") for table in tables.values()] == [b"5", b"5"]
         assert theirs.ask(Add("k"), 2) == 6
 

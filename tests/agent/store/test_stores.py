@@ -11,42 +11,37 @@ import pytest
 from support.store_machine import Subject, drive
 
 from rankmesh._stores.commands import CommandStore
-from rankmesh_agent.store.async_store import AsyncStore
-from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.job_store import JobStoreClient
-from rankmesh_agent.store.memory import BlockingMemoryStore
+from rankmesh_agent.store.store import LocalStore, Store
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 
 pytestmark = pytest.mark.slow
 
 
-class OnLoops(BlockingStore):
-    """A store for callers with an event loop: each call has a loop of its own."""
+class OnLoops(StoreClient):
+    """A store whose calls are awaited: each call has a loop of its own."""
 
-    def __init__(self, store: AsyncStore) -> None:
-        self._store = store
+    def execute(self, command: Command, timeout: float | None = None, call: Any = None) -> Any:
+        async def execute() -> Any:
+            return await self.submit(command)
 
-    def execute(self, command: Command, timeout: float | None = None) -> Any:
-        return asyncio.run(self._store.execute(command))
-
-    def close(self) -> None:
-        self._store.close()
+        return asyncio.run(execute()) if call is None else super().execute(command, timeout, call)
 
 
 def over_tcp(url: str) -> StoreClient:
     found = StoreClient(url, "secret")
-    found._connect_unix = lambda: None  # type: ignore[method-assign]
+    found._connector._connect_unix = lambda: None  # type: ignore[method-assign]
     return found
 
 
-KINDS: dict[str, Callable[..., BlockingStore]] = {
-    "in this process": lambda table, url: BlockingMemoryStore(table),
+KINDS: dict[str, Callable[..., Store]] = {
+    "in this process": lambda table, url: LocalStore(table),
     "client over a unix socket": lambda table, url: StoreClient(url, "secret"),
     "client over tcp": lambda table, url: over_tcp(url),
-    "a job's": lambda table, url: JobStoreClient(url, "secret", NO_STORE_ID, lambda command, error: error),
-    "with an event loop": lambda table, url: OnLoops(AsyncStore(lambda: StoreClient(url, "secret"))),
+    "a job's": lambda table, url: JobStoreClient(url, "secret", NO_STORE_ID),
+    "with an event loop": lambda table, url: OnLoops(url, "secret"),
 }
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from rankmesh_agent.store import replies
 from rankmesh_agent.store.commands import Add, CompareSet, Delete, Get, MultiSet, QueuePop, QueuePush, Set
-from rankmesh_agent.store.replies import ReplyCache, RequestId
+from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.store.table import Changes, Quota, Table
 from rankmesh_agent.wire.errors import DistStoreError, NotANumberError, StoreFullError
+from rankmesh_agent.wire.store_frames import RequestId
 
 
 @pytest.fixture

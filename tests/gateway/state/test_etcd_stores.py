@@ -13,9 +13,9 @@ from support.etcd import Etcd
 from support.processes import free_port
 
 from rankmesh_agent.store.commands import Add, MultiSet, QueuePop, QueuePush, Set
-from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.errors import DistStoreError
+from rankmesh_agent.wire.store_frames import RequestId
 from rankmesh_gateway.state.etcd_stores import EtcdStores
 from rankmesh_gateway.state.store_backend import OutcomeUnknownError
 from rankmesh_gateway.state.store_log import StoreLog

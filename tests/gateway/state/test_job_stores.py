@@ -12,11 +12,10 @@ import pytest
 
 from rankmesh_agent.store.codec import decode_result, encode_result
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, MultiSet, QueuePop, QueuePush, Set
-from rankmesh_agent.store.replies import RequestId
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import DistStoreError, StoreFullError
-from rankmesh_agent.wire.store_frames import decode_response
+from rankmesh_agent.wire.store_frames import RequestId, decode_response
 from rankmesh_gateway.state import job_stores
 from rankmesh_gateway.state.etcd_stores import EtcdStores
 from rankmesh_gateway.state.job_stores import SHOWN_NAMES, JobStores

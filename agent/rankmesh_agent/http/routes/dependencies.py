@@ -13,7 +13,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
-from rankmesh_agent.store.async_store import AsyncStore
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
@@ -47,7 +47,7 @@ class CurrentAgent(AgentState, Protocol):
     """An agent that is in a job: see Agent. The methods that make and delete a group block."""
 
     @property
-    def store(self) -> AsyncStore: ...
+    def store(self) -> StoreClient: ...
     def group(self, name: str) -> LocalCommunicator | None: ...
     def make_group(
         self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
@@ -104,11 +104,11 @@ ProberDep = Annotated[Prober, from_state("prober")]
 """The prober of that agent."""
 
 
-async def _store(agent: AgentDep) -> AsyncStore:
+async def _store(agent: AgentDep) -> StoreClient:
     return agent.store
 
 
-StoreDep = Annotated[AsyncStore, Depends(_store)]
+StoreDep = Annotated[StoreClient, Depends(_store)]
 """The store of that agent."""
 
 BEARER = Security(HTTPBearer(auto_error=False, description="The job's token; a job on loopback may have none."))

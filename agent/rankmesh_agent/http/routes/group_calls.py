@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
@@ -242,7 +242,7 @@ async def in_thread(blocking: Callable[[], T]) -> T:
     return await to_thread.run_sync(blocking, abandon_on_cancel=True, limiter=CapacityLimiter(1))
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the result of ``work``; cancel it when the client disconnects before. The body has been received before.
 
     Raises:

@@ -55,4 +55,4 @@ async def readyz(agent: AgentStateDep) -> Done:
 @store_router.get("/health", name="health")
 async def store_health(store: StoreDep) -> StoreHealth:
     """Return the store's version and number of keys."""
-    return StoreHealth("ok", "rankmesh-store", __version__, await store.execute(Count()))
+    return StoreHealth("ok", "rankmesh-store", __version__, await store.submit(Count()))

@@ -123,19 +123,19 @@ class Octets(Response):
 @router.get("")
 async def list_keys(store: StoreDep, prefix: Prefix = "", limit: Limit = None) -> list[str]:
     """List the keys, sorted."""
-    return (await store.execute(commands.Keys(prefix)))[:limit]
+    return (await store.submit(commands.Keys(prefix)))[:limit]
 
 
 @router.post("/count")
 async def count(store: StoreDep, prefix: Prefix = "") -> StoreNumber:
     """Return the number of keys."""
-    return StoreNumber(await store.execute(commands.Count(prefix)))
+    return StoreNumber(await store.submit(commands.Count(prefix)))
 
 
 @router.post("/check")
 async def check(body: StoreKeys, store: StoreDep) -> StoreFound:
     """Return whether all of the keys exist; a queue with values does, too."""
-    return StoreFound(await store.execute(commands.Check(tuple(body.keys))))
+    return StoreFound(await store.submit(commands.Check(tuple(body.keys))))
 
 
 @router.post("/wait")
@@ -144,34 +144,34 @@ async def wait(body: StoreWait, request: Request, store: StoreDep) -> Done:
 
     If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
     """
-    await until_disconnect(request, store.execute(commands.Wait(tuple(body.keys), _slice(body.timeout))))
+    await until_disconnect(request, store.submit(commands.Wait(tuple(body.keys), _slice(body.timeout))))
     return Done()
 
 
 @router.post("/add", responses=problems(409))
 async def add(body: StoreAdd, store: StoreDep, once: Once = "") -> StoreNumber:
     """Add to a number, and return the sum."""
-    return StoreNumber(await store.execute(commands.Add(body.key, body.amount), once))
+    return StoreNumber(await store.submit(commands.Add(body.key, body.amount), once))
 
 
 @router.post("/compare_set", response_class=Octets, responses=_OCTETS_OUT)
 async def compare_set(body: StoreCompareSet, store: StoreDep, once: Once = "") -> Octets:
     """Replace a value if it is the expected one; return the value now, the expected one if there is none."""
     expected, desired = _from_base64(body.expected), _from_base64(body.desired)
-    return Octets(await store.execute(commands.CompareSet(body.key, expected, desired), once))
+    return Octets(await store.submit(commands.CompareSet(body.key, expected, desired), once))
 
 
 @router.post("/append", **_NO_CONTENT, openapi_extra=_OCTETS_IN)
 async def append(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to the key's value, or set it if there is none."""
-    await store.execute(commands.Append(key, await request.body()), once)
+    await store.submit(commands.Append(key, await request.body()), once)
 
 
 @router.post("/multi_get")
 async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> StoreValues:
     """Return several values, waiting for the keys as ``wait`` does."""
     command = commands.MultiGet(tuple(body.keys), _slice(body.timeout))
-    values = await until_disconnect(request, store.execute(command))
+    values = await until_disconnect(request, store.submit(command))
     check_values(*values)
     return StoreValues({key: _to_base64(value) for key, value in zip(body.keys, values, strict=True)})
 
@@ -179,15 +179,13 @@ async def multi_get(body: StoreWait, request: Request, store: StoreDep) -> Store
 @router.post("/multi_set", **_NO_CONTENT)
 async def multi_set(body: StoreValues, store: StoreDep, once: Once = "") -> None:
     """Set several values in one step."""
-    await store.execute(
-        commands.MultiSet(tuple((key, _from_base64(value)) for key, value in body.values.items())), once
-    )
+    await store.submit(commands.MultiSet(tuple((key, _from_base64(value)) for key, value in body.values.items())), once)
 
 
 @router.post("/queue_push", **_NO_CONTENT, openapi_extra=_OCTETS_IN)
 async def queue_push(key: KeyAsked, request: Request, store: StoreDep, once: Once = "") -> None:
     """Append the request's body to a queue as one value."""
-    await store.execute(commands.QueuePush(key, await request.body()), once)
+    await store.submit(commands.QueuePush(key, await request.body()), once)
 
 
 @router.post("/queue_pop", response_class=Octets, responses=_OCTETS_OUT | problems(404))
@@ -198,14 +196,14 @@ async def queue_pop(body: StorePop, request: Request, store: StoreDep, once: Onc
     Idempotency-Key gets it again.
     """
     return Octets(
-        await until_disconnect(request, store.execute(commands.QueuePop(body.key, _slice(body.timeout)), once))
+        await until_disconnect(request, store.submit(commands.QueuePop(body.key, _slice(body.timeout)), once))
     )
 
 
 @router.post("/queue_len")
 async def queue_len(body: StoreQueue, store: StoreDep) -> StoreNumber:
     """Return the number of values in a queue."""
-    return StoreNumber(await store.execute(commands.QueueLen(body.key)))
+    return StoreNumber(await store.submit(commands.QueueLen(body.key)))
 
 
 @router.get(
@@ -221,7 +219,7 @@ async def get_value(
     If a rank of the job fails meanwhile, the wait ends with a 503 response, `rank-failed`.
     """
     await request.body()
-    value = await until_disconnect(request, store.execute(commands.Get(key, _slice(seconds))))
+    value = await until_disconnect(request, store.submit(commands.Get(key, _slice(seconds))))
     Condition(condition.if_match).check(key, value)
     tag = etag(value)
     if condition.if_absent or tag in condition.if_none_match:
@@ -238,14 +236,14 @@ async def get_value(
 async def set_value(key: Key, request: Request, store: StoreDep, condition: ConditionDep, once: Once = "") -> Response:
     """Store the request's body as the key's value."""
     value = await request.body()
-    await store.execute(commands.Set(key, value, condition), once)
+    await store.submit(commands.Set(key, value, condition), once)
     return Response(status_code=HTTPStatus.NO_CONTENT, headers={"ETag": etag(value)})
 
 
 @router.delete("/{key:any_text}", **_NO_CONTENT, responses=problems(404, 412))
 async def delete_value(key: Key, store: StoreDep, condition: ConditionDep, once: Once = "") -> None:
     """Remove a key."""
-    if not await store.execute(commands.Delete(key, condition), once):
+    if not await store.submit(commands.Delete(key, condition), once):
         raise KeyNotFoundError(f"key {key!r} is not set")
 
 

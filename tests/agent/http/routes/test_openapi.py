@@ -19,7 +19,6 @@ from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.groups import GroupExistsError
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.routes import probe
-from rankmesh_agent.store.async_store import AsyncStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import QueuePush, Set
 from rankmesh_agent.wire.errors import (
@@ -176,7 +175,7 @@ def test_the_statuses_of_each_operation(operations):
 async def test_every_documented_response_is_real(client, agent, document, method, path, status, monkeypatch):
     monkeypatch.setattr("rankmesh_agent.diagnostics.probe._LISTED_SECONDS", -1.0)  # forget an earlier test's list
     for command in (Set("number", b"1"), Set("text", b"text"), QueuePush("queue", b"1")):
-        await agent.store.execute(command)
+        await agent.store.submit(command)
     content = dict(REQUESTS[method, path][status])
     key = content.pop("key", "text" if status in (304, 412) else "number")
     target = path.replace("{group_id}", content.pop("group", "world")).replace("{key}", key)
@@ -185,7 +184,7 @@ async def test_every_documented_response_is_real(client, agent, document, method
         monkeypatch.setattr(Prober, "_list_agents", lambda self: iter([LISTED]))
     elif path.startswith("/v1/store"):
         agent.store.close()
-        agent.store = AsyncStore(lambda: StoreClient(f"http://127.0.0.1:{free_port()}"))
+        agent.store = StoreClient(f"http://127.0.0.1:{free_port()}")
     if status == 503 and path == "/v1/probe":
         slots = threading.Semaphore(0)
         monkeypatch.setattr(probe, "_outgoing", slots)

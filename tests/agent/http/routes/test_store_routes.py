@@ -15,7 +15,8 @@ import pytest
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
-from rankmesh_agent.store import async_store
+from rankmesh_agent.store import client as store_client
+from rankmesh_agent.store import store as store_base
 from rankmesh_agent.store.condition import etag
 from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS
 
@@ -267,11 +268,11 @@ class TestWaiting:
     async def test_waits_are_cut_to_one_long_poll(self, client, agent, monkeypatch, asked, given):
         waits = []
 
-        async def execute(command):
+        def execute(command, *_):
             waits.append(command.seconds)
             return b""
 
-        monkeypatch.setattr(agent.store, "execute", lambda command, idempotency_key="": execute(command))
+        monkeypatch.setattr(agent.store, "execute", execute)
         await client.get("/v1/store/k", params={"wait": asked})
         for path, reported in (("wait", '"keys": ["k"]'), ("queue_pop", '"key": "k"')):
             written = {"inf": "Infinity", "nan": "NaN"}.get(asked, asked)
@@ -286,9 +287,9 @@ class TestAServerThatIsGone:
     @pytest.mark.parametrize("waits", [True, False], ids=["a wait", "a change"])
     async def test_it_is_named(self, client, agent, monkeypatch, ends, waits):
         """Within the time limit of a response, 20 s."""
-        assert async_store.RESPONSE_SECONDS == 20
-        monkeypatch.setattr(async_store, "RESPONSE_SECONDS", 0.3)
-        monkeypatch.setattr(async_store, "MARGIN_SECONDS", 0.3)
+        assert store_client.SUBMIT_SECONDS == 20
+        monkeypatch.setattr(store_client, "SUBMIT_SECONDS", 0.3)
+        monkeypatch.setattr(store_base, "MARGIN_SECONDS", 0.3)
         await client.put("/v1/store/n", content=b"1")
         with contextlib.nullcontext() if ends else agent.store.table._lock:
             if ends:

@@ -1,4 +1,4 @@
-"""Waits for keys that a failure ends, at the server and at its clients."""
+"""Waits for keys that a failure ends."""
 
 from __future__ import annotations
 
@@ -10,24 +10,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from support.processes import wait_until
 
-from rankmesh_agent.store.base import BlockingStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.memory import BlockingMemoryStore
 from rankmesh_agent.wire.errors import QueueEmptyError, RankFailedError, StoreTimeoutError
 
 FAILURE = RankFailedError("rank 2 (host, pid 7) failed (killed)", ranks=[2], group="world")
 WAITS = (Get("k", 60.0), Wait(("there", "k"), 60.0), MultiGet(("k", "there"), 60.0), QueuePop("k", 60.0))
 
 
-@pytest.fixture(params=["in this process", "at a client"])
-def store(request, table, url) -> Iterator[BlockingStore]:
+@pytest.fixture
+def store(table, url) -> Iterator[StoreClient]:
     Set("there", b"").apply(table)
-    if request.param == "in this process":
-        yield BlockingMemoryStore(table)
-    else:
-        with contextlib.closing(StoreClient(url, "secret")) as client:
-            yield client
+    with contextlib.closing(StoreClient(url, "secret")) as client:
+        yield client
 
 
 @pytest.fixture
@@ -90,9 +85,9 @@ def test_other_calls_go_on(store, begin):
         waiting.result(20)
 
 
-def test_no_value_of_a_queue_is_lost(begin, table):
+def test_no_value_of_a_queue_is_lost(store, begin):
     """Pops that end take nothing, or return what they have taken."""
-    store, taken = BlockingMemoryStore(table), []
+    taken = []
     for number in range(30):
         waiting = begin(store, QueuePop("k", 60.0))
         pushing = threading.Thread(target=store.execute, args=[QueuePush("k", b"%d" % number)])
@@ -106,8 +101,7 @@ def test_no_value_of_a_queue_is_lost(begin, table):
     assert taken == [b"%d" % number for number in range(30)]
 
 
-def test_for_good(table):
-    store = BlockingMemoryStore(table)
+def test_for_good(store):
     store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1, 2]), for_good=True)
     with pytest.raises(StoreTimeoutError, match=r"no other rank is left: .*'k'") as caught:
         store.execute(Get("k", 60.0))

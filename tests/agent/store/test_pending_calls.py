@@ -1,4 +1,4 @@
-"""The store for callers with an event loop: callers that leave, several loops, and requests that come twice."""
+"""Calls that are awaited: callers that leave, several event loops, and requests that come twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.store import replies
-from rankmesh_agent.store.async_store import AsyncStore
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.store.client import PendingCall, StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, MultiGet, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.replies import MAX_REPLIES
@@ -24,10 +23,19 @@ POP = QueuePop("q", 30.0)
 
 
 @pytest.fixture
-def store(url) -> Iterator[AsyncStore]:
-    found = AsyncStore(lambda: StoreClient(url, "secret"))
+def store(url) -> Iterator[StoreClient]:
+    found = StoreClient(url, "secret")
     yield found
     found.close()
+
+
+def in_a_loop(call: PendingCall[Any]) -> Any:
+    """Return the result of a call that is awaited in a loop of its own."""
+
+    async def wait() -> Any:
+        return await call
+
+    return asyncio.run(wait())
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -36,9 +44,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def begun(store, table, command: Command, *name: str) -> asyncio.Task[Any]:
+async def begun(store, table, command: Command, *name: str) -> asyncio.Future[Any]:
     """Start a wait, and return it once the table has it."""
-    task = asyncio.create_task(store.execute(command, *name))
+    task = asyncio.ensure_future(store.submit(command, *name))
     await until(lambda: table._watches or table._pending_pops)
     return task
 
@@ -55,28 +63,28 @@ class TestCallersThatLeave:
         await until(lambda: not table._watches and not table._pending_pops)
         with pytest.raises(asyncio.CancelledError):
             await task
-        await store.execute(QueuePush("q", b"v"))
-        assert await store.execute(QueuePop("q")) == b"v"
+        await store.submit(QueuePush("q", b"v"))
+        assert await store.submit(QueuePop("q")) == b"v"
 
     async def test_a_call_that_has_not_begun_has_no_effect(self, url, table):
         """It is cancelled while its thread connects."""
         connecting, go_on = threading.Event(), threading.Event()
 
-        class Slow(StoreClient):
-            def _open(self, ends: float) -> Any:
-                connecting.set()
-                assert go_on.wait(30)
-                return super()._open(ends)
+        def wait_and_open(ends: float) -> Any:
+            connecting.set()
+            assert go_on.wait(30)
+            return connect(ends)
 
         table.push("q", b"v")
-        store = AsyncStore(lambda: Slow(url, "secret"))
-        task = asyncio.create_task(store.execute(POP))
+        store = StoreClient(url, "secret")
+        connect, store._connector.open = store._connector.open, wait_and_open
+        task = asyncio.ensure_future(store.submit(POP))
         await until(connecting.is_set)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         go_on.set()
-        assert await store.execute(QueuePop("q")) == b"v"
+        assert await store.submit(QueuePop("q")) == b"v"
         store.close()
 
     @pytest.mark.parametrize("settled", [True, False], ids=["the task can go on", "the loop does not know yet"])
@@ -91,7 +99,7 @@ class TestCallersThatLeave:
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: table.length("q"))
-        assert await store.execute(QueuePop("q")) == b"1"
+        assert await store.submit(QueuePop("q")) == b"1"
 
     async def test_a_value_that_has_come_under_a_key_is_for_who_repeats_the_request(self, store, table):
         task = await begun(store, table, POP, "name")
@@ -101,7 +109,7 @@ class TestCallersThatLeave:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await store.execute(POP, "name") == b"1"
+        assert await store.submit(POP, "name") == b"1"
         assert table.length("q") == 1
 
     async def test_closing_ends_calls_in_progress(self, store, table):
@@ -113,12 +121,10 @@ class TestCallersThatLeave:
 
 def test_several_loops(store, table):
     found: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(asyncio.run(store.execute(Get("k", 30.0))))) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(in_a_loop(store.submit(Get("k", 30.0))))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    asyncio.run(store.execute(Set("k", b"v")))
+    in_a_loop(store.submit(Set("k", b"v")))
     for thread in threads:
         thread.join(30)
     assert found == [b"v"] * 4
@@ -128,48 +134,48 @@ class TestIdempotencyKeys:
     async def test_a_repeated_request_is_executed_once(self, store, table, call):
         command, result, end = call
         Set("k", b"1").apply(table)
-        assert [await store.execute(command, "name") for _ in range(3)] == [result] * 3
+        assert [await store.submit(command, "name") for _ in range(3)] == [result] * 3
         assert table.value("k") == end
 
     async def test_queues(self, store):
         for _ in range(2):
-            await store.execute(QueuePush("q", b"1"), "first push")
-        await store.execute(QueuePush("q", b"2"), "second push")
-        assert await store.execute(QueueLen("q")) == 2
-        assert [await store.execute(QueuePop("q", seconds), "pop") for seconds in (0.0, 30.0)] == [b"1", b"1"]
-        assert await store.execute(QueuePop("q"), "another") == b"2"
+            await store.submit(QueuePush("q", b"1"), "first push")
+        await store.submit(QueuePush("q", b"2"), "second push")
+        assert await store.submit(QueueLen("q")) == 2
+        assert [await store.submit(QueuePop("q", seconds), "pop") for seconds in (0.0, 30.0)] == [b"1", b"1"]
+        assert await store.submit(QueuePop("q"), "another") == b"2"
 
     async def test_replies_do_not_fill_the_memory(self, store, table, store_server, monkeypatch):
         size = 4 * MAX_REPLIES
         monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 10 * MAX_REPLIES)
         for number in range(10):
-            await store.execute(QueuePush("q", bytes(size)))
-            await store.execute(QueuePop("q"), f"pop {number}")
+            await store.submit(QueuePush("q", bytes(size)))
+            await store.submit(QueuePop("q"), f"pop {number}")
             late = await begun(store, table, POP, f"late pop {number}")
-            await store.execute(QueuePush("q", bytes(size)))
+            await store.submit(QueuePush("q", bytes(size)))
             await late
         assert store_server._replies._bytes <= 10 * MAX_REPLIES + 2 * size
-        await store.execute(QueuePush("q", b"another"))
-        assert await store.execute(QueuePop("q"), "late pop 9") == bytes(size)
+        await store.submit(QueuePush("q", b"another"))
+        assert await store.submit(QueuePop("q"), "late pop 9") == bytes(size)
 
     async def test_an_error_is_not_kept(self, store, table):
         Set("k", b"x").apply(table)
         with pytest.raises(NotANumberError):
-            await store.execute(Add("k"), "name")
+            await store.submit(Add("k"), "name")
         Set("k", b"1").apply(table)
-        assert await store.execute(Add("k"), "name") == 2
+        assert await store.submit(Add("k"), "name") == 2
 
     async def test_a_key_belongs_to_one_command(self, store):
-        await store.execute(Add("k", 1), "name")
+        await store.submit(Add("k", 1), "name")
         for command in (Add("k", 2), QueuePush("k", b"1")):
             with pytest.raises(IdempotencyKeyReusedError):
-                await store.execute(command, "name")
-        assert await store.execute(Get("k")) == b"1"
+                await store.submit(command, "name")
+        assert await store.submit(Get("k")) == b"1"
 
     async def test_a_repeated_request_replaces_the_one_that_waits(self, store, table):
         first = await begun(store, table, POP, "name")
-        second = asyncio.create_task(store.execute(POP, "name"))
+        second = asyncio.ensure_future(store.submit(POP, "name"))
         with pytest.raises(QueueEmptyError):
             await first
-        await store.execute(QueuePush("q", b"1"))
+        await store.submit(QueuePush("q", b"1"))
         assert await second == b"1"

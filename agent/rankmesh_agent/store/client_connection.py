@@ -1,0 +1,223 @@
+"""Connections of a store's client: how they are made, and the one call that each carries at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
+from rankmesh_agent.net.dial import connect
+from rankmesh_agent.net.fork import close_in_children
+from rankmesh_agent.net.handshake import Handshake
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
+from rankmesh_agent.net.retry import until_accepted
+from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.spin import AdaptiveSpin
+from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError
+from rankmesh_agent.store import codec
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.wire import store_frames
+from rankmesh_agent.wire.credentials import remedy
+from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, ProtocolError
+from rankmesh_agent.wire.hello import Service, client_script, hello, new_name
+from rankmesh_agent.wire.store_frames import RequestId
+
+_CONNECT_SECONDS = 25.0
+"""Time limit of a connection attempt: a host whose kernel has not acknowledged it by then has vanished."""
+_MIN_SECONDS = 0.001
+_READ = 1 << 14
+
+T = TypeVar("T")
+
+
+class ClientConnection(FramedStream):
+    """A connection to the server, which carries one request at a time.
+
+    Args:
+        sock: a connected socket that has switched to the binary protocol.
+    """
+
+    name = b""
+    """The connection's name at both ends, after the handshake."""
+    sent_in_part = False
+    """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self.seq = 0
+        self.spin = AdaptiveSpin(sock.recv, _READ, socket.MSG_DONTWAIT)
+
+    def call(self, command: Command[T], timeout: float, request_id: RequestId | None = None) -> T:
+        """Send a command and return its result; after any error but DistStoreError the connection must be closed.
+
+        Args:
+            command: the command.
+            timeout: time limit of the call in seconds, besides the time that the command may wait.
+            request_id: the identity of the request that it may repeat, if any.
+
+        Raises:
+            DistStoreError: the command failed.
+            ProtocolError: the response is malformed.
+            StreamClosedError: the connection broke; the server may have executed the command or not.
+            StreamTimeoutError: no response came in time.
+        """
+        self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
+        frame = codec.encode_command(command, seq, request_id)
+        data: bytes | bytearray
+        deadline = None  # only a call that does not end at once needs one
+        try:
+            try:
+                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:  # one slice of the time is over
+                sent = 0
+            if sent != len(frame):
+                deadline = Deadline(timeout + command.seconds)
+                self.sent_in_part = True
+                self._send_all([memoryview(frame)[sent:]], deadline)
+                self.sent_in_part = False
+            try:
+                data = self.spin.poll() or self.sock.recv(_READ)
+            except BlockingIOError:
+                deadline = deadline or Deadline(timeout + command.seconds - SLICE_SECONDS)
+                data = self._read_rest(b"", store_frames.HEADER_BYTES, deadline)
+        except OSError as error:
+            raise StreamClosedError(error.strerror or str(error)) from error
+        if not data:
+            raise StreamClosedError("the server closed the connection")
+        if len(data) < store_frames.HEADER_BYTES:
+            deadline = deadline or Deadline(timeout)
+            data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
+        header = store_frames.decode_response(data)
+        if len(data) != (size := store_frames.HEADER_BYTES + header[3]):
+            data = self._read_rest(data, size, deadline or Deadline(timeout))
+        if header[1] != seq:
+            raise ProtocolError("the store's response belongs to another request")
+        return codec.decode_result(command, header, data)
+
+    def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
+        """Return ``size`` bytes of a response that begins with ``begun``."""
+        if len(begun) > size:
+            raise ProtocolError("the store sent more than a response")
+        return self.receive_bytes(size, deadline, begun)
+
+
+class Connector:
+    """Makes connections to the server of a store: over its unix socket, where this process can connect to it.
+
+    Args:
+        url: base URL of the server.
+        token: the job's token; empty for none.
+        store: id of the store.
+        unix_socket: name of the server's unix socket, where that is known.
+        unreachable_error: returns the error of a server that cannot be reached, given its cause.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        store: bytes,
+        unix_socket: str,
+        unreachable_error: Callable[[Exception], DistNetworkError],
+    ) -> None:
+        self._url, self._token, self._store = url, token, store
+        self._unix_socket = unix_socket
+        self._unreachable_error = unreachable_error
+
+    def open(self, ends: float) -> ClientConnection:
+        """Return a new connection, made before ``ends``, by time.monotonic.
+
+        Raises:
+            DistNetworkError: caused by an OSError: the server does not listen.
+            AuthenticationError: the server has another token.
+            ProtocolError: the peer does not speak the binary protocol.
+            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
+        """
+        try:
+            split = urlsplit(self._url)
+            named = bool(split.hostname) and split.port != 0  # an invalid port raises
+        except ValueError as error:
+            raise DistNetworkError(f"{self._url!r} is not a store's URL: {error}", address=self._url) from None
+        if not named:
+            raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
+        with contextlib.suppress(AuthenticationError):
+            return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
+        # The connection breaks without a message if the server ends, too; then the second attempt finds no server.
+        return self._open_connection(split, _until(ends))
+
+    def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
+        refusal = AuthenticationError(
+            f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
+        )
+        unix = self._connect_unix()
+        if unix is not None:
+            return self._greeted(unix, refusal, deadline)[0]
+        size = store_frames.UNIX_NAME_BYTES
+        connection, name = self._greeted(self._connect(split, deadline), refusal, deadline, size)
+        self._unix_socket = store_frames.decode_unix_name(name)
+        unix = self._connect_unix()
+        if unix is None:
+            return connection
+        connection.close()
+        return self._greeted(unix, refusal, deadline)[0]
+
+    def _greeted(
+        self, sock: socket.socket, refusal: AuthenticationError, deadline: Deadline, reply_bytes: int = 0
+    ) -> tuple[ClientConnection, bytes]:
+        """Return the connection over a socket, after the handshake, and what the server says besides."""
+        connection = ClientConnection(sock)
+        try:
+            connection.name = new_name()
+            script = client_script(hello(self._token, self._store, connection.name), refusal, reply_bytes)
+            handshake = Handshake(sock, Service.STORE, script, client=True)
+            return connection, connection.greet(handshake, _positive(deadline))
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
+        """Return a socket that is connected to the server's port."""
+        seconds = min(_CONNECT_SECONDS, _positive(deadline))
+        try:
+            sock = connect(split.scheme, str(split.hostname), split.port, seconds, self._token)
+            break_when_peer_vanishes(sock)
+            return sock
+        except (OSError, UnicodeError) as error:
+            raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
+            raise self._unreachable_error(error) from error
+        except ValueError as error:
+            raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
+
+    def _connect_unix(self) -> socket.socket | None:
+        """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""
+        if not self._unix_socket:
+            return None
+        with limit_named(f"cannot connect to the store at {self._url}"):
+            sock = close_in_children(socket.socket(socket.AF_UNIX))
+        try:
+            sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
+            sock.connect(f"\0{self._unix_socket}")
+            check_peer(sock)  # before the HELLO shows it the token
+        except (OSError, PeerRefusedError):
+            sock.close()
+            self._unix_socket = ""
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _until(ends: float) -> Deadline:
+    """Return the deadline of the time ``ends``, by time.monotonic."""
+    return Deadline(ends - time.monotonic())
+
+
+def _positive(deadline: Deadline) -> float:
+    """Return the remaining seconds as a socket's timeout, for which 0 has another meaning."""
+    return max(_MIN_SECONDS, deadline.remaining())
