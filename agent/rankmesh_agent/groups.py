@@ -269,3 +269,5 @@ class GroupRegistry:
         """End all groups at this rank."""
         for group in self.all():
             group.close()
+        if self._segment_options.allowed:
+            shared_memory.remove_orphans(self._segment_options.directory)  # of ranks that died

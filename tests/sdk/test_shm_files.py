@@ -1,4 +1,4 @@
-"""Files of shared memory: none is left, whenever a rank is killed, and ranks in several pid namespaces share them.
+"""Files of shared memory: what killed ranks leave is removed, and ranks in several pid namespaces share them.
 
 RANKMESH_TEST_KILLS sets the number of ranks that are killed, 120 by default.
 """
@@ -35,14 +35,8 @@ def shm() -> Iterator[Path]:
         yield Path(directory)
 
 
-def work_without_end(me: Me, reachable: bool) -> None:
+def work_without_end(me: Me) -> None:
     """Make groups, rings and registered arrays until this process is killed."""
-    if not reachable:
-
-        def refuse(path: str, file: str) -> int:
-            raise shared_memory.UnreachableHandleError
-
-        shared_memory._open_through_proc = refuse  # type: ignore[assignment]
     me.init()
     while True:
         group = dist.new_group()
@@ -57,11 +51,11 @@ def work_without_end(me: Me, reachable: bool) -> None:
         dist.destroy_process_group(group)
 
 
-def kill_at_random(ranks: Ranks, shm: Path, seed: int, *, reachable: bool) -> int:
+def kill_at_random(ranks: Ranks, shm: Path, seed: int) -> int:
     """Start three ranks, kill them at random moments within half a second; return the number of kills."""
     dice = random.Random(seed)
     environment = {"RANKMESH_SHM_DIR": str(shm), "RANKMESH_JOB": f"{ranks.job}-{seed}"}
-    started = ranks.start(work_without_end, 3, env=environment, reachable=reachable)
+    started = ranks.start(work_without_end, 3, env=environment)
     moments = sorted((dice.uniform(0, 0.5), rank) for rank in started)
     begun, killed = time.monotonic(), 0
     for moment, rank in moments:
@@ -75,24 +69,34 @@ def kill_at_random(ranks: Ranks, shm: Path, seed: int, *, reachable: bool) -> in
 
 
 @pytest.mark.slow
-def test_kills_at_any_moment_leave_no_file(ranks: Ranks, shm: Path) -> None:
+def test_what_killed_ranks_leave_is_removed_by_the_next_start(ranks: Ranks, shm: Path) -> None:
     killed = seed = 0
     while killed < _KILLS:
-        killed += kill_at_random(ranks, shm, seed, reachable=True)
-        assert not list(shm.iterdir()), f"left by seed {seed}"
+        killed += kill_at_random(ranks, shm, seed)
         seed += 1
-
-
-@pytest.mark.slow
-def test_what_kills_leave_linked_is_removed_by_the_next_start(ranks: Ranks, shm: Path) -> None:
-    killed = seed = left = 0
-    while killed < _KILLS // 3:
-        killed += kill_at_random(ranks, shm, seed, reachable=False)
-        left = max(left, len(list(shm.iterdir())))
-        seed += 1
+        assert len(list(shm.iterdir())) <= 9, "each start removes what the last one left"
     ranks.run(join_and_leave, 1, env={"RANKMESH_SHM_DIR": str(shm)})
     assert not list(shm.iterdir())
-    assert left <= 9, "each start removes what the last one left"
+
+
+def leave_a_file(me: Me) -> None:
+    """Rank 1 dies while it makes shared memory; the others end when they learn of it."""
+    me.init()
+    dist.barrier()
+    if me.rank == 1:
+        memory = shared_memory.Mapping.create(shm_dir(), "job", 4096)
+        assert memory.name in os.listdir(shm_dir())
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.RankFailedError):
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_the_ranks_that_survive_remove_what_a_killed_one_leaves(ranks: Ranks, shm: Path) -> None:
+    started = ranks.start(leave_a_file, 3, env={"RANKMESH_SHM_DIR": str(shm)})
+    ranks.wait(started)
+    assert [rank.code for rank in started] == [0, -signal.SIGKILL, 0], ranks.transcript()
+    assert not list(shm.iterdir())
 
 
 def join_and_leave(me: Me) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 _MAC = {
     "select": ["epoll", "EPOLLIN", "EPOLLOUT", "EPOLLRDHUP", "POLLRDHUP"],
     "os": ["eventfd", "eventfd_read", "eventfd_write", "memfd_create", "sched_getaffinity", "sched_setaffinity",
-           "posix_fallocate", "pidfd_open", "O_TMPFILE", "O_PATH", "EFD_NONBLOCK", "EFD_CLOEXEC"],
+           "posix_fallocate", "pidfd_open", "O_PATH", "EFD_NONBLOCK", "EFD_CLOEXEC"],
     "socket": ["TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "TCP_INFO", "SO_PEERCRED", "AF_NETLINK", "MSG_NOSIGNAL",
                "SOCK_CLOEXEC", "SOCK_NONBLOCK"],
     "mmap": ["MADV_HUGEPAGE", "MAP_POPULATE"],

@@ -8,13 +8,13 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import UNREACHABLE, Mapping, UnreachableHandleError
+from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.transports.windows import Region
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _OCTET = np.dtype(np.uint8)
 _OFFER = Struct("1024s1024s")
-"""A file's handle, and the reason why there is none."""
+"""A file's name, and the reason why there is none."""
 
 Outcome = list[Array | DistNetworkError]
 """Takes this rank's array, as bytes; or the error of all ranks, which does not end the group."""
@@ -23,48 +23,37 @@ Outcome = list[Array | DistNetworkError]
 def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcome: Outcome) -> None:
     """Make an array of ``nbytes`` at every rank, and release regions of which no rank uses its array any more.
 
-    The first rank creates the memory and publishes its handle, all ranks map it and publish whether they could. If one
-    cannot reach it, the first links it until the end of a second attempt.
+    The first rank creates the memory and publishes its name, all ranks map it and publish whether they could.
 
-    Steps: 2, or 4 with a second attempt.
+    Steps: 2.
     """
     windows = segment.windows
     size = Region.bytes_for(segment.size, nbytes)
     mapping: Mapping | None = None
     used = np.array([region.in_use for region in windows.regions.values()], _OCTET)
-    handle = why = ""
+    name = why = ""
     try:
         if segment.rank == 0:
             try:
                 mapping = Mapping.create(directory, job, size)
-                handle = mapping.handle
+                name = mapping.name
             except DistNetworkError as error:
                 why = error.message
-        for linked in (False, True):
-            slots = segment.slots(_OCTET, _OFFER.size + used.size)
-            _OFFER.pack_into(slots[segment.rank].data, 0, handle.encode(), why.encode())
-            slots[segment.rank][_OFFER.size :] = used
-            segment.step()
-            offered, trouble = _read(slots[0])
-            used = np.max([slot[_OFFER.size :] for slot in slots], axis=0)
-            if mapping is None and not trouble:
-                try:
-                    mapping = Mapping.open(directory, offered, size, linked=linked)
-                except UnreachableHandleError:
-                    trouble = UNREACHABLE
-                except DistNetworkError as error:
-                    trouble = error.message
-            slots = segment.slots(_OCTET, _OFFER.size)
-            _OFFER.pack_into(slots[segment.rank].data, 0, b"", trouble.encode())
-            segment.step()
-            failures = [(rank, reason) for rank, slot in enumerate(slots) if (reason := _read(slot)[1])]
-            if not failures or failures[0][1] != UNREACHABLE:
-                break
-            if segment.rank == 0 and mapping is not None:
-                try:
-                    mapping.link()
-                except DistNetworkError as error:
-                    why = error.message
+        slots = segment.slots(_OCTET, _OFFER.size + used.size)
+        _OFFER.pack_into(slots[segment.rank].data, 0, name.encode(), why.encode())
+        slots[segment.rank][_OFFER.size :] = used
+        segment.step()
+        name, trouble = _read(slots[0])
+        used = np.max([slot[_OFFER.size :] for slot in slots], axis=0)
+        if mapping is None and not trouble:
+            try:
+                mapping = Mapping.open(directory, name, size)
+            except DistNetworkError as error:
+                trouble = error.message
+        slots = segment.slots(_OCTET, _OFFER.size)
+        _OFFER.pack_into(slots[segment.rank].data, 0, b"", trouble.encode())
+        segment.step()
+        failures = [(rank, reason) for rank, slot in enumerate(slots) if (reason := _read(slot)[1])]
     finally:
         if segment.rank == 0 and mapping is not None:
             mapping.release()

@@ -11,14 +11,14 @@ from rankmesh_agent.collectives.hierarchical.topology import Layout
 from rankmesh_agent.collectives.rounds import distances, fold
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import UNREACHABLE, Mapping, UnreachableHandleError
+from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
 
 _MAX_REASON = 1 << 12
-_OFFER = struct.Struct(f"!160s{_MAX_REASON}s")
-"""Message of a host's first member to the others there: the handle of the segment's file, and why there is none."""
+_OFFER = struct.Struct(f"!80s{_MAX_REASON}s")
+"""Message of a host's first member to the others there: the name of the segment's file, and why there is none."""
 
 
 class SegmentOptions(NamedTuple):
@@ -47,9 +47,9 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     """Create the segment that the members of this host share; all hosts have one afterwards, or none has.
 
     All members agree on the length of the slots, and on whether members share cores. Then the first member of each host
-    creates the host's file, and its handle follows a tree to the others there; all map it, and agree whether they
-    could. If one cannot reach the file, the first members link theirs until the end of a second attempt. Members must
-    not choose different algorithms, so one refusal counts for all. An attempt takes about 2 log2 size messages each.
+    creates the host's file, and its name follows a tree to the others there; all map it, and agree whether they
+    could. Members must not choose different algorithms, so one refusal counts for all. It takes about 2 log2 size
+    messages each.
 
     Args:
         link: messages among the members; a call has begun on it.
@@ -81,18 +81,15 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
                 mapping = Mapping.anonymous(size) if alone else Mapping.create(options.directory, options.job, size)
             except DistNetworkError as error:
                 why = error.message
-        for linked in (False, True):
-            mapping, trouble = _attempt(link, here, mapping, why, size, options, linked=linked)
-            refusal = b"%d " % link.rank + trouble.encode()[:_MAX_REASON] if trouble else b""
-            verdict = bytes(fold(link, refusal, lambda lower, upper: lower or upper))
-            refuser, _, reason = verdict.decode(errors="replace").partition(" ")
-            if reason != UNREACHABLE:
-                break
+        mapping, trouble = _share(link, here, mapping, why, size, options.directory)
+        refusal = b"%d " % link.rank + trouble.encode()[:_MAX_REASON] if trouble else b""
+        verdict = bytes(fold(link, refusal, lambda lower, upper: lower or upper))
     finally:
         if link.rank == first and mapping is not None:
             mapping.release()
     if not verdict and mapping is not None:
         return Segment(mapping, here.index(link.rank), len(here), slot_bytes, options.oversubscribed)
+    refuser, _, reason = verdict.decode(errors="replace").partition(" ")
     if options.strict:
         raise DistNetworkError(
             f"RANKMESH_TRANSPORT=shm, but group rank {refuser} cannot: {reason}", ranks=[int(refuser)]
@@ -102,48 +99,33 @@ def create_segment(link: MessageLink, layout: Layout, options: SegmentOptions) -
     return None
 
 
-def _attempt(
-    link: MessageLink,
-    here: tuple[int, ...],
-    mapping: Mapping | None,
-    why: str,
-    size: int,
-    options: SegmentOptions,
-    *,
-    linked: bool,
+def _share(
+    link: MessageLink, here: tuple[int, ...], mapping: Mapping | None, why: str, size: int, directory: str
 ) -> tuple[Mapping | None, str]:
     """Pass the file of this host's first member to the other members there.
 
     Args:
         link: messages among the members.
         here: the members on this host.
-        mapping: this member's mapping, None if it has none yet.
+        mapping: the first member's mapping.
         why: why this member shares no memory, '' if it does.
         size: size of the file in bytes.
-        options: see SegmentOptions.
-        linked: whether the first member links the file, and the others open it by name.
+        directory: directory of the file.
 
     Returns:
         This member's mapping, and why it has none.
     """
     offer = bytearray(_OFFER.size)
     if link.rank == here[0]:
-        if linked and mapping is not None:
-            try:
-                mapping.link()
-            except DistNetworkError as error:
-                why = error.message
-        _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.handle.encode(), why.encode())
+        _OFFER.pack_into(offer, 0, b"" if mapping is None else mapping.name.encode(), why.encode())
         _pass_on(link, here, offer)
         return mapping, why
     _pass_on(link, here, offer)
-    handle, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
-    if mapping is not None or why or refused:
-        return mapping, why or refused
+    name, refused = (text.rstrip(b"\0").decode(errors="replace") for text in _OFFER.unpack(offer))
+    if why or refused:
+        return None, why or refused
     try:
-        return Mapping.open(options.directory, handle, size, linked=linked), ""
-    except UnreachableHandleError:
-        return None, UNREACHABLE
+        return Mapping.open(directory, name, size), ""
     except DistNetworkError as error:
         return None, error.message
 

@@ -1,12 +1,9 @@
 """Shared memory of the processes of one host, and the futex they sleep on: libc through ctypes, no compiled code.
 
-One process creates a file without a name in a tmpfs, and its peers open the creator's descriptor through /proc, so no
-file remains however the processes end. Creation reserves the space: a write to a full tmpfs would kill the process with
-SIGBUS.
-
-A peer in another pid namespace, as in another container, cannot reach that descriptor. For such a peer, the creator
-links the file into the directory until the peer has opened it. The creator holds a lock (flock) on the file, which ends
-with the process: a linked file that can be locked is an orphan, and ``remove_orphans`` deletes it.
+One process creates a file in a tmpfs, its peers open it by its name, and the creator unlinks it when they have.
+Creation reserves the space: a write to a full tmpfs would kill the process with SIGBUS. Until it unlinks the file, the
+creator holds a lock (flock) on it, which ends with the process: a file that can be locked is an orphan, and
+``remove_orphans`` deletes it.
 """
 
 from __future__ import annotations
@@ -19,14 +16,13 @@ import os
 import platform
 import re
 import secrets
-import stat
 import sys
 import weakref
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.net.descriptors import is_exhausted, reason
+from rankmesh_agent.net.descriptors import reason
 from rankmesh_agent.wire.errors import DistNetworkError
 
 if sys.platform != "win32":
@@ -40,11 +36,7 @@ _WAIT, _WAKE = 0, 1
 _ALL_WAITERS = 0x7FFFFFFF
 _JOB_CHARACTERS = 40
 _NAME = rf"rankmesh-[A-Za-z0-9_.-]{{0,{_JOB_CHARACTERS}}}-([0-9]{{1,10}})\.[0-9a-f]{{16}}"
-"""Name of a file while it is linked: the job, the creator's pid, a random number."""
-_HANDLE = re.compile(rf"({_NAME})/([0-9]{{1,10}})/([0-9a-f]+\.[0-9a-f]+)/([0-9a-f]+\.[0-9a-f]+)")
-"""The name, then the creator's descriptor, then device and inode of the file and of its directory."""
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
-"""Errors of O_TMPFILE in file systems that do not support it."""
+"""Name of a file: the job, the creator's pid, a random number."""
 
 
 class _Timespec(ctypes.Structure):
@@ -106,8 +98,6 @@ def timespec_of(seconds: float) -> ctypes._Pointer[_Timespec]:
 
 
 _SUGGESTED_SIZE = "1g"
-UNREACHABLE = "it cannot open the descriptor of the process that created the memory"
-"""Reason of a rank after which the creator links the file."""
 
 
 class NoSharedMemoryError(DistNetworkError):
@@ -117,31 +107,25 @@ class NoSharedMemoryError(DistNetworkError):
     status = 507
 
 
-class UnreachableHandleError(Exception):
-    """This process cannot open the descriptor of the file's creator: the creator must link the file."""
-
-
 class Mapping:
     """A file of shared memory, mapped.
 
     Args:
         descriptor: the file's descriptor, which this object closes; -1 for memory of this process alone.
         size: its size in bytes.
-        handle: see below.
-        path: where the creator links the file.
+        path: the file's, if this process has created it.
 
     Attributes:
-        handle: identifies the file to the peers that open it, at most 160 ASCII characters; empty if this process has
-            not created it.
+        name: the file's name, for the peers that open it, at most 76 ASCII characters; empty if this process has not
+            created it.
         bytes: the memory, uint8.
         address: address of the first byte in this process.
         descriptor: the file's descriptor, -1 once ``release`` has closed it; ``open`` does so, too.
     """
 
-    def __init__(self, descriptor: int, size: int, *, handle: str = "", path: str = "") -> None:
-        self.handle = handle
+    def __init__(self, descriptor: int, size: int, path: str = "") -> None:
         self._path = path
-        self._linked = False
+        self.name = os.path.basename(path)
         self._memory = _map(descriptor, size)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
         self.address = int(self.bytes.__array_interface__["data"][0])
@@ -157,10 +141,9 @@ class Mapping:
             NoSharedMemoryError: the tmpfs is full (the error names the remedy), or the directory is missing.
         """
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", job)[:_JOB_CHARACTERS]
-        name = f"rankmesh-{label}-{os.getpid()}.{secrets.token_hex(8)}"
-        path = f"{directory}/{name}"
+        path = f"{directory}/rankmesh-{label}-{os.getpid()}.{secrets.token_hex(8)}"
         try:
-            descriptor, linked = _create_file(directory, path)
+            descriptor = _create_locked(path)
         except OSError as error:
             raise NoSharedMemoryError(
                 f"cannot make shared memory in {directory}: {reason(error)}; set RANKMESH_SHM_DIR to a writable "
@@ -168,12 +151,10 @@ class Mapping:
             ) from error
         try:
             os.posix_fallocate(descriptor, 0, size)
-            handle = f"{name}/{descriptor}/{_identity(os.fstat(descriptor))}/{_identity(os.stat(directory))}"
-            mapping = cls(descriptor, size, handle=handle, path=path)
+            return cls(descriptor, size, path)
         except BaseException as error:
+            os.unlink(path)
             os.close(descriptor)
-            if linked:
-                os.unlink(path)
             if not isinstance(error, OSError):
                 raise
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
@@ -185,43 +166,28 @@ class Mapping:
                     "compose), set RANKMESH_SHM_DIR to a larger tmpfs, or RANKMESH_TRANSPORT=tcp"
                 ) from error
             raise NoSharedMemoryError(f"cannot map shared memory in {directory}: {reason(error)}") from error
-        mapping._linked = linked
-        return mapping
 
     @classmethod
-    def open(cls, directory: str, handle: str, size: int, *, linked: bool = False) -> Mapping:
+    def open(cls, directory: str, name: str, size: int) -> Mapping:
         """Map a file that another process has created.
 
         Args:
             directory: the directory of the file.
-            handle: ``handle`` of the creator's mapping.
+            name: ``name`` of the creator's mapping.
             size: the file's size in bytes.
-            linked: whether the creator has linked the file; it is then opened by name.
 
         Raises:
-            UnreachableHandleError: this process cannot open the creator's descriptor; not with ``linked``.
             DistNetworkError: the file does not exist here, or differs from its announcement.
         """
-        parts = _HANDLE.fullmatch(handle)
-        if parts is None:
-            raise DistNetworkError(f"{handle!r} is not a handle of shared memory")
-        name, pid, number, file, parent = parts.groups()
+        if re.fullmatch(_NAME, name) is None:
+            raise DistNetworkError(f"{name!r} is not a name of shared memory")
+        path = f"{directory}/{name}"
         try:
-            known = _identity(os.stat(directory)) == parent
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            raise DistNetworkError(f"cannot open shared memory in {directory}: {reason(error)}") from error
-        if not known:
-            raise DistNetworkError(f"the shared memory is in another directory than {directory}")
-        if linked:
-            try:
-                descriptor = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError as error:
-                raise DistNetworkError(f"cannot open shared memory {directory}/{name}: {reason(error)}") from error
-        else:
-            descriptor = _open_through_proc(f"/proc/{pid}/fd/{number}", file)
+            raise DistNetworkError(f"cannot open shared memory {path}: {reason(error)}") from error
         try:
-            found = os.fstat(descriptor)
-            if found.st_size != size or _identity(found) != file:
+            if os.fstat(descriptor).st_size != size:
                 raise DistNetworkError(f"the shared memory differs from its announcement of {size} bytes")
             mapping = cls(descriptor, size)
         except BaseException as error:
@@ -237,31 +203,12 @@ class Mapping:
         """Map ``size`` zero bytes that no other process sees, for a rank alone in its group."""
         return cls(-1, size)
 
-    def link(self) -> None:
-        """Link the file into the directory, for peers that cannot open this process's descriptor.
-
-        Does nothing where the file is linked already, or this process has not created it.
-
-        Raises:
-            DistNetworkError: the file cannot be linked.
-        """
-        if self._linked or not self.handle:
-            return
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # With a directory's descriptor, Python calls linkat(2), which follows the link under /proc.
-            source = f"/proc/self/fd/{self.descriptor}"
-            os.link(source, self._path, src_dir_fd=self.descriptor, follow_symlinks=True)
-        except OSError as error:
-            raise DistNetworkError(f"cannot link shared memory {self._path}: {reason(error)}") from error
-        self._linked = True
-
     def release(self) -> None:
         """Unlink the file and close its descriptor, so that no more peers can open it; the mappings remain valid."""
-        if self._linked:
-            self._linked = False
+        if self._path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
+            self._path = ""
         self.descriptor = -1
         self._finalizer()
 
@@ -315,48 +262,23 @@ def _close(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _create_file(directory: str, path: str) -> tuple[int, bool]:
-    """Create a file in a directory; return its descriptor, and whether the file is linked at ``path``."""
-    try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), False
-    except OSError as error:
-        if error.errno not in _NO_TMPFILE:
-            raise
+def _create_locked(path: str) -> int:
+    """Create a file and lock it; return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if os.fstat(descriptor).st_nlink:  # else remove_orphans came before the lock
-                return descriptor, True
+                return descriptor
         except BaseException:
-            os.close(descriptor)
             os.unlink(path)
+            os.close(descriptor)
             raise
         os.close(descriptor)
 
 
-def _identity(file: os.stat_result) -> str:
-    return f"{file.st_dev:x}.{file.st_ino:x}"
-
-
-def _open_through_proc(path: str, file: str) -> int:
-    """Open the descriptor at ``path`` under /proc if it is that of a file without a name, with this identity.
-
-    A pid of another namespace may belong to another process here, hence the check.
-    """
-    try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink or _identity(found) != file:
-            raise UnreachableHandleError
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        if is_exhausted(error):
-            raise DistNetworkError(f"cannot open the shared memory of a peer: {reason(error)}") from error
-        raise UnreachableHandleError from error
-
-
 def remove_orphans(directory: str) -> None:
-    """Delete the shared memory that this user's dead processes have left linked in a directory."""
+    """Delete the files that this user's processes have left in a directory: they died before they unlinked them."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if re.fullmatch(_NAME, entry.name) and entry.is_file(follow_symlinks=False):

@@ -35,8 +35,8 @@ from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.transports import process_vm
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, UnreachableHandleError, unsupported
-from rankmesh_agent.transports.tcp import ACCEPTED, LINKED, NEEDS_LINK, PROPOSAL, Proposal, TcpConnection, TcpTransport
+from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, unsupported
+from rankmesh_agent.transports.tcp import ACCEPTED, PROPOSAL, Proposal, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import Script, welcome
 
@@ -298,7 +298,7 @@ class _RingOffer(Proposal):
         nonce = secrets.token_hex(_NONCE // 2).encode()
         mapping.bytes[_DATA : _DATA + len(nonce)] = np.frombuffer(nonce, np.uint8)
         _publish_address(mapping, 0)
-        self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.handle.encode(), nonce)
+        self.proposal = PROPOSAL.pack(1, ring_bytes, mapping.name.encode(), nonce)
 
     def resolve(self, connection: TcpConnection, accepted: bool) -> Connection:
         if accepted:
@@ -310,9 +310,6 @@ class _RingOffer(Proposal):
                 address=connection.peer,
             )
         return super().resolve(connection, accepted)
-
-    def link(self) -> None:
-        self._mapping.link()
 
     def close(self) -> None:
         self._mapping.release()
@@ -349,36 +346,27 @@ class RingTransport(TcpTransport):
             return super()._offer()
         return _RingOffer(mapping, self._ring_bytes, strict=self._strict)
 
-    def _answer(self, connection: TcpConnection, proposal: bytes, greeting: bytes = welcome()) -> Script[Connection]:
-        proposed, ring_bytes, handle, nonce = PROPOSAL.unpack(proposal)
+    def _answer(self, connection: TcpConnection, proposal: bytes) -> Script[Connection]:
+        proposed, ring_bytes, name, nonce = PROPOSAL.unpack(proposal)
         mapping = None
         if proposed and CACHE_LINE <= ring_bytes <= 1 << 30 and not unsupported():
-            try:
-                mapping = self._open(handle, ring_bytes)
-            except UnreachableHandleError:
-                yield greeting + NEEDS_LINK, len(LINKED)
-                greeting = b""
-                mapping = self._open(handle, ring_bytes, linked=True)
+            mapping = self._open(name, ring_bytes)
         expected = nonce.rstrip(b"\0")
         if mapping is None or mapping.bytes[_DATA : _DATA + len(expected)].tobytes() != expected:
-            return (yield from super()._answer(connection, proposal, greeting))
+            return (yield from super()._answer(connection, proposal))
         _publish_address(mapping, _DATA + ring_bytes)
         rings = RingConnection(mapping, ring_bytes, connection, client=False)
-        yield greeting + ACCEPTED, 0
+        yield welcome() + ACCEPTED, 0
         return rings
 
-    def _open(self, handle: bytes, ring_bytes: int, *, linked: bool = False) -> Mapping | None:
+    def _open(self, name: bytes, ring_bytes: int) -> Mapping | None:
         """Map the memory that a client proposes; return None if this side declines it.
 
         Raises:
-            UnreachableHandleError: see Mapping.open.
             DescriptorLimitError: there is no free descriptor, and no other transport is allowed.
         """
         try:
-            name = handle.rstrip(b"\0").decode("ascii")
-            return Mapping.open(self._directory, name, 2 * (_DATA + ring_bytes), linked=linked)
-        except UnreachableHandleError:
-            raise
+            return Mapping.open(self._directory, name.rstrip(b"\0").decode("ascii"), 2 * (_DATA + ring_bytes))
         except (DistNetworkError, UnicodeDecodeError) as error:
             if self._strict:
                 raise_if_exhausted(error, "cannot open the shared memory of a peer")

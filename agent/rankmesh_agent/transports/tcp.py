@@ -5,12 +5,7 @@
     client → server   HELLO     PROPOSAL   IDENTITY
     server → client   WELCOME   ANSWER
 
-If the server cannot reach the descriptor of the proposed shared memory, two messages follow::
-
-    client → server   LINKED
-    server → client   ANSWER
-
-Without them, this is one round trip, besides that of TLS, in whose handshake both ranks show certificates.
+This is one round trip, besides that of TLS, in whose handshake both ranks show certificates.
 """
 
 from __future__ import annotations
@@ -53,13 +48,10 @@ _TCP_CLOSE = b"\7"
 _IOV_MAX = 1024
 """Buffers of one system call (IOV_MAX)."""
 
-PROPOSAL = struct.Struct("!BQ160s32s")
-"""The client sends this with its HELLO: 1 and size, handle and nonce of a shared memory file, or 0 to stay on TCP."""
-ACCEPTED, DECLINED, REJECTED, NEEDS_LINK = b"\1", b"\0", b"\2", b"\3"
-"""The server's answer, with its WELCOME: the proposal is accepted, it is declined, the client is rejected, or the
-client must link the shared memory."""
-LINKED = b"\1"
-"""The client has linked the shared memory, or cannot."""
+PROPOSAL = struct.Struct("!BQ80s32s")
+"""The client sends this with its HELLO: 1 and size, name and nonce of a shared memory file, or 0 to stay on TCP."""
+ACCEPTED, DECLINED, REJECTED = b"\1", b"\0", b"\2"
+"""The server's answer, with its WELCOME: the proposal is accepted, it is declined, or the client is rejected."""
 
 IDENTITY_BYTES = 80
 """Size of the identity that a client sends to a listener: fixed, so that no client decides how much is read."""
@@ -173,9 +165,6 @@ class Proposal:
         """
         connection.configure_for_data()
         return connection
-
-    def link(self) -> None:
-        """Make the proposed shared memory reachable by its name; see Mapping.link."""
 
     def close(self) -> None:
         """Release the resources of the proposal, accepted or not."""
@@ -466,10 +455,6 @@ class TcpTransport:
             )
             greeting = hello(self._token, offer.proposal + identity)
             answer = yield from client_script(greeting, refusal, len(ACCEPTED))
-            if answer == NEEDS_LINK:
-                with contextlib.suppress(DistNetworkError):  # the server finds no file then, and declines
-                    offer.link()
-                answer = yield LINKED, len(DECLINED)
             if answer == REJECTED:
                 raise DistNetworkError(
                     f"the process at {connection.peer} does not wait for this rank: another process has that address",
@@ -481,10 +466,10 @@ class TcpTransport:
         """Return the proposal of this transport."""
         return Proposal()
 
-    def _answer(self, connection: TcpConnection, proposal: bytes, greeting: bytes = welcome()) -> Script[Connection]:
-        """Answer a client's proposal, after the greeting; return the connection to use."""
+    def _answer(self, connection: TcpConnection, proposal: bytes) -> Script[Connection]:
+        """Answer a client's proposal; return the connection to use."""
         connection.configure_for_data()
-        yield greeting + DECLINED, 0
+        yield welcome() + DECLINED, 0
         return connection
 
 

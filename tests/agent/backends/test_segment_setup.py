@@ -49,31 +49,6 @@ def test_what_carries_a_group(hosts: str, medium: str, directory: Path, caplog: 
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("hosts", "medium"), [("aaa", "shm"), ("abb", "shm+tcp"), ("abab", "shm+tcp")])
-def test_members_that_cannot_reach_descriptors_share_linked_memory(
-    hosts: str, medium: str, directory: Path, unreachable: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with world(len(hosts), "tcp", hosts=hosts) as ranks:
-        assert {members.medium for members in ranks.communicators} == {medium}
-        assert not list(directory.iterdir()), "the name is gone once all have it"
-        works(ranks)
-    assert unreachable
-    assert not caplog.records
-
-
-def test_where_memory_cannot_be_linked_either_the_members_stay_on_tcp(
-    unreachable: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_: Mapping) -> None:
-        raise DistNetworkError("cannot link shared memory")
-
-    monkeypatch.setattr(Mapping, "link", fail)
-    with caplog.at_level(logging.WARNING, "rankmesh"), world(3, "tcp", hosts="aab") as ranks:
-        assert {members.medium for members in ranks.communicators} == {"tcp"}
-        works(ranks)
-    assert "not shared memory: cannot link shared memory (group rank 0)" in caplog.text
-
-
 def test_each_host_makes_one_memory_and_a_lone_rank_none(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     create = Mapping.create

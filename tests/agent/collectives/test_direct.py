@@ -205,7 +205,7 @@ def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
     pair.run(call)
 
 
-def test_members_that_cannot_reach_descriptors_register_linked_memory(pair: World, unreachable: list[str]) -> None:
+def test_registered_memory_has_no_name_once_all_have_it(pair: World) -> None:
     def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 10_000, NOW)
         assert len(windows_of(members).regions) == 1
@@ -214,7 +214,6 @@ def test_members_that_cannot_reach_descriptors_register_linked_memory(pair: Worl
         assert (array == 1).all()
 
     pair.run(call)
-    assert unreachable
     assert not list(Path(SHM).glob(f"*-{os.getpid()}.*"))
 
 

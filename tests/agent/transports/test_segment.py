@@ -44,7 +44,7 @@ def segments(shm, crowded):
     def make(size: int, slot_bytes: int = SLOT) -> list[Segment]:
         nbytes = Segment.bytes_for(size, slot_bytes)
         made = Mapping.create(str(shm), "job", nbytes)
-        mappings = [made, *(Mapping.open(str(shm), made.handle, nbytes) for _ in range(size - 1))]
+        mappings = [made, *(Mapping.open(str(shm), made.name, nbytes) for _ in range(size - 1))]
         made.release()
         return [Segment(mapping, rank, size, slot_bytes, crowded) for rank, mapping in enumerate(mappings)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.transports.shared_memory import (
     Mapping,
-    UnreachableHandleError,
     futex_wait,
     futex_wake,
     make_private,
@@ -27,30 +27,33 @@ from rankmesh_agent.wire.errors import DistNetworkError
 SIZE = 8192
 
 
-def test_memory_is_shared_without_a_name(shm):
+def test_memory_is_shared_by_name_until_it_is_released(shm):
     made = Mapping.create(str(shm), "job", SIZE)
     file = os.fstat(made.descriptor)
     assert file.st_mode & 0o777 == 0o600, "no other user may read it"
     assert file.st_blocks * 512 >= SIZE, "its space is reserved"
-    opened = Mapping.open(str(shm), made.handle, SIZE)
-    assert list(shm.iterdir()) == []
+    assert [path.name for path in shm.iterdir()] == [made.name]
+    assert made.name.startswith(f"rankmesh-job-{os.getpid()}.")
+    opened = Mapping.open(str(shm), made.name, SIZE)
     assert (made.bytes.size, opened.bytes.size) == (SIZE, SIZE)
     assert not made.bytes.any(), "it is zero at first"
     made.bytes[SIZE - 1] = 7
     assert opened.bytes[SIZE - 1] == 7
     opened.bytes[0] = 8
     assert made.bytes[0] == 8
+    assert [path.name for path in shm.iterdir()] == [made.name], "only its creator unlinks it"
     made.release()
+    assert list(shm.iterdir()) == []
     made.bytes[1] = 9
     assert opened.bytes[1] == 9, "those who mapped it keep it"
     made.release()  # a second time does nothing
-    with pytest.raises(UnreachableHandleError):
-        Mapping.open(str(shm), made.handle, SIZE)
+    with pytest.raises(DistNetworkError, match=f"cannot open shared memory {shm}/{made.name}: No such file"):
+        Mapping.open(str(shm), made.name, SIZE)
 
 
 def test_pages_become_private_with_their_contents(shm):
     made = Mapping.create(str(shm), "job", 3 * 4096)
-    opened = Mapping.open(str(shm), made.handle, 3 * 4096)
+    opened = Mapping.open(str(shm), made.name, 3 * 4096)
     opened.bytes[:] = 1
     make_private(made.address + 4096, 4096)
     assert (made.bytes == 1).all()
@@ -63,71 +66,22 @@ def test_pages_become_private_with_their_contents(shm):
     assert (made.bytes == 3).all()
 
 
-def test_linked_memory_is_shared_by_name_until_it_is_released(shm):
+def test_an_orphan_that_was_removed_before_it_was_locked_is_made_again(shm, monkeypatch):
+    lock, sweeps = fcntl.flock, iter([True, False])
+
+    def sweep_first(descriptor, operation):
+        if operation == fcntl.LOCK_EX and next(sweeps):
+            remove_orphans(str(shm))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
     made = Mapping.create(str(shm), "job", SIZE)
-    name = made.handle.partition("/")[0]
-    made.link()
-    made.link()  # a second time does nothing
-    assert [path.name for path in shm.iterdir()] == [name]
-    assert name.startswith(f"rankmesh-job-{os.getpid()}.")
-    opened = Mapping.open(str(shm), made.handle, SIZE, linked=True)
-    opened.bytes[0] = 8
-    assert made.bytes[0] == 8
-    made.release()
-    assert list(shm.iterdir()) == []
-    with pytest.raises(DistNetworkError, match=f"cannot open shared memory {shm}/{name}: No such file"):
-        Mapping.open(str(shm), made.handle, SIZE, linked=True)
-
-
-def test_where_files_have_names_they_are_linked_from_the_start(shm, monkeypatch):
-    """As in file systems that do not support O_TMPFILE."""
-    supported = os.open
-
-    def open_without_tmpfile(path, flags, *mode, **options):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return supported(path, flags, *mode, **options)
-
-    monkeypatch.setattr(os, "open", open_without_tmpfile)
-    made = Mapping.create(str(shm), "job", SIZE)
-    with pytest.raises(UnreachableHandleError):
-        Mapping.open(str(shm), made.handle, SIZE)
-    made.link()
-    Mapping.open(str(shm), made.handle, SIZE, linked=True).bytes[0] = 8
-    assert made.bytes[0] == 8
+    assert [path.name for path in shm.iterdir()] == [made.name]
     remove_orphans(str(shm))
-    assert len(list(shm.iterdir())) == 1
-    made.release()
-    assert list(shm.iterdir()) == []
-
-
-def test_a_file_that_cannot_be_linked(shm):
-    made = Mapping.create(str(shm), "job", SIZE)
-    taken = shm / made.handle.partition("/")[0]
-    taken.touch()
-    with pytest.raises(DistNetworkError, match=f"cannot link shared memory {taken}: File exists"):
-        made.link()
-    made.release()
-    assert taken.exists(), "another process has made it"
-
-
-def test_the_descriptor_of_another_file_is_not_taken(shm, tmp_path):
-    """As where the creator's pid belongs to another process in this one's namespace."""
-    made, other = Mapping.create(str(shm), "job", SIZE), Mapping.create(str(shm), "job", SIZE)
-    of_other = made.handle.split("/")
-    of_other[1] = str(other.descriptor)
-    with pytest.raises(UnreachableHandleError):
-        Mapping.open(str(shm), "/".join(of_other), SIZE)
-    with pytest.raises(DistNetworkError, match=f"in another directory than {tmp_path}"):
-        Mapping.open(str(tmp_path), made.handle, SIZE)
-    other.link()
-    (shm / made.handle.partition("/")[0]).hardlink_to(shm / other.handle.partition("/")[0])
-    with pytest.raises(DistNetworkError, match="differs from its announcement"):
-        Mapping.open(str(shm), made.handle, SIZE, linked=True)
+    Mapping.open(str(shm), made.name, SIZE)
 
 
 def test_the_limit_of_descriptors_is_named(shm, monkeypatch):
-    """Linking the file would not help."""
     made = Mapping.create(str(shm), "job", SIZE)
 
     def full(*_, **__):
@@ -135,8 +89,8 @@ def test_the_limit_of_descriptors_is_named(shm, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", full)
-        with pytest.raises(DistNetworkError, match=r"the shared memory of a peer: .*RLIMIT_NOFILE"):
-            Mapping.open(str(shm), made.handle, SIZE)
+        with pytest.raises(DistNetworkError, match=r"cannot open shared memory .*RLIMIT_NOFILE"):
+            Mapping.open(str(shm), made.name, SIZE)
 
 
 def test_orphans_are_removed_and_what_is_no_orphan_stays(shm):
@@ -144,12 +98,10 @@ def test_orphans_are_removed_and_what_is_no_orphan_stays(shm):
         import os
         from rankmesh_agent.transports.shared_memory import Mapping
         made = Mapping.create({str(shm)!r}, "job", {SIZE})
-        made.link()
         os.kill(os.getpid(), 9)"""
     subprocess.run([sys.executable, "-c", program], check=False)
     (orphan,) = shm.iterdir()
     alive = Mapping.create(str(shm), "job", SIZE)
-    alive.link()
     others = {"rankmesh-job-1-0123456789abcdef", "rankmesh-rendezvous", "other-job-1.0123456789abcdef"}
     for name in others:
         (shm / name).touch()
@@ -173,7 +125,7 @@ def test_private_memory_has_no_name_and_is_nobody_elses():
 def test_mapped_memory_needs_no_descriptor(shm):
     before = len(os.listdir("/proc/self/fd"))
     made = Mapping.create(str(shm), "job", SIZE)
-    opened = Mapping.open(str(shm), made.handle, SIZE)
+    opened = Mapping.open(str(shm), made.name, SIZE)
     made.release()
     assert len(os.listdir("/proc/self/fd")) == before
     made.bytes[-1] = 7
@@ -189,60 +141,53 @@ def test_descriptors_go_with_the_memory(shm):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         made = Mapping.create(str(shm), "job", SIZE)
-        Mapping.open(str(shm), made.handle, SIZE)
+        Mapping.open(str(shm), made.name, SIZE)
         made.release()
     del made
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("job", ["", "a job", "../../etc", "käse", "x" * 1000, "a\0b"])
-def test_any_job_makes_a_handle_peers_accept(shm, job):
+def test_any_job_makes_a_name_that_peers_accept(shm, job):
     made = Mapping.create(str(shm), job, SIZE)
-    assert len(made.handle) <= 160
-    Mapping.open(str(shm), made.handle, SIZE)
-    made.link()
+    assert len(made.name) <= 80
     (file,) = shm.iterdir()
     assert file.name.startswith("rankmesh-")
-    Mapping.open(str(shm), made.handle, SIZE, linked=True)
-    assert Mapping.create(str(shm), job, SIZE).handle != made.handle
+    Mapping.open(str(shm), made.name, SIZE)
+    assert Mapping.create(str(shm), job, SIZE).name != made.name
     made.release()
 
 
 NAME = "rankmesh-job-1.0123456789abcdef"
 
 
-@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize(
-    "handle",
+    "name",
     [
-        *("", "passwd", "../rankmesh-a", "rankmesh-", NAME, f"{NAME}/0", f"{NAME}/0/1.1", f"../{NAME}/0/1.1/1.1"),
-        *(f"{NAME}/0/1.1/1.1\n", f"{NAME}/-1/1.1/1.1", f"{NAME}/0/1.1/1.1/..", f"{NAME}/../0/1.1/1.1"),
-        *(
-            "rankmesh-a/b-1.0123456789abcdef/0/1.1/1.1",
-            "rankmesh-ä-1.0123456789abcdef/0/1.1/1.1",
-            f"{NAME}/\u0661/1.1/1.1",
-        ),
+        *("", "passwd", "../rankmesh-a", "rankmesh-", f"../{NAME}", f"{NAME}\n", f"{NAME}/.."),
+        *("rankmesh-a/b-1.0123456789abcdef", "rankmesh-ä-1.0123456789abcdef", "rankmesh-job-\u0661.0123456789abcdef"),
     ],
 )
-def test_other_handles_are_refused(shm, handle, linked):
-    with pytest.raises(DistNetworkError, match="is not a handle of shared memory"):
-        Mapping.open(str(shm), handle, SIZE, linked=linked)
+def test_other_names_are_refused(shm, name):
+    with pytest.raises(DistNetworkError, match="is not a name of shared memory"):
+        Mapping.open(str(shm), name, SIZE)
 
 
 @pytest.mark.parametrize("size", [1, SIZE - 1, SIZE + 1, 1 << 40])
 def test_another_size_is_refused(shm, size):
     made = Mapping.create(str(shm), "job", SIZE)
     with pytest.raises(DistNetworkError, match=f"differs from its announcement of {size} bytes"):
-        Mapping.open(str(shm), made.handle, size)
+        Mapping.open(str(shm), made.name, size)
 
 
 def test_a_symlink_is_refused(shm, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(SIZE))
     made = Mapping.create(str(shm), "job", SIZE)
-    (shm / made.handle.partition("/")[0]).symlink_to(secret)
+    made.release()
+    (shm / (name := "rankmesh-job-1.0123456789abcdef")).symlink_to(secret)
     with pytest.raises(DistNetworkError, match="cannot open shared memory"):
-        Mapping.open(str(shm), made.handle, SIZE, linked=True)
+        Mapping.open(str(shm), name, SIZE)
 
 
 def test_no_directory(shm):
@@ -316,7 +261,7 @@ def test_sleep_and_wake_across_processes(shm):
     program = f"""if True:
         from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, timespec_of
         print('ready', flush=True)
-        memory = Mapping.open({str(shm)!r}, {memory.handle!r}, {SIZE})
+        memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
         words = memory.bytes.view("u8")
         for turn in range(1, {rounds} + 1):
             while words[0] < turn:
