@@ -22,6 +22,7 @@ from rankmesh_agent.wire.errors import (
     from_code,
     from_frame,
     to_frame,
+    without_traceback,
 )
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -254,7 +255,7 @@ class LocalGroupState(GroupState):
         payload = json_text.encode(to_frame(sent))
         with interrupts_deferred():
             with self.engine.lock:
-                self.fail(failure)
+                self.fail(without_traceback(failure))
                 if not self._abort_sent:
                     self._abort_sent = True
                     self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)

@@ -26,7 +26,7 @@ from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, without_traceback
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
@@ -90,7 +90,7 @@ class GroupMessages:
         what = op, array.dtype, array.size, rank, tag
         self.record((self.state, what, 0, started, None, "", array.nbytes), transfer.error)
         if transfer.error is not None:
-            raise transfer.error
+            raise without_traceback(transfer.error)
         if options.on_complete is not None:
             options.on_complete()
         return None, transfer
@@ -254,7 +254,7 @@ class PendingMessage:
         if done:
             self._messages.end(self, self.transfer.error)
             if self.transfer.error is not None:
-                raise self.transfer.error
+                raise without_traceback(self.transfer.error)
             if self._on_complete is not None:
                 self._on_complete()
         return done

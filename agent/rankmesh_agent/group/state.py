@@ -7,7 +7,6 @@ ends only the waits that need it.
 
 from __future__ import annotations
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, Record
 from rankmesh_agent.group.options import Details
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.wire.errors import DistError, GroupAbortedError
+from rankmesh_agent.wire.errors import DistError, GroupAbortedError, without_traceback
 from rankmesh_agent.wire.ops import Call, OpType
 
 START_UP = Call(OpType.NEW_GROUP)
@@ -112,7 +111,7 @@ class GroupState(ABC):
         """Raise the first failure, if there was one. Without the lock: an abort may have to be sent first."""
         if self.failure is not None:
             self.broadcast_abort()
-            raise copy.copy(self.failure)
+            raise without_traceback(self.failure)
 
     def fail(self, error: DistError) -> None:
         """Record the group's failure; the first one counts."""

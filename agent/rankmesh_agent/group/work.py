@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh_agent.net.deadline import Deadline, seconds_of
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupAbortedError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupAbortedError, without_traceback
 
 _GRACE_SECONDS = 1.0
 """Time after its deadline by which a message ends at the latest: the thread that detects that has to be scheduled."""
@@ -84,7 +84,7 @@ class Future:
         if not self._complete.is_set():
             raise RuntimeError("value() before the operation is complete; call wait() first")
         if self._error is not None:
-            raise self._error
+            raise without_traceback(self._error)
         return self._value
 
     def release(self) -> bool:
@@ -122,7 +122,7 @@ class Future:
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         with self._lock:
-            self._value, self._error = value, error
+            self._value, self._error = value, error and without_traceback(error)
             self._complete.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -326,7 +326,7 @@ class MessageWork(Work):
             try:
                 self._done = self._done or self._complete_message(None)
             except DistError as error:
-                self._error, self._done = error, True
+                self._error, self._done = without_traceback(error), True
             finally:
                 self._completing.release()
         return self._done
@@ -351,13 +351,13 @@ class MessageWork(Work):
                 self._done = self._done or self._complete_message(own)
             except DistError as error:
                 if seconds is None or not isinstance(error, CollectiveTimeoutError):
-                    self._error, self._done = error, True
+                    self._error, self._done = without_traceback(error), True
                 raise
             finally:
                 self._completing.release()
         self._look_for_refusal()
         if self._error is not None:
-            raise self._error
+            raise without_traceback(self._error)
         return True
 
     def _look_for_refusal(self) -> None:

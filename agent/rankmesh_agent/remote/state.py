@@ -11,7 +11,7 @@ from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import error_from_json, error_to_json
 from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistError
+from rankmesh_agent.wire.errors import DistError, without_traceback
 
 
 class RemoteGroupState(GroupState):
@@ -39,7 +39,7 @@ class RemoteGroupState(GroupState):
             at_agent = error is self._agent_error
             failure = self._client.failure(group=self._group) if at_agent else self._abort(error)
             if failure is not None:
-                self.fail(failure)
+                self.fail(without_traceback(failure))
 
     def _abort(self, error: BaseException) -> DistError | None:
         document = {"group": self._group, "error": error_to_json(error)}

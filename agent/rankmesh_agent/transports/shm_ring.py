@@ -259,7 +259,8 @@ class RingConnection(Connection):
         process_vm.read(self._pid, address, into, nbytes, parallel=self._parallel_reads)
 
     def still_exposed(self, generation: int) -> bool:
-        return self._in.words[_GENERATION] == generation
+        # Without its socket, the peer is gone, and its pid may be another process's by now.
+        return self.on_wakeup() and self._in.words[_GENERATION] == generation
 
     def close(self) -> None:
         self.revoke()

@@ -85,13 +85,13 @@ class MemoryWindows:
     Attributes:
         can_read: whether every rank may read the memory of every other rank; the same at all ranks.
         regions: registered memory by number; the same at all ranks.
-        pids: the pids of all ranks, by rank.
+        processes: the pids of all ranks, by rank, and when each process began.
     """
 
     def __init__(self, segment: Slots) -> None:
         self.can_read = False
         self.regions: dict[int, Region] = {}
-        self.pids: list[int] = []
+        self.processes: list[tuple[int, bytes]] = []
         self._segment = segment
         self._region_count = 0
         self._decoded: dict[tuple[Callable[..., Any], bytes], Any] = {}
@@ -193,7 +193,7 @@ class MemoryWindows:
         slots[segment.rank][16:] = nonce
         segment.step()
         probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self.pids = [pid for (pid, _), _ in probes]
+        self.processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
         allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
         verdicts = segment.slots(np.dtype(np.uint8), 1)
         verdicts[segment.rank][:] = allowed
@@ -246,7 +246,8 @@ class Exposure:
         self.readable = self.mapped or windows.can_read
         self._segment = segment
         self._regions = windows.regions
-        self._pids = windows.pids
+        self._processes = windows.processes
+        self._read: set[int] = set()
 
     def has_from(self, owner: int) -> bool:
         """Return whether a rank exposes an array to this one."""
@@ -278,9 +279,10 @@ class Exposure:
         if region != PRIVATE:
             into[:] = self._regions[region].parts[owner][start : start + into.nbytes].view(into.dtype)
             return
+        self._read.add(owner)
         try:
             process_vm.read_into(
-                self._pids[owner], start, into, parallel=owner_idle and not self._segment.oversubscribed
+                self._processes[owner][0], start, into, parallel=owner_idle and not self._segment.oversubscribed
             )
         except DistNetworkError:
             self._segment.raise_departed(owner)
@@ -292,7 +294,10 @@ class Exposure:
             DistBackendError: a rank has left the call before its end, so the bytes read from it may be invalid.
         """
         self._segment.step(self._readers)
-        for owner in self._segment.left_ranks():
+        # The pid of a rank that is gone may be another process's by now.
+        processes = ((owner, *self._processes[owner]) for owner in self._read)
+        gone = [owner for owner, pid, began in processes if process_vm.start_time(pid) != began]
+        for owner in self._segment.left_ranks() + gone:
             self._segment.raise_departed(owner)
 
 

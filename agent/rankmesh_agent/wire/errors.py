@@ -45,12 +45,15 @@ beside the text.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rankmesh_agent.wire.printable import printable
 from rankmesh_agent.wire.ranges import numbers_in, ranges
+
+E = TypeVar("E", bound=BaseException)
 
 _DETAILS = ("ranks", "op", "group", "seq", "address")
 """Attributes of an error that cross process boundaries."""
@@ -381,6 +384,18 @@ def from_frame(found: dict[str, Any]) -> DistError:
     """
     ranks = numbers_in(found.pop("ranks", ""))
     return from_code(str(found.pop("code")), str(found.pop("message")), ranks=ranks, **found)
+
+
+def without_traceback(error: E) -> E:
+    """Return an error to keep, or to raise again: a copy if it is RankMesh's.
+
+    The traceback of an error that is raised again grows, and its frames keep the arrays of calls allocated.
+    """
+    if not isinstance(error, DistError):
+        return error
+    copied = copy.copy(error)
+    vars(copied).update(vars(error))
+    return copied
 
 
 def _is_detail(name: str, value: Any) -> bool:

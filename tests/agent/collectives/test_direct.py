@@ -18,7 +18,7 @@ from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.select import _rows, algorithms, candidates
 from rankmesh_agent.collectives.thresholds import LIMITS
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.transports import windows
+from rankmesh_agent.transports import process_vm, slots, windows
 from rankmesh_agent.transports.segment import Segment
 from rankmesh_agent.transports.windows import Exposure, MemoryWindows
 from rankmesh_agent.wire.errors import DistError
@@ -356,4 +356,18 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
 
     monkeypatch.setattr(Exposure, "read", read_late)
     monkeypatch.setattr(Segment, "_wait", interrupted)
+    pair.run(call)
+
+
+@pytest.mark.usefixtures("short_rows")
+def test_what_was_read_from_another_process_with_the_pid_of_a_rank_does_not_count(
+    pair: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_DETECTION_SECONDS", 0.1)
+    monkeypatch.setattr(process_vm, "start_time", lambda pid: b"another")
+
+    def call(members: LocalCommunicator) -> None:
+        with pytest.raises(DistError, match="left the call, or its memory could no longer be read"):
+            members.all_gather([np.zeros(50_000, FLOAT32) for _ in range(2)], np.ones(50_000, FLOAT32), NOW)
+
     pair.run(call)

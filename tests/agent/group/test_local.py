@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +18,7 @@ from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -217,3 +221,38 @@ def test_groups_that_differ_in_their_members_raise(trio: World) -> None:
 
     trio.timeout = 0.3
     trio.run(attempt)
+
+
+def test_an_error_of_a_group_keeps_no_array() -> None:
+    with world(2, "tcp") as pair:
+        members = pair.communicators[0]
+
+        def fail() -> weakref.ref[Any]:
+            array = np.ones(3)
+            with pytest.raises(CollectiveTimeoutError):
+                reduce(members, array, timeout=0.1)
+            with pytest.raises(CollectiveTimeoutError):
+                reduce(members, array)
+            return weakref.ref(array)
+
+        kept = fail()
+        gc.collect()
+        assert kept() is None
+        assert members.state.failure is not None
+
+
+def test_an_error_that_a_work_raises_again_is_the_same() -> None:
+    with world(2, "tcp") as pair:
+        members = pair.communicators[0]
+        array = np.ones(3)
+        receiving = members.receive(array, 1, 0, Options(0.1, async_op=True))
+        reducing = members.all_reduce(array, ReduceOp.SUM, Options(0.1, async_op=True))
+        for work in (receiving, reducing):
+            assert isinstance(work, Work)
+            raised = []
+            for _ in range(3):
+                with pytest.raises(DistBackendError) as caught:
+                    work.wait()
+                raised.append((str(caught.value), len(traceback.extract_tb(caught.value.__traceback__))))
+            assert raised[1] == raised[2]
+            assert raised[0][0] == raised[1][0]

@@ -298,3 +298,12 @@ def test_who_may_sleep_is_told_at_the_last_moment(transport, listener):
         with pytest.raises(DistNetworkError):
             recv_exactly(one, 1, Deadline(10))
         assert not one.prepare_wait(writing=False), "the connection is lost"
+
+
+def test_memory_is_not_exposed_by_a_peer_that_is_gone(transport, listener):
+    """Its pid may be another process's by now: what was read may be anything."""
+    with connected(transport, listener) as (one, other):
+        other.send([b"!"])
+        assert one.still_exposed(0)
+        other._doorbell.close()  # as the end of its process does
+        assert not one.still_exposed(0)
