@@ -8,6 +8,7 @@ of its last key, or by the client's next command.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
@@ -66,6 +67,7 @@ class TorchStore:
         self._closed = closed
         self._on_default_group = on_default_group
         self._warning = WarningInterval()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._clients: set[_Client] = set()
         self._refused = ConnectionLimit("connections to torch's store that are refused")
         self.table = Table(self._quota)
@@ -75,8 +77,13 @@ class TorchStore:
         """Return the protocol of a connection that begins with PREFACE."""
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
 
-    async def clear(self) -> None:
-        """Remove all keys, and close all connections, which are those of an attempt that has ended."""
+    def clear(self) -> None:
+        """Have all keys removed, and all connections closed, before later clients are served. For other threads."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._clear)
+
+    def _clear(self) -> None:
         for client in self._clients:
             client.writer.close()
         self.table = Table(self._quota)
@@ -89,6 +96,7 @@ class TorchStore:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection until it ends."""
+        self._loop = asyncio.get_running_loop()
         client = _Client(self, reader, writer)
         sock: socket.socket = writer.get_extra_info("socket")
         try:

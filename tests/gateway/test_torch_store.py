@@ -127,7 +127,7 @@ def test_clear_removes_all_keys_and_ends_all_connections(at: Served) -> None:
         old.send("set", "k", "v")
         old.send("wait", ["other"])
         old.ping()
-        at.server.run(at.store.clear())
+        at.store.clear()
         with Client(at.port) as new:
             assert new.number("num_keys") == 0
         assert old.read(1) == b""

@@ -125,5 +125,5 @@ if __name__ == "__main__":
     with served() as at:
         print(at.port, flush=True)
         for _ in sys.stdin:
-            at.server.run(at.store.clear())
+            at.store.clear()
             print("cleared", flush=True)

@@ -138,6 +138,8 @@ class Acceptor:
         if start and kind is not None and not any(each != start and each.startswith(start) for each in self._prefaces):
             self._serve(self._remove(descriptor), start, is_service=kind)
         elif not start or event & select.EPOLLRDHUP:
+            with contextlib.suppress(OSError):
+                sock.recv(PREFACE_BYTES)  # with unread bytes, the close would be a reset
             self._close(descriptor)  # else too few bytes have come to decide
 
     def _serve(self, admission: Admission, start: bytes, *, is_service: bool) -> None:

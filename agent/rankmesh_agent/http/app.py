@@ -21,6 +21,7 @@ from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Credentials, Grant, Role
 from rankmesh_agent.wire.errors import NotLeasedError
 from rankmesh_agent.wire.npy import MAX_HEADER
+from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
 _READ = r"GET /(metrics|openapi\.json|v1/(info|groups(/[^/]+(/inflight)?)?|flight-recorder|host|probe))"
 _STORE = r"[A-Z]+ /v1/store(/.*)?"
@@ -66,7 +67,6 @@ def create_app(
     app.state.prober = Prober(lambda: state().info().gateway, lambda: agent.settings, lambda: _token_of(state(), token))
     app.state.slots = CallSlots()
     app.state.max_tensor = max_tensor
-    large_body = max_tensor + MAX_HEADER
     holder: Any = leases or agent
 
     def confine(scope: Message, grant: Grant) -> None:
@@ -82,8 +82,7 @@ def create_app(
         app,
         token,
         names,
-        large_body=large_body,
-        is_large=_may_carry_tensor,
+        limit_of=lambda method, path: max_tensor + MAX_HEADER if _may_carry_tensor(method, path) else MAX_BODY_BYTES,
         role_of=_role_of if leases is None else _leasable_role_of,
         confine=confine,
     )

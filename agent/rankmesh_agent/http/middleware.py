@@ -27,7 +27,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.net.peer_credentials import warn_refused
@@ -107,7 +107,7 @@ def bug(service: str, method: str, path: str, error: Exception) -> Problem:
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)
 
 
-class _BodyRejectedError(BaseException):  # not an Exception: frameworks handle those themselves
+class _RejectedError(BaseException):  # not an Exception: frameworks handle those themselves
     def __init__(self, document: Problem) -> None:
         super().__init__(document.detail)
         self.problem = document
@@ -135,9 +135,7 @@ class SecurityMiddleware:
         app: the application behind it.
         token: the job's token, or all its credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
-        max_body: limit of a request's body, in bytes.
-        large_body: the limit of requests for which ``is_large`` is true.
-        is_large: predicate of a request's method and path.
+        limit_of: returns the limit of a request's body, in bytes, by its method and path.
         open_paths: paths besides health that need no token.
         role_of: returns the role that a request's method and path need.
         translate: returns the Authorization header for which a request's own one stands, such as that of a session.
@@ -150,9 +148,7 @@ class SecurityMiddleware:
         app: Application,
         token: str | Credentials = "",
         names: Iterable[str] = (),
-        max_body: int = MAX_BODY_BYTES,
-        large_body: int = 0,
-        is_large: Callable[[str, str], bool] = lambda method, path: False,
+        limit_of: Callable[[str, str], int] = lambda method, path: MAX_BODY_BYTES,
         open_paths: Iterable[str] = (),
         role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN,
         translate: Callable[[bytes, Message], bytes] = lambda authorization, scope: authorization,
@@ -161,9 +157,7 @@ class SecurityMiddleware:
         self._app = app
         self._credentials = Credentials.of(token)
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
-        self._max_body = max_body
-        self._large_body = large_body
-        self._is_large = is_large
+        self._limit_of = limit_of
         self._open = OPEN_PATHS.union(open_paths)
         self._unauthenticated = AddressRateLimit(UNAUTHENTICATED_A_SECOND, _UNAUTHENTICATED_AT_ONCE)
         self._warning = WarningInterval()
@@ -176,25 +170,7 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = scope.get("state", {}).get("refusal")
-        if refusal is not None and scope["path"] not in OPEN_PATHS:
-            warn_refused(refusal)
-            await send_problem(problem_of(refusal), send)
-            return
-        headers = _joined(scope["headers"])
-        if b"authorization" in headers:
-            headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
-        limit = self._large_body if self._is_large(scope["method"], scope["path"]) else self._max_body
-        held = self._bearer_grant(headers)
-        in_clear = bool(self._credentials) and not self._is_private(scope)
-        rejection = self._check(scope, headers, limit, held, in_clear)
-        if rejection is not None:
-            if rejection.status == 401 and scope.get("client") is not None:
-                rejection = self._limit_unauthenticated(scope["client"][0]) or rejection
-            await send_problem(rejection, send)
-            return
-        if held is None or in_clear or refusal is not None:
-            scope.setdefault("state", {})["details"] = False
+        limit = self._limit_of(scope["method"], scope["path"])
         received, seconds, complete, started = 0, BODY_SECONDS, False, False
 
         async def receive_checked() -> Message:
@@ -206,11 +182,11 @@ class SecurityMiddleware:
                 async with asyncio.timeout(seconds):
                     message = await receive()
             except TimeoutError:
-                raise _BodyRejectedError(_too_late()) from None
+                raise _RejectedError(_too_late()) from None
             size = len(message.get("body", b""))
             received += size
             if received > limit:
-                raise _BodyRejectedError(_too_large(limit))
+                raise _RejectedError(_too_large(limit))
             waited = time.monotonic() - began
             seconds = min(BODY_SECONDS, seconds - waited + size / _MIN_BODY_BYTES_A_SECOND)
             complete = not message.get("more_body")
@@ -222,10 +198,51 @@ class SecurityMiddleware:
             await send(message)
 
         try:
+            self._check(scope, limit)
             await self._app(scope, receive_checked, send_noted)
-        except _BodyRejectedError as error:
+        except _RejectedError as error:
             if not started:
                 await send_problem(error.problem, send)
+
+    def _check(self, scope: Message, limit: int) -> None:
+        """Check a request but for its body; note in its state what its client holds, and whether it gets details.
+
+        Raises:
+            _RejectedError: the request is rejected.
+        """
+        state = scope.setdefault("state", {})
+        refusal = state.get("refusal")
+        if refusal is not None and scope["path"] not in OPEN_PATHS:
+            warn_refused(refusal)
+            raise _RejectedError(problem_of(refusal))
+        headers = _joined(scope["headers"])
+        if b"authorization" in headers:
+            headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
+        self._check_site(headers)
+        held = self._bearer_grant(headers)
+        in_clear = bool(self._credentials) and not self._is_private(scope)
+        if scope["path"] not in self._open:
+            if held is None:
+                self._reject_unauthenticated(scope, headers)
+            else:
+                _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
+                state["grant"] = held
+                if held.job is not None:
+                    self._restrict_to_job(scope, held)
+        if held is None or in_clear or refusal is not None:
+            state["details"] = False
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > limit:
+            raise _RejectedError(_too_large(limit))
+
+    def _check_site(self, headers: dict[bytes, bytes]) -> None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._is_known_host(host):
+            text = f"this service has no host name {host!r}; use its address or localhost in the URL"
+            raise _RejectedError(problem(421, "unknown-host", text))
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        if b"origin" in headers and origin not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            raise _RejectedError(problem(403, "foreign-origin", "requests from other sites' pages are rejected"))
 
     def _bearer_grant(self, headers: dict[bytes, bytes]) -> Grant | None:
         """Return what a request's bearer token permits; None without a token of this job, if it has one."""
@@ -243,56 +260,30 @@ class SecurityMiddleware:
             return True
         return is_loopback(client[0].removeprefix("::ffff:")) or (server is not None and client[0] == server[0])
 
-    def _check(
-        self, scope: Message, headers: dict[bytes, bytes], limit: int, held: Grant | None, in_clear: bool
-    ) -> Problem | None:
-        host = headers.get(b"host", b"").decode("latin-1")
-        if not self._is_known_host(host):
-            return problem(
-                421, "unknown-host", f"this service has no host name {host!r}; use its address or localhost in the URL"
-            )
-        origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").lower() not in (
-            f"http://{host.lower()}",
-            f"https://{host.lower()}",
-        ):
-            return problem(403, "foreign-origin", "requests from other sites' pages are rejected")
-        if scope["path"] not in self._open:
-            if held is None and b" " in headers.get(b"authorization", b"").strip():  # an empty variable gives no token
-                _warn_of_another_token(scope)
-                return _unauthenticated(_ANOTHER_TOKEN)
-            rejection = _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
-            if rejection is None and held is not None:
-                scope["state"] = {**scope.get("state", {}), "grant": held}
-                rejection = None if held.job is None else self._check_job(scope, held)
-            if rejection is not None:
-                return rejection
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > limit:
-            return _too_large(limit)
-        return None
-
-    def _check_job(self, scope: Message, grant: Grant) -> Problem | None:
-        """Restrict a request to the job of its credential; return why that is not possible."""
+    def _restrict_to_job(self, scope: Message, grant: Grant) -> None:
         try:
             self._confine(scope, grant)
         except DistError as error:
-            return problem_of(error)
-        return None
+            raise _RejectedError(problem_of(error)) from None
 
-    def _limit_unauthenticated(self, address: str) -> Problem | None:
-        """Count a request without a right credential; return the response if its address has sent too many."""
-        if self._unauthenticated.allows(address):
-            return None
+    def _reject_unauthenticated(self, scope: Message, headers: dict[bytes, bytes]) -> NoReturn:
+        """Reject a request without a right credential, by 429 if its address has sent too many."""
+        address = scope["client"][0] if scope.get("client") else ""
+        detail = "send the job's token: Authorization: Bearer $RANKMESH_TOKEN"
+        if b" " in headers.get(b"authorization", b"").strip():  # an empty variable gives no token
+            peer = f"a client at {address}" if address else "a client"
+            warn_refused(AuthenticationError(f"{peer} has another token than this service"))
+            detail = _ANOTHER_TOKEN
+        if not address or self._unauthenticated.allows(address):
+            raise _RejectedError(problem(401, "unauthenticated", detail))
         if self._warning.is_due():
             _log.warning(
                 "%s sends more than %d requests a second without a right credential, which get 429",
                 address,
                 UNAUTHENTICATED_A_SECOND,
             )
-        return problem(
-            429, "too-many-attempts", f"{address} has sent too many requests without the job's token: wait, or send it"
-        )
+        text = f"{address} has sent too many requests without the job's token: wait, or send it"
+        raise _RejectedError(problem(429, "too-many-attempts", text))
 
     def _is_known_host(self, host: str) -> bool:
         match = _HOST.fullmatch(host.lower())
@@ -334,37 +325,21 @@ def _too_late() -> Problem:
     return problem(408, "body-timeout", text, retryable=True)
 
 
-def _unauthenticated(detail: str) -> Problem:
-    return problem(401, "unauthenticated", detail)
-
-
-def _warn_of_another_token(scope: Message) -> None:
-    client = scope.get("client")
-    peer = f"a client at {client[0]}" if client else "a client"
-    warn_refused(AuthenticationError(f"{peer} has another token than this service"))
-
-
-def _check_role(held: Grant | None, needed: Role, in_clear: bool) -> Problem | None:
-    """Return why a request is rejected; None if the role that its client holds includes the one that it needs."""
-    if held is None:
-        return _unauthenticated("send the job's token: Authorization: Bearer $RANKMESH_TOKEN")
+def _check_role(held: Grant, needed: Role, in_clear: bool) -> None:
     if in_clear:
-        return problem(
-            403,
-            "cleartext-token",
+        text = (
             "a bearer token is accepted from this host (127.0.0.1, or through 'ssh -L'), over https ('rankmesh token "
             "--ca' prints the authority for 'curl --cacert'), or from a network that RANKMESH_PRIVATE_NETWORK=1 "
-            "declares private at the server; the 'rankmesh' command works from everywhere, as it uses TLS itself",
+            "declares private at the server; the 'rankmesh' command works from everywhere, as it uses TLS itself"
         )
+        raise _RejectedError(problem(403, "cleartext-token", text))
     if held.role < needed:
         remedy = " ('rankmesh token --job JOB --lease ID' prints it)" if needed is Role.LEASE else ""
-        return problem(
-            403,
-            "forbidden-role",
+        text = (
             f"this needs a credential of the role {needed.name.lower()!r}{remedy}; the one given has the role "
-            f"{held.role.name.lower()!r}",
+            f"{held.role.name.lower()!r}"
         )
-    return None
+        raise _RejectedError(problem(403, "forbidden-role", text))
 
 
 async def send_problem(document: Problem, send: Send) -> None:

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -32,8 +32,6 @@ from rankmesh_agent.wire.hello import Service
 T = TypeVar("T")
 
 _log = logging.getLogger("rankmesh")
-_RUN_SECONDS = 2.0
-"""Limit for a coroutine that another thread runs in the server's event loop."""
 _EXHAUSTED_RETRY_SECONDS = 0.5
 _START_DESCRIPTORS = 6
 """Descriptors that the event loop and imports open at once, or more."""
@@ -196,11 +194,6 @@ class HttpServer:
         if not on_demand:
             serving.start()
         accepting.start()
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the server's event loop and wait for it; close it if no loop runs. For other threads."""
-        if self._uvicorn is None or not self._uvicorn.run_soon(work, _RUN_SECONDS):
-            work.close()
 
     def close(self, timeout: float = 5.0) -> None:
         """Finish the requests under way, then close. Does nothing the second time."""

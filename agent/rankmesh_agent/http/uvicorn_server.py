@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -182,18 +182,6 @@ class EventDrivenServer(uvicorn.Server):
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._stop.set)
-
-    def run_soon(self, work: Coroutine[Any, Any, None], timeout: float) -> bool:
-        """Run a coroutine in the event loop and wait for it, ``timeout`` seconds at most. For other threads.
-
-        Returns:
-            Whether the loop took it.
-        """
-        if self._loop is None or self._loop.is_closed():
-            return False
-        with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
-        return True
 
     async def main_loop(self) -> None:
         """Serve until ``end`` is called."""

@@ -60,7 +60,7 @@ def create_app(
         app,
         credentials,
         names,
-        MAX_BODY_BYTES,
+        lambda method, path: MAX_BODY_BYTES,
         open_paths=dashboard.paths(),
         role_of=_role_of,
         translate=sessions.translate,

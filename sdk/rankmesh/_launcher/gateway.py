@@ -72,7 +72,7 @@ class LauncherGateway:
     def end_attempt(self) -> None:
         """Remove what an attempt has left in torch's store. Not later: ranks of other nodes may begin the next one."""
         if self._torch_store is not None:
-            self._http.run(self._torch_store.clear())
+            self._torch_store.clear()
 
     def restart(self, attempt: int) -> None:
         """Report to the registry that an attempt begins; ``ranks`` is of this one then."""

@@ -69,7 +69,7 @@ def app():
 
 
 def guarded(app, token="", names=(), **options):
-    return SecurityMiddleware(app, token, names, max_body=LIMIT, **options)
+    return SecurityMiddleware(app, token, names, lambda *_: LIMIT, **options)
 
 
 # The token
@@ -273,9 +273,7 @@ def test_problem_of_an_error_has_its_data():
 def test_some_requests_may_have_larger_bodies(method, path, length, status, reported):
     guard = SecurityMiddleware(
         Echo(),
-        max_body=LIMIT,
-        large_body=2 * LIMIT,
-        is_large=lambda method, path: (method, path) == ("POST", "/large"),
+        limit_of=lambda method, path: 2 * LIMIT if (method, path) == ("POST", "/large") else LIMIT,
     )
     headers = {"content_length": str(length)} if reported else {}
     found, _, body = ask(guard, path, method, (b"x" * LIMIT, b"x" * (length - LIMIT)), **headers)

@@ -44,21 +44,8 @@ async def flight_recorder(agent: AgentStateDep, of_group: OfGroup = None, last: 
 
 @router.get("/stacks", response_model=list[ThreadStack], responses=_PLAIN)
 async def thread_stacks(request: Request) -> Response:
-    """Return the Python stacks of all threads of the agent's process; as text if the Accept header prefers that."""
-    found, accept = stacks(), ", ".join(request.headers.getlist("accept"))
-    if _quality(accept, "text/plain") > _quality(accept, "application/json"):
+    """Return the Python stacks of all threads of the process; as text to a client that accepts text and no JSON."""
+    found, accept = stacks(), request.headers.get("accept", "").lower()
+    if "text/" in accept and "json" not in accept:
         return PlainTextResponse(as_text(found))
     return JSONResponse([asdict(each) for each in found])
-
-
-def _quality(accept: str, media_type: str) -> float:
-    """Return the quality value of a media type (RFC 9110, section 12.5.1), 0 to 1; 1 for an empty header."""
-    ranges = {media_type: 2, media_type.partition("/")[0] + "/*": 1, "*/*": 0}
-    best, found = -1, 0.0 if accept.strip() else 1.0
-    for each in accept.split(","):
-        name, *parameters = (part.strip().lower() for part in each.split(";"))
-        if ranges.get(name, -1) > best:
-            best = ranges[name]
-            value = next((part[2:] for part in parameters if part.startswith("q=")), "1")
-            found = float(value) if value.replace(".", "", 1).isdecimal() else 0.0
-    return found

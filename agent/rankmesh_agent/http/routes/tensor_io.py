@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, Query, Request, Response
-from starlette.types import Receive, Scope, Send
+from fastapi.responses import StreamingResponse
 
 from rankmesh_agent.net.memory import GrowableMemory
 from rankmesh_agent.wire import npy
@@ -137,7 +137,21 @@ class TensorIO:
 
     def respond(self, array: Array, headers: Mapping[str, str] | None = None) -> Response:
         """Return the response with an array, in the form of the request's."""
-        return _TensorResponse(array, self._is_npy, headers or {})
+        start = npy.header_of(array) if self._is_npy else b""
+        elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+        async def pieces() -> AsyncIterator[bytes | memoryview]:
+            yield start
+            for begin in range(0, elements.nbytes, _CHUNK_BYTES):
+                yield elements[begin : begin + _CHUNK_BYTES]
+
+        described = {
+            "Content-Length": str(len(start) + elements.nbytes),
+            "RankMesh-Dtype": display(array.dtype),
+            "RankMesh-Shape": ",".join(map(str, array.shape)),
+        }
+        media_type = NPY if self._is_npy else RAW
+        return StreamingResponse(pieces(), headers=described | dict(headers or {}), media_type=media_type)
 
     def _read(self, body: Array) -> Array:
         media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -212,37 +226,6 @@ async def _receive_body(request: Request) -> Array:
     except MemoryError as error:
         raise TensorTooLargeError(str(error)) from None
     return memory.array()[:filled]
-
-
-class _TensorResponse(Response):
-    """A response that sends an array from its own memory."""
-
-    def __init__(self, array: Array, is_npy: bool, headers: Mapping[str, str]) -> None:
-        self.status_code = 200
-        self.background = None
-        self._start = npy.header_of(array) if is_npy else b""
-        self._elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        self.media_type = NPY if is_npy else RAW
-        self.init_headers(
-            {
-                "Content-Length": str(len(self._start) + self._elements.nbytes),
-                "RankMesh-Dtype": display(array.dtype),
-                "RankMesh-Shape": ",".join(map(str, array.shape)),
-                **headers,
-            }
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts():
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _parts(self) -> Iterator[bytes | memoryview]:
-        if self._start:
-            yield self._start
-        for begin in range(0, self._elements.nbytes, _CHUNK_BYTES):
-            yield self._elements[begin : begin + _CHUNK_BYTES]
 
 
 DtypeQuery = Annotated[
