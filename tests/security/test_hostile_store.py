@@ -7,7 +7,6 @@ import itertools
 import logging
 import select
 import socket
-import struct
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from rankmesh_agent.store.condition import Condition
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
-from rankmesh_agent.wire.errors import DistError, InvalidKeyError, ProtocolError
+from rankmesh_agent.wire.errors import DistError, InvalidKeyError, InvalidValueError, ProtocolError
 
 MEMORY = 64 << 20
 """Bytes that a hostile client makes the server allocate, at most."""
@@ -122,7 +121,7 @@ def test_mutated_requests_end_in_our_errors(server: Server, caplog: pytest.LogCa
         run()
     assert not caplog.records, caplog.text
     answer = server.receive(codec.encode_command(commands.QueueLen("another"), 9))
-    assert codec.decode_result(commands.QueueLen("another"), store_frames.decode_response(answer), answer) == 0
+    assert codec.decode_result(commands.QueueLen("another"), answer) == 0
 
 
 def test_mutated_responses_end_in_our_errors() -> None:
@@ -135,38 +134,39 @@ def test_mutated_responses_end_in_our_errors() -> None:
     def run(sequences: list[list[bytes]]) -> None:
         for frame in itertools.chain.from_iterable(sequences):
             with contextlib.suppress(DistError):
-                codec.decode_result(command, store_frames.decode_response(frame), frame)
+                codec.decode_result(command, frame)
 
     with memory_within(MEMORY):
         run()
 
 
-def test_a_request_of_33_million_parts_is_refused_before_it_is_split(server: Server) -> None:
-    count = 33_000_000
-    head = store_frames.REQUEST.pack(8, 0, 1, count, store_frames.MAX_BYTES, 0.0)
+@pytest.mark.parametrize("announced", [70_000, 0xFFFFFFFF])
+@pytest.mark.parametrize("opcode", [7, 8, 10])
+def test_a_request_of_too_many_keys_is_refused_before_it_is_split(server: Server, opcode: int, announced: int) -> None:
+    body = b"\x93\x92" + bytes([opcode]) + b"\xdd" + announced.to_bytes(4, "big") + b"\xa1k" * 70_000
+    frame = store_frames.HEADER.pack(len(body), 1) + body
+    with allocations_within(1 << 20), pytest.raises(ProtocolError, match="of length <= 65536"):
+        codec.decode_request(frame)
+    assert server.receive(frame[:1000]) == b""
+
+
+@pytest.mark.parametrize("announced", [70_000, 0xFFFFFFFF])
+def test_a_response_of_too_many_values_is_refused_before_it_is_split(announced: int) -> None:
+    body = b"\x92\xc0\xdd" + announced.to_bytes(4, "big") + b"\xc4\1v" * 70_000
+    frame = store_frames.HEADER.pack(len(body), 1) + body
+    with allocations_within(1 << 20), pytest.raises(ProtocolError, match="of length <= 65536"):
+        codec.decode_result(commands.MultiGet(("key",), 0.0), frame)
+
+
+def test_one_value_for_many_keys_is_not_copied_before_its_size_is_known() -> None:
+    command, value = commands.MultiGet(("key",) * 60_000), bytes(1 << 20)
     with allocations_within(1 << 20):
-        assert server.receive(head + bytes(64)) == b""
-        with pytest.raises(ProtocolError, match=f"{count} parts"):
-            store_frames.decode_request(head)
-
-
-def test_a_part_of_many_keys_is_refused_before_it_is_split() -> None:
-    joined = b"\0" * (16 << 20)
-    with allocations_within(1 << 20), pytest.raises(InvalidKeyError, match="keys in one call"):
-        codec.decode_command(10, codec._JOINED, 0.0, [joined])
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "part"),
-    [(store_frames.Kind.EQUAL, 1, b"a" * (16 << 20)), (store_frames.Kind.JOINED, 0, b"\0" * (16 << 20))],
-)
-def test_a_response_of_other_values_than_requested_is_refused_before_it_is_split(kind, number, part) -> None:
-    frame = store_frames.encode_response(kind, 1, number, [part])
-    with allocations_within(len(frame) + (1 << 20)), pytest.raises(ProtocolError):
-        codec.decode_result(commands.MultiGet(("key",), 0.0), store_frames.decode_response(frame), frame)
+        answer = codec.encode_result(1, [value] * len(command.keys))
+    with pytest.raises(InvalidValueError, match="ask for less at a time"):
+        codec.decode_result(command, answer)
 
 
 def test_nothing_is_allocated_for_bytes_that_have_not_come(server: Server) -> None:
-    head = store_frames.REQUEST.pack(2, 0, 1, 2, store_frames.MAX_BYTES, 0.0) + struct.pack("!II", 3, 64 << 20)
+    head = store_frames.HEADER.pack(store_frames.MAX_BYTES, 1) + b"\x93\x94\2\xa3key\xc6"
     with allocations_within(4 << 20):
-        server.receive(head + b"key")
+        server.receive(head + (64 << 20).to_bytes(4, "big") + b"value")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from rankmesh_agent.remote.session import HeldMessage, Session
 from rankmesh_agent.store import codec as store_codec
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.client import failed_wait_error
-from rankmesh_agent.store.command import Command, Waiting
+from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.store import MARGIN_SECONDS
 from rankmesh_agent.transports.shared_memory import Mapping
-from rankmesh_agent.wire import attach_frames, store_frames
+from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import BLOCKING, STAGED, Call, Request, Response
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -103,8 +102,7 @@ class CallStream:
             deadline = Deadline(call.seconds) if call.seconds >= 0 else None
             return self._wait(call.number, deadline, frame, own=bool(frame.header.flags & BLOCKING))
         if kind == Request.STORE:
-            *_, seconds = store_frames.decode_request(frame.document)
-            return Response.OK, store_codec.serve(frame.document, partial(self._execute_command, seconds)), ()
+            return Response.OK, store_codec.serve(frame.document, self._execute_command), ()
         if kind == Request.GROW:
             wanted = attach_frames.decode_json(frame.document)
             agent = self._session.grow(int(wanted["world_size"]), float(wanted["seconds"]), self._check_client)
@@ -214,12 +212,12 @@ class CallStream:
 
     # The store
 
-    def _execute_command(self, seconds: float, command: Command[Any]) -> Any:
-        """Execute a command of the client, which waits for the response for ``seconds``."""
-        store = self._session.store
+    def _execute_command(self, request: store_codec.Request) -> Any:
+        """Execute a command of the client."""
+        store, command = self._session.store, request.command
         if not isinstance(command, Waiting):
-            return store.execute(command, seconds)
-        deadline, failures = Deadline(seconds), len(store.failures)
+            return store.execute(command, request.timeout)
+        deadline, failures = Deadline(command.seconds), len(store.failures)
         while True:
             wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
             margin = deadline.remaining() - wait + MARGIN_SECONDS

@@ -8,7 +8,6 @@ from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.store import Store
-from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 
@@ -28,12 +27,12 @@ class SessionStore(Store):
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         if timeout is None:
             timeout = self.limit(command)
-        request = codec.encode_command(command, 1, timeout=timeout)
+        request = bytes(codec.encode_command(command, 1, timeout=timeout))
         try:
             frame = self._client.request(Request.STORE, request, command.seconds + timeout)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
-        return codec.decode_result(command, store_frames.decode_response(frame.document), frame.document)
+        return codec.decode_result(command, frame.document)
 
     def close(self) -> None:
         """Do nothing: the connections are the client's."""

@@ -92,12 +92,12 @@ class ClientConnection(FramedStream):
         if len(data) < store_frames.HEADER_BYTES:
             deadline = deadline or Deadline(timeout)
             data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
-        header = store_frames.decode_response(data)
-        if len(data) != (size := store_frames.HEADER_BYTES + header[3]):
+        length, answered = store_frames.decode_header(data)
+        if len(data) != (size := store_frames.HEADER_BYTES + length):
             data = self._read_rest(data, size, deadline or Deadline(timeout))
-        if header[1] != seq:
+        if answered != seq:
             raise ProtocolError("the store's response belongs to another request")
-        return codec.decode_result(command, header, data)
+        return codec.decode_result(command, data)
 
     def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
         """Return ``size`` bytes of a response that begins with ``begun``."""

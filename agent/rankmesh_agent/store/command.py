@@ -1,26 +1,29 @@
 """Base classes of the store's commands.
 
-A command defines its effect on a Table; ``codec`` defines how it travels. So a store is an executor of commands, and a
-new call is a class in ``commands``, a format in ``codec``, an HTTP route and a method for users.
+A command has fields, by which msgspec encodes and checks it, and an effect on a Table. So a new call is a class in
+``commands``, an HTTP route and a method for users.
 """
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+import sys
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from msgspec import Meta, Struct, structs
 
 from rankmesh_agent.store.table import Changes, Table, Values
 from rankmesh_agent.wire.errors import DistStoreError
+
+Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 T = TypeVar("T")
 W = TypeVar("W", bound="Waiting[Any]")
 
 
-class Command(ABC, Generic[T]):
-    """One call of a store. T is the type of its result.
+class Command(Struct, Generic[T], frozen=True, array_like=True):
+    """One call of a store. T is the type of its result. Its tag is its opcode, which never changes.
 
     Attributes:
         name: the call's name in the API.
@@ -30,55 +33,55 @@ class Command(ABC, Generic[T]):
 
     name: ClassVar[str] = ""
     writes: ClassVar[bool] = False
-    seconds: float = 0.0
+    seconds: ClassVar[float] = 0.0
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__()
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
-    @abstractmethod
     def try_execute(self, table: Table) -> tuple[T] | None:
         """Execute it and return a tuple of the result; None, without any effect, if it has to wait."""
+        raise NotImplementedError
 
 
-class Immediate(Command[T]):
+class Immediate(Command[T], frozen=True):
     """A command that never waits."""
 
-    @abstractmethod
     def apply(self, table: Table) -> T:
         """Execute it."""
+        raise NotImplementedError
 
     def try_execute(self, table: Table) -> tuple[T]:
         return (self.apply(table),)
 
 
-class Write(Immediate[T]):
+class Write(Immediate[T], frozen=True):
     """A command that changes values."""
 
     writes = True
 
-    @abstractmethod
     def plan(self, values: Values) -> tuple[T, Changes]:
         """Return the result and the changes to make, given all values."""
+        raise NotImplementedError
 
     def apply(self, table: Table) -> T:
         return table.change(self.plan)
 
 
-class Waiting(Command[T]):
-    """A command that may have to wait. Commands that differ only in ``seconds`` are equal."""
+class Waiting(Command[T], frozen=True):
+    """A command that may have to wait, for its ``seconds``."""
 
-    @abstractmethod
     def start(self, table: Table) -> Future[T]:
         """Return a future that completes with the result; cancel it to stop waiting."""
+        raise NotImplementedError
 
-    @abstractmethod
     def timeout_error(self, table: Table) -> DistStoreError:
         """Return the error that names what did not appear in time."""
+        raise NotImplementedError
 
     def undo(self, table: Table, result: T) -> None:
         """Undo the effect of a command whose caller left before it got the result."""
 
     def with_timeout(self: W, seconds: float) -> W:
         """Return the same command with another time to wait."""
-        return replace(self, seconds=seconds)  # type: ignore[type-var]  # the subclasses are dataclasses
+        return structs.replace(self, seconds=seconds)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from typing import Annotated
 
-from rankmesh_agent.store.command import Immediate, Waiting, Write
+from msgspec import Meta
+
+from rankmesh_agent.store.command import Command, Immediate, Seconds, T, Waiting, Write
 from rankmesh_agent.store.condition import ALWAYS, Condition
-from rankmesh_agent.store.keys import check_key, check_keys, check_values
+from rankmesh_agent.store.keys import MAX_KEYS, check_key, check_keys, check_values
 from rankmesh_agent.store.table import Changes, Table, Values
 from rankmesh_agent.wire.errors import (
     DistStoreError,
@@ -25,17 +27,27 @@ _NAMED = 10
 """Maximum number of missing keys in a message."""
 
 
-@dataclass(frozen=True)
-class _OneKey:
+# Fields that several of them have
+
+
+class OneKey(Command[T], frozen=True):
+    """A command with one key."""
+
     key: str
 
     def __post_init__(self) -> None:
         check_key(self.key)
 
 
-@dataclass(frozen=True)
-class _KeyAndValue:
-    key: str
+class AwaitedKey(OneKey[T], Waiting[T], frozen=True):
+    """A command that waits for one key."""
+
+    seconds: Seconds = 0.0  # type: ignore[misc]  # a constant of other commands
+
+
+class KeyAndValue(OneKey[T], frozen=True):
+    """A command with a key and a value."""
+
     value: bytes
 
     def __post_init__(self) -> None:
@@ -43,16 +55,31 @@ class _KeyAndValue:
         check_values(self.value)
 
 
-@dataclass(frozen=True)
-class _MultiKeyCommand:
-    keys: tuple[str, ...]
+class SeveralKeys(Command[T], frozen=True):
+    """A command with several keys."""
+
+    keys: Annotated[tuple[str, ...], Meta(max_length=MAX_KEYS)]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keys", check_keys(self.keys))
+        check_keys(self.keys)
 
 
-@dataclass(frozen=True)
-class _Prefix:
+class AwaitedKeys(SeveralKeys[T], Waiting[T], frozen=True):
+    """A command that waits for several keys."""
+
+    seconds: Seconds = 0.0  # type: ignore[misc]  # a constant of other commands
+
+    def timeout_error(self, table: Table) -> DistStoreError:
+        keys = dict.fromkeys(self.keys)
+        missing = table.missing(keys) or list(keys)
+        named = ", ".join(map(repr, missing[:_NAMED]))
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        return StoreTimeoutError(f"{len(missing)} of {len(keys)} keys were not set in time: {named}{more}")
+
+
+class Prefix(Command[T], frozen=True):
+    """A command for the keys that begin with a prefix."""
+
     prefix: str = ""
 
     def __post_init__(self) -> None:
@@ -63,15 +90,12 @@ class _Prefix:
 # Values, one key each
 
 
-@dataclass(frozen=True)
-class Get(_OneKey, Waiting[bytes]):
+class Get(AwaitedKey[bytes], frozen=True, tag=1):
     """Return the value of a key, after waiting until it is set.
 
     Raises:
         KeyNotFoundError: the key was not set within ``seconds``.
     """
-
-    seconds: float = field(default=0.0, compare=False)
 
     def try_execute(self, table: Table) -> tuple[bytes] | None:
         value = table.value(self.key)
@@ -84,8 +108,7 @@ class Get(_OneKey, Waiting[bytes]):
         return KeyNotFoundError(f"key {self.key!r} is not set")
 
 
-@dataclass(frozen=True)
-class Set(_KeyAndValue, Write[None]):
+class Set(KeyAndValue[None], Write[None], frozen=True, tag=2):
     """Store a value under a key, in the place of an earlier one.
 
     Raises:
@@ -99,8 +122,7 @@ class Set(_KeyAndValue, Write[None]):
         return None, {self.key: self.value}
 
 
-@dataclass(frozen=True)
-class Delete(_OneKey, Write[bool]):
+class Delete(OneKey[bool], Write[bool], frozen=True, tag=3):
     """Remove a key's value; return whether there was one.
 
     Raises:
@@ -114,8 +136,7 @@ class Delete(_OneKey, Write[bool]):
         return (True, {self.key: None}) if self.key in values else (False, {})
 
 
-@dataclass(frozen=True)
-class Add(_OneKey, Write[int]):
+class Add(OneKey[int], Write[int], frozen=True, tag=4):
     """Add to the number stored as decimal digits under a key, 0 if it is missing or empty; return the sum.
 
     Raises:
@@ -124,18 +145,24 @@ class Add(_OneKey, Write[int]):
 
     amount: int = 1
 
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        self._check(self.amount)
+
     def plan(self, values: Values) -> tuple[int, Changes]:
         value = values.get(self.key) or b"0"
         if not (value.isdigit() and len(value) <= _DIGITS) and not _NUMBER.fullmatch(value):
             raise NotANumberError(f"key {self.key!r} holds {value[:32]!r}, which is not a number in decimal digits")
         total = int(value) + self.amount
-        if not _LEAST <= total <= _MOST:
-            raise NotANumberError(f"the sum for key {self.key!r} does not fit into 64 bits")
+        self._check(total)
         return total, {self.key: b"%d" % total}
 
+    def _check(self, number: int) -> None:
+        if not _LEAST <= number <= _MOST:
+            raise NotANumberError(f"the sum for key {self.key!r} does not fit into 64 bits")
 
-@dataclass(frozen=True)
-class CompareSet(_OneKey, Write[bytes]):
+
+class CompareSet(OneKey[bytes], Write[bytes], frozen=True, tag=5):
     """Store ``desired`` if the key holds ``expected``, or if it has no value and ``expected`` is empty.
 
     It returns the key's value afterwards, and ``expected`` if it still has no value.
@@ -155,8 +182,7 @@ class CompareSet(_OneKey, Write[bytes]):
         return self.expected if value is None else value, {}
 
 
-@dataclass(frozen=True)
-class Append(_KeyAndValue, Write[None]):
+class Append(KeyAndValue[None], Write[None], frozen=True, tag=6):
     """Append to the value of a key, which is empty if there is none.
 
     Raises:
@@ -172,38 +198,25 @@ class Append(_KeyAndValue, Write[None]):
 # Values, several keys at once
 
 
-@dataclass(frozen=True)
-class MultiGet(Waiting[list[bytes]]):
+class MultiGet(AwaitedKeys[Annotated[list[bytes], Meta(max_length=MAX_KEYS)]], frozen=True, tag=7):
     """Return the values of several keys at one moment, in their order, after waiting until all of them are set.
 
     Raises:
         StoreTimeoutError: some were not set within ``seconds``; the message names them.
     """
 
-    keys: tuple[str, ...]
-    seconds: float = field(default=0.0, compare=False)
-    unique: tuple[str, ...] = field(init=False, repr=False)
-    """The keys without duplicates."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unique", check_keys(self.keys))
-
     def try_execute(self, table: Table) -> tuple[list[bytes]] | None:
         values = table.values(self.keys)
         return None if values is None else (values,)
 
     def start(self, table: Table) -> Future[list[bytes]]:
-        return table.watch(self.unique, lambda values: [values[key] for key in self.keys])
-
-    def timeout_error(self, table: Table) -> DistStoreError:
-        return _missing_error(table, self.unique)
+        return table.watch(self.keys, lambda values: [values[key] for key in self.keys])
 
 
-@dataclass(frozen=True)
-class MultiSet(Write[None]):
+class MultiSet(Write[None], frozen=True, tag=8):
     """Store several values, pairs of key and value, in one step; the last one of a key counts."""
 
-    values: tuple[tuple[str, bytes], ...]
+    values: Annotated[tuple[tuple[str, bytes], ...], Meta(max_length=MAX_KEYS)]
 
     def __post_init__(self) -> None:
         check_keys([key for key, _ in self.values])
@@ -213,15 +226,12 @@ class MultiSet(Write[None]):
         return None, dict(self.values)
 
 
-@dataclass(frozen=True)
-class Wait(_MultiKeyCommand, Waiting[None]):
+class Wait(AwaitedKeys[None], frozen=True, tag=9):
     """Return when all of some keys have values at the same time.
 
     Raises:
         StoreTimeoutError: some had none within ``seconds``; the message names them.
     """
-
-    seconds: float = field(default=0.0, compare=False)
 
     def try_execute(self, table: Table) -> tuple[None] | None:
         return None if table.values(self.keys) is None else (None,)
@@ -229,28 +239,22 @@ class Wait(_MultiKeyCommand, Waiting[None]):
     def start(self, table: Table) -> Future[None]:
         return table.watch(self.keys, lambda _: None)
 
-    def timeout_error(self, table: Table) -> DistStoreError:
-        return _missing_error(table, self.keys)
 
-
-@dataclass(frozen=True)
-class Check(_MultiKeyCommand, Immediate[bool]):
+class Check(SeveralKeys[bool], Immediate[bool], frozen=True, tag=10):
     """Return whether each of some keys has a value, or a queue that is not empty."""
 
     def apply(self, table: Table) -> bool:
         return table.has(self.keys)
 
 
-@dataclass(frozen=True)
-class Keys(_Prefix, Immediate[list[str]]):
+class Keys(Prefix[list[str]], Immediate[list[str]], frozen=True, tag=11):
     """Return the keys of values that begin with ``prefix``, sorted."""
 
     def apply(self, table: Table) -> list[str]:
         return table.keys(self.prefix)
 
 
-@dataclass(frozen=True)
-class Count(_Prefix, Immediate[int]):
+class Count(Prefix[int], Immediate[int], frozen=True, tag=12):
     """Return the number of keys with values that begin with ``prefix``."""
 
     def apply(self, table: Table) -> int:
@@ -260,8 +264,7 @@ class Count(_Prefix, Immediate[int]):
 # Queues
 
 
-@dataclass(frozen=True)
-class QueuePush(_KeyAndValue, Immediate[None]):
+class QueuePush(KeyAndValue[None], Immediate[None], frozen=True, tag=13):
     """Append a value to a queue."""
 
     writes = True
@@ -270,8 +273,7 @@ class QueuePush(_KeyAndValue, Immediate[None]):
         table.push(self.key, self.value)
 
 
-@dataclass(frozen=True)
-class QueuePop(_OneKey, Waiting[bytes]):
+class QueuePop(AwaitedKey[bytes], frozen=True, tag=14):
     """Remove and return the first value of a queue, after waiting for one. The longest-waiting call gets the next.
 
     Raises:
@@ -279,7 +281,6 @@ class QueuePop(_OneKey, Waiting[bytes]):
     """
 
     writes = True
-    seconds: float = field(default=0.0, compare=False)
 
     def try_execute(self, table: Table) -> tuple[bytes] | None:
         value = table.pop_one(self.key)
@@ -295,16 +296,14 @@ class QueuePop(_OneKey, Waiting[bytes]):
         table.push(self.key, result, first=True)
 
 
-@dataclass(frozen=True)
-class QueueLen(_OneKey, Immediate[int]):
+class QueueLen(OneKey[int], Immediate[int], frozen=True, tag=15):
     """Return the number of values in a queue."""
 
     def apply(self, table: Table) -> int:
         return table.length(self.key)
 
 
-def _missing_error(table: Table, keys: tuple[str, ...]) -> StoreTimeoutError:
-    missing = table.missing(keys) or list(keys)
-    named = ", ".join(map(repr, missing[:_NAMED]))
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    return StoreTimeoutError(f"{len(missing)} of {len(keys)} keys were not set in time: {named}{more}")
+COMMANDS = (
+    *(Get, Set, Delete, Add, CompareSet, Append, MultiGet, MultiSet, Wait, Check, Keys, Count),
+    *(QueuePush, QueuePop, QueueLen),
+)

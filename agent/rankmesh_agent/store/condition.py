@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from rankmesh_agent.store.keys import MAX_KEYS
 from rankmesh_agent.wire.errors import PreconditionFailedError
 
+Tags = Annotated[tuple[str, ...], Meta(max_length=MAX_KEYS)]
 
-@dataclass(frozen=True)
-class Condition:
+
+class Condition(Struct, frozen=True, array_like=True):
     """The value that a key must have for a write to take place, as HTTP expresses it (RFC 9110, section 13).
 
     Attributes:
@@ -18,9 +22,9 @@ class Condition:
         if_none_match: If-None-Match: the value's ETag must not be one of these.
     """
 
-    if_match: tuple[str, ...] | None = None
+    if_match: Tags | None = None
     if_absent: bool = False
-    if_none_match: tuple[str, ...] = ()
+    if_none_match: Tags = ()
 
     def check(self, key: str, value: bytes | None) -> None:
         """Raise PreconditionFailedError unless ``value``, None for none, meets the condition."""
@@ -34,12 +38,6 @@ class Condition:
             raise PreconditionFailedError(f"key {key!r} has no value")
         if "*" not in self.if_match and etag(value) not in self.if_match:
             raise PreconditionFailedError(f"key {key!r} has another value, with ETag {etag(value)}")
-
-    def headers(self) -> dict[str, str]:
-        """Return the condition as request headers."""
-        found = {} if self.if_match is None else {"If-Match": ", ".join(self.if_match)}
-        none_match = "*" if self.if_absent else ", ".join(self.if_none_match)
-        return found | {"If-None-Match": none_match} if none_match else found
 
 
 ALWAYS = Condition()

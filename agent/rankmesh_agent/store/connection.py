@@ -15,7 +15,7 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire.hello import Client
-from rankmesh_agent.wire.store_frames import HEADER_BYTES, RequestId
+from rankmesh_agent.wire.store_frames import HEADER_BYTES, Frame, RequestId
 
 
 class PendingRequest(NamedTuple):
@@ -75,7 +75,7 @@ class Connection:
         self.received = bytearray()
         self.unsent: memoryview | None = None
         self.pending: PendingRequest | None = None
-        self.last: tuple[int, bytes] | None = None
+        self.last: tuple[int, Frame] | None = None
         self.lock = threading.RLock()
         self._poll = poll
 
@@ -85,7 +85,7 @@ class Connection:
         assert self.found_table is not None
         return self.found_table
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: Frame) -> None:
         """Send, now or as soon as the socket's buffer has room.
 
         Raises:

@@ -25,21 +25,14 @@ def check_key(key: str) -> None:
         raise InvalidKeyError(f"the key has {size} bytes; keys are text of 1 to {MAX_KEY_BYTES} bytes")
 
 
-def check_keys(keys: Collection[str]) -> tuple[str, ...]:
-    """Return ``keys`` without duplicates, in the given order.
-
-    Raises:
-        InvalidKeyError: a key is invalid, or there are more than MAX_KEYS.
-    """
-    each = {*keys}
-    found = tuple(keys if len(each) == len(keys) else dict.fromkeys(keys))
-    if len(found) > MAX_KEYS:
-        raise InvalidKeyError(f"{len(found)} keys in one call, at most {MAX_KEYS} are allowed; use several calls")
-    text = "".join(found)
-    if "" in each or not text.isascii() or (len(text) > MAX_KEY_BYTES and max(map(len, found)) > MAX_KEY_BYTES):
-        for key in found:  # one of them may be invalid; checking each takes longer
+def check_keys(keys: Collection[str]) -> None:
+    """Raise InvalidKeyError if one of ``keys`` is invalid, or if they are more than MAX_KEYS."""
+    if len(keys) > MAX_KEYS:
+        raise InvalidKeyError(f"{len(keys)} keys in one call, at most {MAX_KEYS} are allowed; use several calls")
+    text = "".join(keys)
+    if not all(keys) or not text.isascii() or (len(text) > MAX_KEY_BYTES and max(map(len, keys)) > MAX_KEY_BYTES):
+        for key in keys:  # one of them may be invalid; checking each takes longer
             check_key(key)
-    return found
 
 
 def check_values(*values: bytes) -> None:

@@ -48,7 +48,7 @@ from rankmesh_agent.wire.errors import (
     StoreLostError,
 )
 from rankmesh_agent.wire.hello import Client, Service
-from rankmesh_agent.wire.store_frames import RequestId
+from rankmesh_agent.wire.store_frames import Frame, RequestId
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of a client's handshake."""
@@ -115,7 +115,7 @@ class StoreServer:
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._by_name: dict[bytes, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, bytes]] = ReplyCache()  # by the name of a RequestId
+        self._replies: ReplyCache[bytes, tuple[int, Frame]] = ReplyCache()  # by the name of a RequestId
         self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count(_HANDSHAKE + 1)
@@ -307,7 +307,7 @@ class StoreServer:
         finally:
             log.request_id = None
 
-    def _keep_reply(self, request_id: RequestId, frame: bytes) -> None:
+    def _keep_reply(self, request_id: RequestId, frame: Frame) -> None:
         """Keep the response to a request that may be repeated. From any thread."""
         with self._lock:
             self._replies.add(request_id.name, (request_id.number, frame), len(frame))
@@ -346,13 +346,13 @@ class StoreServer:
             received += data
             data = received
         if len(data) >= connection.wanted:
-            opcode, flags, seq, count, length, seconds = store_frames.decode_request(data)
+            length, seq = store_frames.decode_header(data)
             wanted = store_frames.HEADER_BYTES + length
             if len(data) == wanted:
                 if received:
                     connection.received = bytearray()
                     connection.wanted = store_frames.HEADER_BYTES
-                self._execute(connection, opcode, flags, seq, seconds, store_frames.decode_parts(data, count))
+                self._execute(connection, seq, data)
                 return
             if len(data) > wanted:
                 raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
@@ -382,28 +382,25 @@ class StoreServer:
 
     # Requests
 
-    def _execute(
-        self, connection: Connection, opcode: int, flags: int, seq: int, seconds: float, parts: list[bytes]
-    ) -> None:
+    def _execute(self, connection: Connection, seq: int, frame: Frame) -> None:
         """Execute a request."""
         table = connection.found_table
         if table is None:
             connection.send(codec.encode_error(seq, StoreLostError(_LOST)))
             return
-        repeated = store_frames.decode_request_id(flags, parts)
-        if repeated is None:
-            request_id = RequestId(connection.name, seq)
-        else:
-            store = connection.name[: store_frames.STORE_ID_BYTES]
-            request_id = repeated._replace(name=store + repeated.name)
         try:
-            if repeated is not None:
-                frame = self._earlier_response(table, request_id)
-                if frame is not None:
-                    connection.last = (seq, store_frames.with_seq(frame, seq))
+            request = codec.decode_request(frame)
+            command = request.command
+            if request.request_id is None:
+                request_id = RequestId(connection.name, seq)
+            else:
+                store, repeated = connection.name[: store_frames.STORE_ID_BYTES], request.request_id
+                request_id = repeated._replace(name=store + repeated.name)
+                earlier = self._earlier_response(table, request_id)
+                if earlier is not None:
+                    connection.last = (seq, store_frames.with_seq(earlier, seq))
                     connection.send(connection.last[1])
                     return
-            command = codec.decode_command(opcode, flags, seconds, parts)
             table.count_call(command.name)
             if table.log is None or not command.writes:
                 found = command.try_execute(table)
@@ -411,29 +408,29 @@ class StoreServer:
                 found = self._execute_as(table, request_id, partial(command.try_execute, table))
             if found is None:
                 assert isinstance(command, Waiting)
-                if seconds <= 0:
+                if command.seconds <= 0:
                     raise command.timeout_error(table)
                 future = self._execute_as(table, request_id, partial(command.start, table))
-                request = PendingRequest(next(self._sequence), seq, command, future, request_id)
-                connection.pending = request
-                self._set_timer(seconds, connection, request.number)
-                request.future.add_done_callback(partial(self._on_complete, connection, request))
+                pending = PendingRequest(next(self._sequence), seq, command, future, request_id)
+                connection.pending = pending
+                self._set_timer(command.seconds, connection, pending.number)
+                future.add_done_callback(partial(self._on_complete, connection, pending))
                 return
         except DistStoreError as error:
             connection.send(codec.encode_error(seq, error))
             return
-        frame = codec.encode_result(seq, found[0])
+        response = codec.encode_result(seq, found[0])
         if command.writes:
-            self._record(connection, request_id, seq, frame)
-        connection.send(frame)
+            self._record(connection, request_id, seq, response)
+        connection.send(response)
 
-    def _record(self, connection: Connection, request_id: RequestId, seq: int, frame: bytes) -> None:
+    def _record(self, connection: Connection, request_id: RequestId, seq: int, frame: Frame) -> None:
         """Record the response to a request, for a client that does not get it. From any thread."""
         connection.last = (seq, frame)
         if request_id.name != connection.name:
             self._keep_reply(request_id, frame)
 
-    def _record_wait(self, connection: Connection, request: PendingRequest, frame: bytes) -> None:
+    def _record_wait(self, connection: Connection, request: PendingRequest, frame: Frame) -> None:
         """Record the response to a request that has waited, unless it failed: then it may be executed again."""
         if request.command.writes and request.future.exception() is None:
             self._record(connection, request.request_id, request.seq, frame)
@@ -463,7 +460,7 @@ class StoreServer:
         if not sent:
             self._undo(connection, request)
 
-    def _earlier_response(self, table: Table, request_id: RequestId) -> bytes | None:
+    def _earlier_response(self, table: Table, request_id: RequestId) -> Frame | None:
         """Return the response to a request that was executed already; None if it was not, and never will be.
 
         Raises:
@@ -530,7 +527,7 @@ class StoreServer:
     def _end_wait(self, connection: Connection, request: PendingRequest) -> None:
         """Respond to a request that has waited for its whole time, or whose client repeats it."""
         if request.future.cancel():
-            frame = codec.encode_error(request.seq, request.command.timeout_error(connection.table))
+            frame: Frame = codec.encode_error(request.seq, request.command.timeout_error(connection.table))
         else:
             frame = _response(request)
             self._record_wait(connection, request, frame)
@@ -540,7 +537,7 @@ class StoreServer:
             self._close_connection(connection)
 
 
-def _response(request: PendingRequest) -> bytes:
+def _response(request: PendingRequest) -> Frame:
     """Return the response to a request whose wait is over."""
     error = request.future.exception()
     if error is None:

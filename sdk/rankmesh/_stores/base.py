@@ -87,7 +87,7 @@ class Store:
 
         Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.Store.add
         """
-        return self._call(methods.ADD, key_of(key), operator.index(amount))
+        return self._call(methods.ADD, key_of(key), int(operator.index(amount)))
 
     def compare_set(self, key: str, expected_value: Text, desired_value: Text) -> bytes:
         """Store ``desired_value`` if ``key`` holds ``expected_value``, or is not set and that is empty.

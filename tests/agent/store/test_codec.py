@@ -1,10 +1,12 @@
-"""Commands and results in the binary protocol: golden frames, and back."""
+"""Commands and results as frames: golden bytes both ways, and malformed ones."""
 
 from __future__ import annotations
 
+import enum
 from typing import Any
-from unittest.mock import Mock
 
+import msgspec.msgpack
+import numpy as np
 import pytest
 
 from rankmesh_agent.store import codec
@@ -26,183 +28,179 @@ from rankmesh_agent.store.commands import (
     Set,
     Wait,
 )
-from rankmesh_agent.store.condition import Condition, etag
+from rankmesh_agent.store.condition import Condition
+from rankmesh_agent.store.keys import MAX_KEYS
 from rankmesh_agent.wire.errors import (
     DistStoreError,
     InvalidKeyError,
+    InvalidValueError,
     KeyNotFoundError,
     NotANumberError,
     ProtocolError,
+    RankFailedError,
 )
-from rankmesh_agent.wire.store_frames import (
-    MAX_BYTES,
-    Kind,
-    RequestId,
-    decode_parts,
-    decode_request,
-    decode_request_id,
-    decode_response,
-    encode_request,
-    encode_response,
-)
+from rankmesh_agent.wire.store_frames import HEADER, MAX_BYTES, RequestId, decode_header
 
-GOLDEN: list[tuple[Command, int, int, float, list[bytes]]] = [
-    (Get("grüße", 1.5), 1, 0, 1.5, ["grüße".encode()]),
-    (Set("k", b"\x00v"), 2, 0, 0.0, [b"k", b"\x00v"]),
-    (Set("k", b"v", Condition(if_absent=True)), 2, 1, 0.0, [b"k", b"v"]),
-    (Set("k", b"v", Condition((etag(b"1"), "*"))), 2, 2, 0.0, [b"k", b"v", etag(b"1").encode(), b"*"]),
-    (Set("k", b"v", Condition((), True)), 2, 3, 0.0, [b"k", b"v"]),
-    (Delete("k"), 3, 0, 0.0, [b"k"]),
-    (Delete("k", Condition(("*",))), 3, 2, 0.0, [b"k", b"*"]),
-    (Add("k", -12), 4, 0, 0.0, [b"k", b"-12"]),
-    (Add("k", 1 << 70), 4, 0, 0.0, [b"k", b"1180591620717411303424"]),
-    (CompareSet("k", b"", b"2"), 5, 0, 0.0, [b"k", b"", b"2"]),
-    (Append("k", b"v"), 6, 0, 0.0, [b"k", b"v"]),
-    (MultiGet(("a", "b", "a"), 2.0), 7, 4, 2.0, [b"a\0b"]),
-    (MultiGet(("a\0", "b")), 7, 0, 0.0, [b"a\0", b"b"]),
-    (MultiGet(()), 7, 0, 0.0, []),
-    (MultiSet((("a", b"1"), ("b", b""))), 8, 0, 0.0, [b"a", b"1", b"b", b""]),
-    (Wait(("a",), 3.0), 9, 4, 3.0, [b"a"]),
-    (Check(("a", "b")), 10, 4, 0.0, [b"a\0b"]),
-    (Keys("p/"), 11, 0, 0.0, [b"p/"]),
-    (Count(), 12, 0, 0.0, [b""]),
-    (QueuePush("q", b"v"), 13, 0, 0.0, [b"q", b"v"]),
-    (QueuePop("q", 4.0), 14, 0, 4.0, [b"q"]),
-    (QueueLen("q"), 15, 0, 0.0, [b"q"]),
+FREE: list[Any] = [None, False, []]
+GOLDEN: list[tuple[Command, list[Any]]] = [
+    (Get("grüße", 1.5), [1, "grüße", 1.5]),
+    (Set("k", b"\x00v"), [2, "k", b"\x00v", FREE]),
+    (Set("k", b"v", Condition((), True, ('"a"',))), [2, "k", b"v", [[], True, ['"a"']]]),
+    (Delete("k", Condition(("*",))), [3, "k", [["*"], False, []]]),
+    (Add("k", -12), [4, "k", -12]),
+    (CompareSet("k", b"", b"2"), [5, "k", b"", b"2"]),
+    (Append("k", b"v"), [6, "k", b"v"]),
+    (MultiGet(("a", "b\0", "a"), 2.0), [7, ["a", "b\0", "a"], 2.0]),
+    (MultiGet(()), [7, [], 0.0]),
+    (MultiSet((("a", b"1"), ("b", b""))), [8, [["a", b"1"], ["b", b""]]]),
+    (Wait(("a",), 3.0), [9, ["a"], 3.0]),
+    (Check(("a", "b")), [10, ["a", "b"]]),
+    (Keys("p/"), [11, "p/"]),
+    (Count(), [12, ""]),
+    (QueuePush("q", b"v"), [13, "q", b"v"]),
+    (QueuePop("q", 1e300), [14, "q", 1e300]),
+    (QueueLen("q"), [15, "q"]),
 ]
 
 
-@pytest.mark.parametrize(("command", "opcode", "flags", "seconds", "parts"), GOLDEN, ids=lambda value: "")
-def test_commands(command, opcode, flags, seconds, parts):
+def framed(body: Any, seq: int = 1) -> bytes:
+    encoded = msgspec.msgpack.encode(body)
+    return HEADER.pack(len(encoded), seq) + encoded
+
+
+@pytest.mark.parametrize(("command", "body"), GOLDEN, ids=lambda value: "")
+def test_commands(command, body):
     frame = codec.encode_command(command, 9)
-    assert decode_request(frame) == (opcode, flags, 9, len(parts), len(frame) - 24, seconds)
-    assert decode_parts(frame, len(parts)) == parts
-    found = codec.decode_command(opcode, flags, seconds, parts)
-    expected = MultiGet(command.unique, seconds) if isinstance(command, MultiGet) else command
-    assert found == expected
-    assert getattr(found, "seconds", 0.0) == seconds
+    assert frame == framed([body, None, 0.0], 9)
+    assert codec.decode_request(frame) == codec.decode_request(bytes(frame)) == codec.Request(command)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_retry_identifies_its_request(keyed):
-    frame = codec.encode_command(Add("k", 1), 2, RequestId(b"n" * 64, 5, keyed))
-    _, flags, _, count, _, _ = decode_request(frame)
-    parts = decode_parts(frame, count)
-    assert (flags, parts[0][-4:]) == (0xC0 if keyed else 0x80, b"\0\0\0\5")
-    assert decode_request_id(flags, parts) == RequestId(b"n" * 64, 5, keyed)
-    assert parts == [b"k", b"1"]
-    assert decode_request_id(0, parts) is None
-    for malformed in ([], [b"n"]):
-        with pytest.raises(ProtocolError, match="does not identify"):
-            decode_request_id(flags, malformed)
+    request_id = RequestId(b"n" * 64, 5, keyed)
+    frame = codec.encode_command(Add("k", 1), 2, request_id, 1.5)
+    assert frame == framed([[4, "k", 1], [b"n" * 64, 5, keyed], 1.5], 2)
+    assert codec.decode_request(frame) == codec.Request(Add("k", 1), request_id, 1.5)
 
 
-def test_an_endless_wait_is_a_finite_number():
-    assert decode_request(codec.encode_command(Get("k", 1e300), 1))[5] == 1e9
+def test_types_that_are_derived():
+    class Name(enum.StrEnum):
+        RED = "red"
 
-
-def decoded(command: Command, frame: bytes) -> Any:
-    return codec.decode_result(command, decode_response(frame), frame)
+    for key in (np.str_("red"), Name.RED):
+        assert codec.encode_command(Get(key), 1) == codec.encode_command(Get("red"), 1)
 
 
 @pytest.mark.parametrize(
-    ("command", "result", "kind"),
+    "body",
     [
-        (Set("k", b""), None, Kind.NONE),
-        (Delete("k"), True, Kind.BOOLEAN),
-        (Check(("k",)), False, Kind.BOOLEAN),
-        (Add("k"), -(1 << 63), Kind.NUMBER),
-        (Get("k"), b"", Kind.VALUE),
-        (Get("k"), b"\x00\xff", Kind.VALUE),
-        (MultiGet(("a", "b")), [b"1", b""], Kind.JOINED),
-        (MultiGet(("a", "b")), [b"\x00", b"2"], Kind.EQUAL),
-        (MultiGet(("a",)), [b"\x00"], Kind.EQUAL),
-        (MultiGet(("a", "b")), [b"\x00", b"22"], Kind.VALUES),
-        (MultiGet(("a", "b")), [b"", b""], Kind.JOINED),
-        (MultiGet(tuple(map(str, range(2000)))), [b"12", b"34"] * 1000, Kind.EQUAL),
-        (MultiGet(()), [], Kind.VALUES),
-        (Keys(), ["a", "grüße"], Kind.TEXTS),
-        (Keys(), [], Kind.VALUES),
+        [],
+        [None],
+        [[200, "k"]],
+        [[4]],
+        [[4, "k", b"1"]],
+        [[1, b"k", 0.0]],
+        *([[1, "k", seconds]] for seconds in (float("nan"), float("inf"), -1.0)),
+        [[7, ["k"] * (MAX_KEYS + 1), 0.0]],
+        *([[4, "k", 1], request_id] for request_id in ([b"n"], [b"n" * 65, 1, False], [b"n", 1 << 32, False])),
+    ],
+    ids=range(13),
+)
+def test_malformed_requests(body):
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.decode_request(framed(body))
+
+
+def test_invalid_commands():
+    """Their errors are their clients'."""
+    for body in ([1, "", 0.0], [10, ["k", ""]], [11, "p" * 10_000]):
+        with pytest.raises(InvalidKeyError):
+            codec.decode_request(framed([body]))
+    for amount in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(NotANumberError, match="64 bits"):
+            Add("k", amount)
+
+
+@pytest.mark.parametrize(
+    ("command", "result"),
+    [
+        (Set("k", b""), None),
+        (Delete("k"), True),
+        (Check(("k",)), False),
+        (Add("k"), -(1 << 63)),
+        (Get("k"), b""),
+        (Get("k"), b"\x00\xff"),
+        (MultiGet(("a", "b", "a")), [b"1", b"", b"1"]),
+        (MultiGet(()), []),
+        (Keys(), ["a", "grüße"]),
+        (Keys(), []),
     ],
 )
-def test_results(command, result, kind):
+def test_results(command, result):
     frame = codec.encode_result(3, result)
-    assert decode_response(frame)[:2] == (kind, 3)
-    assert decoded(command, frame) == decoded(command, bytearray(frame)) == result
+    assert frame == framed([None, result], 3)
+    assert codec.decode_result(command, frame) == codec.decode_result(command, bytes(frame)) == result
 
 
-def test_a_duplicate_key():
-    command = MultiGet(("a", "b", "a"))
-    assert decoded(command, codec.encode_result(1, [b"1", b"2"])) == [b"1", b"2", b"1"]
-    with pytest.raises(ProtocolError):
-        decoded(command, codec.encode_result(1, [b"1"]))
-
-
-def test_multi_gets_of_few_keys_are_cached():
-    first, again, other = (codec.decode_command(7, 4, seconds, [b"a\0b"]) for seconds in (1.0, 1.0, 2.0))
-    assert first is again
-    assert other is not first
-    many = ["k" * 1000] * 5
-    first, again = (codec.decode_command(7, 4, 1.0, ["\0".join(many).encode()]) for _ in range(2))
-    assert first is not again  # that would take too much memory
+@pytest.mark.parametrize(
+    ("command", "body"),
+    [
+        (Get("k"), []),
+        (Get("k"), [None, 7]),
+        (Check(("k",)), [None, 1]),
+        (MultiGet(("a", "b")), [None, [b"1"]]),
+        (MultiGet(("a",)), [None, None]),
+        (MultiGet(("a",)), [None, [b""] * (MAX_KEYS + 1)]),
+        (Get("k"), [["key-not-found"], None]),
+        (Get("k"), [["key-not-found", "text", b"no JSON"], None]),
+    ],
+)
+def test_malformed_results(command, body):
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.decode_result(command, framed(body))
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(b"key-not-found", KeyNotFoundError), (b"from-the-future", DistStoreError), (b"network-error", DistStoreError)],
+    [("key-not-found", KeyNotFoundError), ("from-the-future", DistStoreError), ("network-error", DistStoreError)],
 )
 def test_errors_are_store_errors(code, kind):
+    frame = framed([[code, "what ü", b""], None])
     with pytest.raises(kind, match="what ü") as caught:
-        decoded(Get("k"), encode_response(Kind.ERROR, 1, 0, [code, "what ü".encode()]))
+        codec.decode_result(Get("k"), frame)
     assert type(caught.value) is kind
     if kind is KeyNotFoundError:
-        assert codec.encode_error(1, caught.value) == encode_response(Kind.ERROR, 1, 0, [code, "what ü".encode()])
+        assert codec.encode_error(1, caught.value) == frame
+
+
+def test_an_error_that_names_ranks():
+    failure = RankFailedError("rank 2 failed", ranks=[2], group="world")
+    with pytest.raises(RankFailedError, match="rank 2 failed") as caught:
+        codec.decode_result(Get("k"), codec.encode_error(1, failure))
+    assert (caught.value.ranks, caught.value.group) == ((2,), "world")
 
 
 def test_a_served_request():
-    request, asked = codec.encode_command(Get("k", 2.0), 7), []
-    assert codec.serve(bytearray(request), lambda command: asked.append(command) or b"v") == codec.encode_result(
-        7, b"v"
-    )
-    assert (asked, asked[0].seconds) == ([Get("k")], 2.0)
+    frame, asked = codec.encode_command(Get("k", 2.0), 7), []
+    assert codec.serve(frame, lambda request: asked.append(request) or b"v") == codec.encode_result(7, b"v")
+    assert asked == [codec.Request(Get("k", 2.0))]
     failure = KeyNotFoundError("no")
-    assert codec.serve(request, Mock(side_effect=failure)) == codec.encode_error(7, failure)
-    for broken in (encode_request(99, 0, 1, 0.0, [b"k"]), request[:-1]):
+
+    def fail(_: Any) -> None:
+        raise failure
+
+    assert codec.serve(frame, fail) == codec.encode_error(7, failure)
+    for broken in (framed([[99, "k"]]), frame[:-1], frame + b"\0", b"\xff" * 20):
         with pytest.raises(ProtocolError):
             codec.serve(broken, asked.append)
 
 
 def test_frames_that_would_be_too_large(monkeypatch):
     monkeypatch.setattr(codec, "MAX_BYTES", 100)
-    with pytest.raises(DistStoreError, match="the response would be over 100 bytes"):
-        decoded(MultiGet(("a", "b")), codec.encode_result(1, [b"\x00" * 60, b"x" * 60]))
-    with pytest.raises(DistStoreError, match="at most 100 are allowed"):
+    for result in ([b"x" * 60, b"x" * 60], [b"x"] * 60, b"x" * 100):
+        with pytest.raises(InvalidValueError, match="the response would be over 100 bytes"):
+            codec.decode_result(MultiGet(("a", "b")), codec.encode_result(1, result))
+    with pytest.raises(InvalidValueError, match="at most 100 are allowed"):
         codec.encode_command(Set("k", bytes(100)), 1)
+    assert decode_header(codec.encode_command(Set("k", bytes(70)), 1))[0] <= 100
     assert MAX_BYTES > 2 * (64 << 20)
-
-
-@pytest.mark.parametrize(
-    ("opcode", "flags", "parts", "error"),
-    [
-        *((0, 0, [], ProtocolError), (16, 0, [b"k"], ProtocolError), (99, 0, [], ProtocolError)),
-        *((1, 0, [], ProtocolError), (2, 0, [b"k"], ProtocolError), (4, 0, [b"k"], ProtocolError)),
-        *((5, 0, [b"k", b""], ProtocolError), (8, 0, [b"k"], ProtocolError), (14, 0, [], ProtocolError)),
-        *((1, 0, [b"\xff"], InvalidKeyError), (1, 0, [b""], InvalidKeyError)),
-        *((9, 4, [b"a\0"], InvalidKeyError), (10, 4, [b"\xff"], InvalidKeyError)),
-        *(
-            (4, 0, [b"k", digits], NotANumberError)
-            for digits in (b"", b"-", b"1.5", b"+1", b" 1", b"\xd9\xa1", b"9" * 41, b"1_0")
-        ),
-    ],
-)
-def test_invalid_commands(opcode, flags, parts, error):
-    with pytest.raises(error):
-        codec.decode_command(opcode, flags, 0.0, parts)
-
-
-@pytest.mark.parametrize(
-    ("kind", "parts"), [(3, []), (6, [b"code"]), (5, [b"\xff"]), (7, []), (8, []), (8, [b"1"]), (99, [])]
-)
-def test_malformed_results(kind, parts):
-    with pytest.raises(ProtocolError):
-        decoded(Get("k"), encode_response(kind, 1, 0, parts))

@@ -15,7 +15,7 @@ from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Multi
 from rankmesh_agent.store.table import Quota, Table
 from rankmesh_agent.wire.credentials import Credentials, for_job
 from rankmesh_agent.wire.errors import DistStoreError, StoreFullError
-from rankmesh_agent.wire.store_frames import RequestId, decode_response
+from rankmesh_agent.wire.store_frames import RequestId
 from rankmesh_gateway.state import job_stores
 from rankmesh_gateway.state.etcd_stores import EtcdStores
 from rankmesh_gateway.state.job_stores import SHOWN_NAMES, JobStores
@@ -224,7 +224,7 @@ class TestBackends:
         copy = kept.again()
         assert copy.contents() == table.contents()
         number, frame = copy.log.reply(request)
-        assert (number, decode_result(command, decode_response(frame), frame)) == (3, result)
+        assert (number, decode_result(command, frame)) == (3, result)
 
     def test_a_value_for_a_client_that_waits_is_in_no_queue_and_returns_to_its_head(self, kept):
         table = kept.table
