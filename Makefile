@@ -28,7 +28,7 @@ ATTACHED ?= $(patsubst %,tests/sdk/test_%.py,ctrl_c failure stores_agent sweep) 
 	$(patsubst %,tests/sdk/collectives/test_%.py,async coalescing gather objects p2p reduce shared_memory) \
 	$(patsubst %,tests/sdk/session/test_%.py,groups shrink)
 
-.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels gpu-profile test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
+.PHONY: demo test test-fast coverage test-attached test-torch test-torch-suite test-integrations test-integrations-part test-mpi test-browser test-gpu gpu-session gpu-wheels test-hosts test-faults test-recovery test-fuzz check bench bench-many docs docs-site docs-serve test-docs-site wheel dashboard-screenshot clean cluster cluster-test cluster-down lock
 
 demo: $(VENV)/.examples  ## Train a model on real data, four ranks over the mesh
 	$(BIN)/rankmesh run --nproc-per-node $(NPROC) examples/train_digits.py --epochs $(EPOCHS) $(ARGS)
@@ -81,9 +81,6 @@ test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where av
 # On a machine without a network: python3 tools/gpu_session.py run (docs/gpu.md). ARGS=--double needs no GPU.
 gpu-session: $(VENV)/.dev  ## All checks and figures of arrays on GPUs in under ten minutes, into out/gpu-session
 	$(BIN)/python tools/gpu_session.py run $(ARGS)
-
-gpu-profile: $(VENV)/.dev  ## Profile a reduction kernel with Nsight Compute, into out/gpu-session
-	$(BIN)/python tools/gpu_session.py profile $(ARGS)
 
 gpu-wheels:  ## Download what such a machine lacks into out/wheels
 	$(PYTHON) tools/gpu_session.py wheels $(ARGS)

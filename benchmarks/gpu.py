@@ -1,4 +1,4 @@
-"""all_reduce of arrays on GPUs: NCCL beside its bare calls; CUDA IPC beside host memory and a copy on the same GPU."""
+"""all_reduce of arrays on GPUs: NCCL beside its bare calls; host memory beside a copy on the same GPU."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ SIZES = (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, 1024 * MIB)
 RANKS = (2, 4)
 _ARRAYS = 6
 """Arrays that a rank of each implementation, together, may need room for."""
-NCCL, BARE, IPC, STAGED, COPY = (
+NCCL, BARE, STAGED, COPY = (
     Implementation(name, title, library, "cupy", RANKMESH)
     for name, title, library in (
         ("rankmesh-nccl", "RankMesh over NCCL", "nccl"),
         ("nccl", "NCCL, bare", "bare-nccl"),
-        ("rankmesh-ipc", "RankMesh over CUDA IPC", "ipc"),
         ("rankmesh-staged", "RankMesh through host memory", "staged"),
         ("gpu-copy", "a copy on the GPU, by one process", "copy"),
     )
 )
-_BACKENDS = {"nccl": "nccl", "ipc": None}
-"""Backend by library, "gloo" for the others; the default comes to CUDA IPC where ranks share a GPU."""
 
 
 def measure(rounds: int, ranks: Sequence[int], sizes: Sequence[int], results: Results) -> list[str]:
@@ -51,7 +48,7 @@ def measure(rounds: int, ranks: Sequence[int], sizes: Sequence[int], results: Re
     for count in ranks:
         fitting = runtime.getDeviceProperties(0)["totalGlobalMem"] // (count * _ARRAYS)
         chosen = [nbytes for nbytes in sizes if nbytes <= fitting]
-        _measure([(IPC, count), (STAGED, count), (COPY, 1)], count, chosen, effort, results)
+        _measure([(STAGED, count), (COPY, 1)], count, chosen, effort, results)
     return left_out
 
 
@@ -73,7 +70,7 @@ def join(library: str) -> Adapter:
 
     import rankmesh as dist
 
-    dist.init_process_group(_BACKENDS.get(library, "gloo"))
+    dist.init_process_group("nccl" if library == "nccl" else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     cupy.cuda.Device(rank if "nccl" in library else 0).use()
     stream = cupy.cuda.Stream(non_blocking=True)

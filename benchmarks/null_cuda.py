@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -10,31 +11,22 @@ from typing import Any
 
 import numpy as np
 
-_ALLOCATION = 1 << 21
-"""Bytes of an allocation; each array has one of its own."""
-_addresses = itertools.count(_ALLOCATION, _ALLOCATION)
+_addresses = itertools.count(1 << 21, 1 << 21)
 _handles = itertools.count(1)
 
 
 def install() -> None:
     """Have ``import cupy`` give this module's CuPy, in a process that has not imported another one."""
-    from rankmesh_agent.device import runtime as own
-
     stream = SimpleNamespace(ptr=7, synchronize=_nothing)
     runtime = _module(
         "cupy.cuda.runtime",
         CUDARuntimeError=RuntimeError,
-        deviceGetPCIBusId=lambda device: "0000:00:00.0",
+        deviceGetPCIBusId=lambda device: f"0000:00:{os.environ['RANK']}.0",
         eventQuery=lambda event: 0,
         getDevice=lambda: 0,
         getDeviceCount=lambda: 1,
-        getDeviceProperties=lambda device: {"multiProcessorCount": 1},
-        ipcGetEventHandle=lambda event: bytes(64),
-        ipcGetMemHandle=lambda base: base.to_bytes(64, "little"),
-        **dict.fromkeys(("eventCreateWithFlags", "ipcOpenEventHandle", "streamCreateWithFlags"), _handle),
-        **dict.fromkeys(("ipcOpenMemHandle", "malloc"), lambda *ignored: next(_addresses)),
-        **dict.fromkeys(("deviceSynchronize", "setDevice", "streamSynchronize", "streamWaitEvent"), _nothing),
-        **dict.fromkeys(("eventDestroy", "eventRecord", "free", "ipcCloseMemHandle", "streamDestroy"), _nothing),
+        **dict.fromkeys(("eventCreateWithFlags", "streamCreateWithFlags"), _handle),
+        **dict.fromkeys(("eventDestroy", "eventRecord", "setDevice", "streamDestroy", "streamWaitEvent"), _nothing),
     )
     nccl = _module(
         "cupy.cuda.nccl",
@@ -43,19 +35,8 @@ def install() -> None:
         get_version=lambda: 99_999,
         NcclCommunicator=_Communicator,
     )
-    compiler = _module(
-        "cupy.cuda.compiler", CompileException=RuntimeError, compile_using_nvrtc=lambda *ignored: (b"", None)
-    )
-    cuda = _module(
-        "cupy.cuda",
-        Module=lambda: SimpleNamespace(load=_nothing, get_function=lambda name: _nothing),
-        compiler=compiler,
-        get_current_stream=lambda *device: stream,
-        nccl=nccl,
-        runtime=runtime,
-    )
+    cuda = _module("cupy.cuda", get_current_stream=lambda *device: stream, nccl=nccl, runtime=runtime)
     _module("cupy", cuda=cuda, ndarray=_Array)
-    own._driver = lambda: _Driver  # type: ignore[assignment]
 
 
 def array(size: int, dtype: str) -> Any:
@@ -76,18 +57,6 @@ class _Array:
 class _Communicator:
     def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
         self.allReduce = self.check_async_error = self.destroy = _nothing
-
-
-class _Driver:
-    @staticmethod
-    def cuMemGetAddressRange_v2(base: Any, size: Any, pointer: Any) -> int:  # noqa: N802
-        base._obj.value = pointer.value // _ALLOCATION * _ALLOCATION
-        return 0
-
-    @staticmethod
-    def cuPointerGetAttribute(number: Any, attribute: int, pointer: Any) -> int:  # noqa: N802
-        number._obj.value = pointer.value // _ALLOCATION
-        return 0
 
 
 def _module(name: str, **contents: Any) -> ModuleType:

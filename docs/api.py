@@ -67,7 +67,6 @@ DIFFERS = {
     "all_reduce_coalesced": "returns a Batch",
     "Backend.register_backend": "the creator returns a Python object with one method per collective",
     "get_backend": "returns `mesh` for `gloo` and `tcp`",
-    "get_backend_config": "also returns `cuda-ipc`, where ranks share a GPU",
     "get_default_backend_for_device": "returns `mesh` for the CPU",
     "is_gloo_available": "`gloo` means the mesh",
     "monitored_barrier": "every rank that called it names the missing ones, not rank 0 alone; works on every backend",

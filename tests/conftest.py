@@ -51,7 +51,6 @@ LONGEST = (
     "sdk/test_http_ranks.py",
     "sdk/test_fork.py",
     "sdk/session/test_growth.py",
-    "agent/device/test_kernels.py",
     "sdk/test_gateway_restart.py",
     "sdk/cli/test_cli_page.py",
     "sdk/cli/test_doctor.py",

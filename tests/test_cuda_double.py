@@ -1,6 +1,6 @@
 """The tests' double of CuPy: it is as asynchronous as a GPU, and orders what CUDA orders.
 
-Its NCCL, its IPC and its missing parts are what tests/gpu runs over; so they are not tested here.
+Its NCCL and its missing parts are what tests/gpu runs over; so they are not tested here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.gpus import DOUBLE, on_gpus, with_kernels
+from support.gpus import DOUBLE, on_gpus
 from support.processes import Me, Ranks
 
 pytestmark = pytest.mark.processes
@@ -130,14 +130,7 @@ def memory(me: Me) -> None:
         array = cupy.empty(1000) + 1
         sizes.add((pool.used_bytes(), pool.total_bytes(), runtime.memGetInfo()[0]))
     me.report(sizes=len(sizes), used=pool.used_bytes())
-    place = array.data.ptr
-    within, base = cuda.allocation_id(place), cuda.allocation_base(place)
-    same = cuda.allocation_id(place + 8), cuda.allocation_base(place + 8)
-    me.report(within=[(within, base) == same, base <= place])
-    own = cuda.malloc(64)
-    me.report(own=cuda.allocation_base(own) == own, other=cuda.allocation_id(own) != within)
-    me.report(none=[me.attempt(query, 0x1000)["error"] for query in (cuda.allocation_id, cuda.allocation_base)])
-    me.report(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(cuda.malloc, 1 << 24)["text"])
+    me.report(full=me.attempt(cupy.empty, 1 << 22)["error"], alone=me.attempt(runtime.malloc, 1 << 24)["text"])
     me.report(shared_by=cuda.gpu_id(0))
 
     # What CuPy refuses, too
@@ -158,18 +151,9 @@ def memory(me: Me) -> None:
     gate.set()
     cuda.synchronize_stream(stream)
     me.report(after=(host - array[:10].get()).tolist())
-
-    text = 'extern "C" __global__ void run(const T* x, T* y, long long n) {'
-    text += "long long i = blockIdx.x * blockDim.x + threadIdx.x; if (i < n) y[i] = 2 * x[i]; }"
-    module = cupy.cuda.Module()
-    module.load(cupy.cuda.compiler.compile_using_nvrtc(text.replace("T*", "double*"), ("-std=c++14",))[0])
-    kernel = module.get_function("run")
-    array, result = cupy.arange(10, dtype=np.float64), cupy.zeros(10)
-    kernel((3,), (4,), (array, result.data.ptr, 10), stream=cupy.cuda.Stream.null)
-    me.report(kernel=(result == array * 2).all().item(), strided=result[1::3].flags.c_contiguous)
+    me.report(strided=array[1::3].flags.c_contiguous)
 
 
-@with_kernels
 def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
     (rank,) = ranks.run(memory, 1, env=on_gpus([7], memory=1 << 23, delay=0))
     reported = rank.reported
@@ -177,10 +161,6 @@ def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
     assert reported.pop("sizes") <= 2
     assert reported == {
         "used": 8192,
-        "within": [True, True],
-        "own": True,
-        "other": True,
-        "none": ["DistBackendError"] * 2,
         "full": "OutOfMemoryError",
         "alone": "cudaErrorMemoryAllocation: out of memory",
         "refused": ["TypeError", "ValueError", "TypeError", "ValueError", "ValueError", "TypeError"],
@@ -190,7 +170,6 @@ def test_memory_is_lent_again_and_belongs_to_allocations(ranks: Ranks) -> None:
         "before": [0] * 10,
         "is_there": True,
         "after": [0] * 10,
-        "kernel": True,
         "strided": False,
     }
 
@@ -221,7 +200,7 @@ def test_its_names_and_parameters_are_cupys(ranks: Ranks) -> None:
     ranks.succeed([own])
     names = json.loads(own.stdout)
     real = json.loads(subprocess.check_output([sys.executable, "-P", DOUBLE / "names.py", json.dumps(list(names))]))
-    assert len(names) > 150
+    assert len(names) > 120
     assert [name for name in names if real[name] is None] == []
     for name, parameters in names.items():
         if "**" not in real[name]:

@@ -32,7 +32,7 @@ _PACKAGES = (
 def environment(small: bool) -> None:
     """Print the machine and the versions."""
     print(f"Python {sys.version}\n{platform.platform()}, {os.cpu_count()} processors")
-    for command in (["nvidia-smi"], ["nvcc", "--version"], ["compute-sanitizer", "--version"], ["ncu", "--version"]):
+    for command in (["nvidia-smi"], ["nvcc", "--version"]):
         print(f"$ {' '.join(command)}", flush=True)
         if shutil.which(command[0]) is None:
             print(f"{command[0]} is not on the PATH")
@@ -70,7 +70,7 @@ def doctor(small: bool) -> None:
 
 
 def results(small: bool) -> None:
-    """Compare all_reduce with NumPy: NCCL with one rank, CUDA IPC with several on one GPU."""
+    """Compare all_reduce with NumPy: NCCL with one rank, host memory with several on one GPU."""
     import cupy
 
     engine, ranks = join()

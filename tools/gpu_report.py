@@ -24,7 +24,7 @@ def target(text: str, met: bool, wanted: str) -> None:
 
 
 def join() -> tuple[str, range]:
-    """Join the job: NCCL with one rank, the default with several on one GPU. Return the engine and the ranks.
+    """Join the job: NCCL with one rank, host memory with several on one GPU. Return the engine and the ranks.
 
     Raises:
         RuntimeError: the job selected another engine.
@@ -32,10 +32,10 @@ def join() -> tuple[str, range]:
     import cupy
 
     alone = os.environ["WORLD_SIZE"] == "1"
-    dist.init_process_group("nccl" if alone else None, timeout=60)
+    dist.init_process_group("nccl" if alone else "gloo", timeout=60)
     cupy.cuda.Stream(non_blocking=True).use()
     dist.all_reduce(cupy.zeros(1, "float32"))
-    engine = "nccl" if alone else "cuda-ipc"
+    engine = "nccl" if alone else "mesh"
     config = dist.get_backend_config()
     if f"cuda:{engine}" not in config:
         raise RuntimeError(f"arrays on GPUs go over {config}, not over {engine}")

@@ -1,8 +1,7 @@
-"""Everything that is to be seen on a machine with a GPU, in one command of under ten minutes, and one profile.
+"""Everything that is to be seen on a machine with a GPU, in one command of under ten minutes.
 
     python tools/gpu_session.py wheels     # elsewhere, with a network: what the machine lacks, into out/wheels
     python tools/gpu_session.py run        # there: all steps; $OUT, or out/gpu-session, gets summary.md and logs.tar.gz
-    python tools/gpu_session.py profile    # there: one kernel by Nsight Compute
 
 The project runs from its source tree. Without a GPU, or with ``--double``, the steps run over
 the double of CuPy that the tests use: that tries this script, and its figures mean nothing. The GPU's settings (clocks,
@@ -41,11 +40,8 @@ _RESULT = re.compile(r"^(?:\[rank \d+\] )?result: (.*)$", re.MULTILINE)
 _PYTHON = sys.executable
 _RUN = [_PYTHON, "-m", "rankmesh.run", "--nproc-per-node"]
 _CHECKS, _FIGURES = ["-m", "tools.gpu_checks"], ["-m", "tools.gpu_figures"]
-_KERNELS = [_PYTHON, "-m", "tools.gpu_kernels"]
-_SANITIZER = ["compute-sanitizer", "--error-exitcode", "9"]
 _PYTEST = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider")
 _NAMES = "tests/test_cuda_double.py::test_its_names_and_parameters_are_cupys"
-_NCU = ("--clock-control=none", "--set=full", "--kernel-name=run", "--launch-skip=2", "--launch-count=2")
 Environment = Callable[[bool], Mapping[str, str]]
 
 
@@ -56,7 +52,6 @@ class Step(NamedTuple):
         name: of the step and its log.
         command: program and arguments.
         seconds: its share of the session; it may use what earlier steps have left, too.
-        program: the program that it needs beside Python, '' for none; over the double it is left out.
         module: the module that it needs, '' for none.
         tests: whether it is the tests, which load the double themselves.
     """
@@ -64,16 +59,11 @@ class Step(NamedTuple):
     name: str
     command: Sequence[str]
     seconds: float
-    program: str = ""
     module: str = ""
     tests: bool = False
 
-    def left_out(self, double: bool) -> str:
+    def left_out(self) -> str:
         """Return why the step cannot run, '' if it can."""
-        if self.program and double:
-            return f"{self.program} needs a GPU"
-        if self.program and shutil.which(self.program) is None:
-            return f"{self.program} is not on the PATH"
         if self.module and importlib.util.find_spec(self.module) is None:
             return f"{self.module} is not installed"
         return ""
@@ -110,19 +100,12 @@ def steps(double: bool, logs: Path) -> list[Step]:
         Step(
             "test-gpu", [_PYTHON, "-m", "pytest", *tests, "-v", "--tb=short", "-p", "no:cacheprovider"], 110, tests=True
         ),
-        Step("kernels", [*_KERNELS, *small], 30),
-        Step("memcheck", [*_SANITIZER, "--tool", "memcheck", *_KERNELS], 30, program="compute-sanitizer"),
-        Step("racecheck", [*_SANITIZER, "--tool", "racecheck", *_KERNELS], 30, program="compute-sanitizer"),
         Step(
             "benchmarks",
             [_PYTHON, "-m", "benchmarks", *effort, "--only", "gpu", "--json", str(logs / "benchmarks.json")],
             60,
         ),
     ]
-
-
-PROFILE = Step("profile", ["ncu", *_NCU, *_KERNELS, "--profile"], 300, program="ncu")
-"""The sum of two arrays of 256 MiB, as two ranks on one GPU compute it."""
 
 
 # Steps as processes
@@ -149,8 +132,8 @@ class Session:
         """Run steps one after the other; return whether all that ran ended with exit code 0."""
         until, passed = time.monotonic() + self._total, True
         for number, step in enumerate(chosen):
-            later = sum(other.seconds for other in chosen[number + 1 :] if not other.left_out(double))
-            reason = step.left_out(double)
+            later = sum(other.seconds for other in chosen[number + 1 :] if not other.left_out())
+            reason = step.left_out()
             began = time.monotonic()
             outcome = f"left out: {reason}" if reason else self._run(step, until - began - later, double)
             passed = passed and (bool(reason) or outcome == "0")
@@ -268,7 +251,7 @@ def download(folder: Path, present: Sequence[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 1 if a step failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["wheels", "run", "profile"])
+    parser.add_argument("command", choices=["wheels", "run"])
     parser.add_argument("--wheels", type=Path, default=WHEELS, metavar="FOLDER", help="default: out/wheels")
     parser.add_argument("--present", nargs="*", default=PRESENT, metavar="NAME", help="packages the machine has")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "out" / "gpu-session"))
@@ -285,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reason = "asked for" if options.double else why_no_gpu()
     title = f"Over the double of CuPy ({reason}): figures mean nothing" if reason else "On a GPU"
     with tempfile.TemporaryDirectory() as logs:
-        every = [PROFILE] if options.command == "profile" else steps(bool(reason), Path(logs))
+        every = steps(bool(reason), Path(logs))
         unknown = set(options.steps or ()) - {step.name for step in every}
         if unknown:
             parser.error(f"no steps {', '.join(sorted(unknown))}; there are {', '.join(step.name for step in every)}")

@@ -14,8 +14,6 @@ from support.gpus import on_gpus
 
 Variables = Callable[[int], dict[str, str]]
 
-ENGINES = ("nccl", "cuda-ipc", "staged")
-
 
 @functools.cache
 def why_no_gpu() -> tuple[int, str]:
@@ -64,8 +62,6 @@ class Machine:
         """Return the ranks' variables, and the backend to ask for, with which an engine carries out the calls."""
         if name == "nccl":
             return self.own(size, **options), "nccl"
-        if name == "cuda-ipc":
-            return self.shared(size, **options), None
         return self.shared(size, **options), "gloo"
 
     def real(self) -> None:

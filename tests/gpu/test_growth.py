@@ -30,7 +30,7 @@ def grow(me: Me, backend: str | None) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("engine", ["nccl", "cuda-ipc"])
+@pytest.mark.parametrize("engine", ["nccl", "staged"])
 def test_the_larger_world_reduces_on_gpus(ranks: Ranks, machine: Any, engine: str) -> None:
     environment, backend = machine.engine(engine, 3)
     ranks.run(grow, 3, env=environment, backend=backend)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpus import on_gpus, with_kernels
+from support.gpus import on_gpus
 from support.processes import Me, Ranks
 
 import rankmesh as dist
 
-pytestmark = [pytest.mark.processes, with_kernels]
+pytestmark = pytest.mark.processes
 
 
 def several(me: Me) -> None:

@@ -58,10 +58,9 @@ def chosen(me: Me, backend: str | None, refused: bool) -> None:
         ([0, 1], (), None, "nccl"),
         ([0, 1], (), "nccl", "nccl"),
         ([0, 1], (), "cpu:gloo,cuda:nccl", "nccl"),
-        ([0, 0], (), None, "cuda-ipc"),
-        ([0, 0, 1], (), None, "cuda-ipc"),
-        ([0, 0], ("ipc",), None, "host"),
-        ([0, 1], ("nccl", "ipc"), None, "host"),
+        ([0, 0], (), None, "host"),
+        ([0, 0, 1], (), None, "host"),
+        ([0, 1], ("nccl",), None, "host"),
         ([0, 0], (), "gloo", "host"),
     ],
 )

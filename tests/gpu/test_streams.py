@@ -17,7 +17,7 @@ import rankmesh as dist
 
 pytestmark = pytest.mark.processes
 
-each_engine = pytest.mark.parametrize("engine", ["nccl", "cuda-ipc", "staged"])
+each_engine = pytest.mark.parametrize("engine", ["nccl", "staged"])
 ROUNDS = 6
 TURNS = 8
 

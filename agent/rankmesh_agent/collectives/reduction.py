@@ -201,11 +201,7 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
 
 def premultiplied(factor: complex, array: Array) -> Array:
-    """Return a copy of an array, NumPy or DeviceArray, multiplied by ``factor`` and rounded once to its own dtype."""
-    if not isinstance(array, np.ndarray):
-        from rankmesh_agent.device import arithmetic
-
-        return arithmetic.premultiplied(factor, array)
+    """Return a copy of an array, multiplied by ``factor`` and rounded once to its own dtype."""
     out = np.empty_like(array)
     with np.errstate(all="ignore"):
         if array.dtype in WIDE:

@@ -1,4 +1,4 @@
-"""CUDA runtime and driver, by way of CuPy: the only module that calls them.
+"""CUDA runtime, by way of CuPy: the only module that calls it.
 
 Memory, streams and events are CUDA's handles and addresses, as integers. Functions that create or enqueue something use
 the calling thread's current device, which ``DeviceGuard`` sets.
@@ -6,7 +6,6 @@ the calling thread's current device, which ``DeviceGuard`` sets.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import importlib.util
@@ -16,16 +15,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rankmesh_agent.device import packages
 from rankmesh_agent.wire.errors import DistBackendError
 
-_NO_TIMING, _INTERPROCESS = 2, 4
+_NO_TIMING = 2
 _NON_BLOCKING = 1
-_LAZY_PEER_ACCESS = 1
 _DEFAULT_KIND = 4
 """cudaMemcpyDefault: the runtime infers the direction of a copy from the addresses."""
-_BUFFER_ID = 7
-"""CU_POINTER_ATTRIBUTE_BUFFER_ID."""
 _NOT_READY = 600
 """cudaErrorNotReady."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -111,7 +109,7 @@ class CudaErrors:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # CUDARuntimeError, CUDADriverError, NcclError, OutOfMemoryError
+        # CUDARuntimeError, NcclError, OutOfMemoryError
         if isinstance(error, RuntimeError | MemoryError) and not isinstance(error, DistBackendError):
             raise DistBackendError(f"{self._operation}: {error}") from error
 
@@ -131,11 +129,6 @@ def gpu_id(device: int) -> str:
 @functools.cache
 def _machine() -> str:
     return _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
-
-
-def multiprocessors(device: int) -> int:
-    """Return the number of multiprocessors of a GPU."""
-    return int(_runtime().getDeviceProperties(device)["multiProcessorCount"])
 
 
 class DeviceGuard:
@@ -164,7 +157,7 @@ class DeviceGuard:
         _thread.has_device = True
         if not threading.current_thread().name.startswith(_THREAD_PREFIX):
             self._before = before
-        runtime.setDevice(device)  # even if current: the driver's functions need the context that this makes current
+        runtime.setDevice(device)  # even if current: a new thread has no context before
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._before != self._device:
@@ -214,9 +207,9 @@ def synchronize_device() -> None:
     _runtime().deviceSynchronize()
 
 
-def create_event(*, shared: bool = False) -> int:
-    """Create an event; a ``shared`` one can be opened by other processes."""
-    return int(_runtime().eventCreateWithFlags(_NO_TIMING | (_INTERPROCESS if shared else 0)))
+def create_event() -> int:
+    """Create an event."""
+    return int(_runtime().eventCreateWithFlags(_NO_TIMING))
 
 
 def destroy_event(event: int) -> None:
@@ -247,16 +240,6 @@ def event_completed(event: int) -> bool:
     return status == 0
 
 
-def event_handle(event: int) -> bytes:
-    """Return the IPC handle of a shared event."""
-    return bytes(_runtime().ipcGetEventHandle(event))
-
-
-def open_event(handle: bytes) -> int:
-    """Open another process's shared event."""
-    return int(_runtime().ipcOpenEventHandle(handle))
-
-
 # Memory
 
 
@@ -269,67 +252,13 @@ def allocate(nbytes: int, stream: int) -> Any:
         return cupy().cuda.alloc(nbytes)
 
 
-def malloc(nbytes: int) -> int:
-    """Return the address of memory outside of CuPy's pool: an allocation of its own, which has an IPC handle."""
-    return int(_runtime().malloc(nbytes))
-
-
-def free(pointer: int) -> None:
-    """Free memory from ``malloc``."""
-    _runtime().free(pointer)
-
-
 def copy_async(destination: int, source: int, nbytes: int, stream: int) -> None:
     """Enqueue a copy within a device or between devices."""
     if nbytes:
         _runtime().memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream)
 
 
-def allocation_id(pointer: int) -> int:
-    """Return the number of the allocation that an address lies in, unique in the life of this process.
-
-    Raises:
-        DistBackendError: the memory is not the CUDA driver's.
-    """
-    number = ctypes.c_uint64()
-    _check(pointer, _driver().cuPointerGetAttribute(ctypes.byref(number), _BUFFER_ID, ctypes.c_uint64(pointer)))
-    return number.value
-
-
-def allocation_base(pointer: int) -> int:
-    """Return the start address of the allocation that an address lies in.
-
-    Raises:
-        DistBackendError: the memory is not the CUDA driver's.
-    """
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    found = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
-    _check(pointer, found)
-    return base.value
-
-
-def _check(pointer: int, failed: int) -> None:
-    """Raise the error of a query on memory."""
-    if failed:
-        raise DistBackendError(f"the memory at {pointer:#x} is not the CUDA driver's (error {failed})")
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    """Return the driver's library: CuPy does not bind its queries on allocations."""
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def memory_handle(base: int) -> bytes:
-    """Return the IPC handle of an allocation."""
-    return bytes(_runtime().ipcGetMemHandle(base))
-
-
-def open_memory(handle: bytes) -> int:
-    """Map another process's allocation; return its start address in this process."""
-    return int(_runtime().ipcOpenMemHandle(handle, _LAZY_PEER_ACCESS))
-
-
-def close_memory(pointer: int) -> None:
-    """Unmap memory from ``open_memory``."""
-    _runtime().ipcCloseMemHandle(pointer)
+def pinned_array(count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return an array in host memory that the GPU copies from and to directly."""
+    memory = cupy().cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+    return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype)

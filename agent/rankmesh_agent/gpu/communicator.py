@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import GpuBackend
+from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
@@ -22,9 +23,10 @@ from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.ops import Call
+from rankmesh_agent.wire.ops import Call, ReduceOp
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger("rankmesh")
 _DEVICE_TYPE = "cuda"
 _KEY_DEFAULTS = (None, None, 0, None, None, None, "")
 """Values of the fields that a call's key may leave out: see Call."""
@@ -47,7 +49,7 @@ class GpuCommunicator(Communicator):
 
     on_device = True
 
-    def __init__(self, host: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
+    def __init__(self, host: Communicator, backend: nccl.NcclBackend, exchange: StoreExchange) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self.state, self.queue = host.state, host.queue
@@ -62,7 +64,17 @@ class GpuCommunicator(Communicator):
         self._streams_lock = threading.Lock()
         self._messages_lock = threading.RLock()
         self._batched: list[_Message] | None = None
-        self._closed = False
+        self._closed = self._warned = False
+
+    def for_reduction(self, dtype: np.dtype[Any], op: ReduceOp) -> Communicator:
+        """See Communicator: reductions that NCCL lacks are those of arrays in host memory, with one warning."""
+        if nccl.reduction(dtype, op) is not None:
+            return self
+        if not self._warned and self.rank == 0:
+            what, name = f"{op.name} of {display(dtype)}", self.name
+            _log.warning("%s on GPUs goes through host memory in group %r: NCCL does not have it", what, name)
+        self._warned = True
+        return self._host
 
     def raise_refusal(self, *, message: bool = False) -> None:
         """See Communicator: messages of arrays in host memory are meant."""
@@ -110,7 +122,7 @@ class GpuCommunicator(Communicator):
             self.queue.submit(key, arguments, launch_options)
             return None
         queued = None
-        if self.gpu_backend.waits_on_host or not self.queue.execute_if_idle(key, arguments, launch_options):
+        if not self.queue.execute_if_idle(key, arguments, launch_options):
             queued = self.queue.submit(key, arguments, launch_options)
         self._queued = queued
         return LaunchedWork(launches, queued, options.result, self._watchdog.future_of)
@@ -273,10 +285,9 @@ class GpuCommunicator(Communicator):
 
 
 class _WatchedLaunches:
-    """Context manager that has the watchdog watch launches.
+    """Context manager that has the watchdog watch launches, and from the start: only ``abort`` ends a wait in NCCL.
 
-    It begins once they are enqueued; from the start, where only ``abort`` ends a wait in the library. The device of the
-    first launch is current.
+    The device of the first launch is current.
 
     Args:
         comm: of the launches.
@@ -296,8 +307,10 @@ class _WatchedLaunches:
         self._comm, self._watchdog, self._launches, self._collective = comm, watchdog, launches, collective
 
     def __enter__(self) -> None:
-        if not self._comm.gpu_backend.waits_on_host:
-            self._watch()
+        collective = self._collective
+        for launch in self._launches:
+            self._watchdog.add(launch, collective=collective)
+            collective = False  # it counts once
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
@@ -311,14 +324,6 @@ class _WatchedLaunches:
         except BaseException as failed:
             self._give_up(failed)
             raise
-        if self._comm.gpu_backend.waits_on_host:
-            self._watch()
-
-    def _watch(self) -> None:
-        collective = self._collective
-        for launch in self._launches:
-            self._watchdog.add(launch, collective=collective)
-            collective = False  # it counts once
 
     def _give_up(self, error: BaseException) -> None:
         for launch in self._launches:

@@ -1,8 +1,8 @@
 """Backend over NCCL, by way of CuPy, for groups in which every rank has a GPU of its own.
 
-Reductions that NCCL does not have (16-bit integers, float8, 'xor', products of complex numbers, averages of integers)
-gather their inputs by NCCL, and run the project's own kernel; other data moves as bytes. Where NCCL reduces, the
-arithmetic is NCCL's: it rounds half types at each step, and its kernels decide how MIN and MAX treat NaN.
+Data that is not reduced moves as bytes. The arithmetic is NCCL's: it rounds half types at each step, and its kernels
+decide how MIN and MAX treat NaN. Reductions that NCCL does not have (16-bit integers, float8, 'xor', products of
+complex numbers, averages of integers) go through host memory: see ``reduction``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import ml_dtypes
 import numpy as np
 
+from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.store_exchange import StoreExchange
-from rankmesh_agent.gpu.transfers import RankedArrays, TransferCollectives
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
@@ -44,8 +43,8 @@ _TYPES: dict[np.dtype[Any], int] = {
     np.dtype(ml_dtypes.bfloat16): 9,
 }
 """NCCL's enumeration of the element types it reduces."""
-_OPS = {ReduceOp.SUM: 0, ReduceOp.PREMUL_SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
-"""NCCL's enumeration of its reductions. PREMUL_SUM adds: the factor has been applied before."""
+_OPS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
+"""NCCL's enumeration of its reductions."""
 _COMPONENTS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.complex64): np.dtype(np.float32),
     np.dtype(np.complex128): np.dtype(np.float64),
@@ -54,13 +53,15 @@ _BOOL_OPS = {
     ReduceOp.SUM: 2, ReduceOp.MAX: 2, ReduceOp.BOR: 2, ReduceOp.PRODUCT: 3, ReduceOp.MIN: 3, ReduceOp.BAND: 3,
 }  # fmt: skip
 """For bytes that are 0 or 1, 'or' is the maximum, and 'and' the minimum."""
-_SUMS = (ReduceOp.SUM, ReduceOp.PREMUL_SUM, ReduceOp.AVG)
+_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
 _POLL_SECONDS = 0.05
 _DESTROY_SECONDS = 30.0
 """Time limit for destroying communicators, which NCCL does together with the other ranks of the host."""
 _GROUPED_ABORT_VERSION = 22200
 """First version of NCCL that aborts communicators as a group: one by one, the first may wait for the others."""
 T = TypeVar("T")
+_RankedArrays = Sequence[tuple[int, DeviceArray]]
+"""Arrays with the ranks that they come from, or go to."""
 _Key = tuple[tuple[int, ...], tuple[int, ...]]
 """Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's devices."""
 
@@ -78,13 +79,8 @@ class _NcclReduction(NamedTuple):
     width: int = 1
 
 
-def reduces(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether NCCL performs a reduction."""
-    return _nccl_reduction(dtype, op) is not None
-
-
 @functools.cache
-def _nccl_reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None:
+def reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None:
     """Return how NCCL performs a reduction, None if it does not."""
     if dtype == np.bool_:
         return _NcclReduction(_UINT8, _BOOL_OPS[op]) if op in _BOOL_OPS else None
@@ -95,14 +91,14 @@ def _nccl_reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None
     return _NcclReduction(_TYPES[dtype], _OPS[op])
 
 
-class _NcclRank(TransferCollectives):
+class _NcclRank:
     """This process's membership of an NCCL communicator, for one GPU.
 
     Args:
         comm: the communicator.
         rank, size: in the communicator.
         multigpu: whether this process has several members of it, whose calls run as one NCCL group.
-        grouped: see GpuBackend.
+        grouped: see NcclBackend.
     """
 
     def __init__(
@@ -115,20 +111,12 @@ class _NcclRank(TransferCollectives):
         self._grouped = grouped
 
     def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
-        reduction = _nccl_reduction(array.dtype, op)
-        if reduction is None:
-            super().all_reduce(launch, array, op)
-            return
-        count, pointer = array.size * reduction.width, array.pointer
-        self.comm.allReduce(pointer, pointer, count, reduction.type, reduction.op, launch.stream)
+        how, pointer = _reduction(array.dtype, op), array.pointer
+        self.comm.allReduce(pointer, pointer, array.size * how.width, how.type, how.op, launch.stream)
 
     def reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        reduction = _nccl_reduction(array.dtype, op)
-        if reduction is None:
-            super().reduce(launch, array, op, root)
-            return
-        count, pointer = array.size * reduction.width, array.pointer
-        self.comm.reduce(pointer, pointer, count, reduction.type, reduction.op, root, launch.stream)
+        how, pointer = _reduction(array.dtype, op), array.pointer
+        self.comm.reduce(pointer, pointer, array.size * how.width, how.type, how.op, root, launch.stream)
 
     def broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
         pointer = array.pointer
@@ -149,33 +137,44 @@ class _NcclRank(TransferCollectives):
                     comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
 
     def reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
-        reduction = _nccl_reduction(output.dtype, op)
-        if reduction is None:
-            super().reduce_scatter(launch, output, inputs, op)
-            return
-        comm, stream = self.comm, launch.stream
+        how, comm, stream = _reduction(output.dtype, op), self.comm, launch.stream
         if _equal_sizes(inputs):
             rows = inputs if _are_contiguous(inputs) else launch.scratch_rows(output, self.size)
             _copy_all(inputs, rows, stream)
-            count = output.size * reduction.width
-            comm.reduceScatter(rows[0].pointer, output.pointer, count, reduction.type, reduction.op, stream)
+            comm.reduceScatter(rows[0].pointer, output.pointer, output.size * how.width, how.type, how.op, stream)
             return
         with self._grouped():
             for root, part in enumerate(inputs):
                 pointer = output.pointer if root == self.rank else part.pointer
                 if part.size:
-                    count = part.size * reduction.width
-                    comm.reduce(part.pointer, pointer, count, reduction.type, reduction.op, root, stream)
+                    comm.reduce(part.pointer, pointer, part.size * how.width, how.type, how.op, root, stream)
 
-    def exchange(self, launch: Launch, incoming: RankedArrays, outgoing: RankedArrays) -> None:
+    def gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
+        self._exchange(launch, list(enumerate(outputs)), [(root, array)])
+
+    def scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], root: int) -> None:
+        self._exchange(launch, [(root, output)], list(enumerate(inputs)))
+
+    def all_to_all(self, launch: Launch, outputs: Sequence[DeviceArray], inputs: Sequence[DeviceArray]) -> None:
+        self._exchange(launch, list(enumerate(outputs)), list(enumerate(inputs)))
+
+    def _exchange(self, launch: Launch, incoming: _RankedArrays, outgoing: _RankedArrays) -> None:
+        """Receive from, and send to, other ranks; this rank's array for itself is copied on the GPU."""
         with self._grouped():
             for call, arrays in (self.comm.send, outgoing), (self.comm.recv, incoming):
                 for peer, array in arrays:
-                    call(array.pointer, array.nbytes, _UINT8, peer, launch.stream)
+                    if peer != self.rank and array.nbytes:
+                        call(array.pointer, array.nbytes, _UINT8, peer, launch.stream)
+        output, mine = dict(incoming).get(self.rank), dict(outgoing).get(self.rank)
+        if output is not None and mine is not None and mine.pointer != output.pointer:
+            runtime.copy_async(output.pointer, mine.pointer, output.nbytes, launch.stream)
 
 
-class NcclBackend(GpuBackend):
-    """Runs calls over NCCL.
+class NcclBackend(Backend):
+    """Runs calls on arrays on GPUs over NCCL.
+
+    An algorithm takes the Launch and the call's own arguments. The launch's device is current, and it returns once all
+    its work is enqueued on the launch's stream.
 
     Args:
         exchange: through which the ranks exchange the ids of communicators.
@@ -186,7 +185,7 @@ class NcclBackend(GpuBackend):
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
-    waits_on_host = False
+    device: ClassVar[str] = "cuda"
 
     def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
         self._exchange = exchange
@@ -203,6 +202,18 @@ class NcclBackend(GpuBackend):
         return functools.partial(
             self._run_multigpu if call.subject else self._run_single, getattr(_NcclRank, call.name)
         )
+
+    def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
+        """Enqueue a call.
+
+        Args:
+            algorithm: see the class.
+            arguments: the Launch, what watches it as a context manager, and the call's own arguments.
+            context: see Backend.
+        """
+        launch, watched, *own = arguments
+        with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
+            algorithm(launch, *own)
 
     def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
         members = self._connections.get(((), (launch.device,)))
@@ -222,18 +233,22 @@ class NcclBackend(GpuBackend):
     # Messages
 
     def connect(self, launch: Launch, sender: int, receiver: int) -> None:
+        """Set up messages from one group rank to another, one of which is this rank; waits for the other."""
         self._members((sender, receiver), (launch.device,), sorted((sender, receiver)), launch)
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
+        """Enqueue the send of an array to a group rank."""
         comm, there = self._message_comm(launch, self._rank, peer)
         comm.send(array.pointer, array.nbytes, _UINT8, there, launch.stream)
 
     def recv(self, launch: Launch, array: DeviceArray, peer: int) -> None:
+        """Enqueue the receive of an array from a group rank."""
         comm, there = self._message_comm(launch, peer, self._rank)
         comm.recv(array.pointer, array.nbytes, _UINT8, there, launch.stream)
 
     @contextlib.contextmanager
     def grouped(self) -> Iterator[None]:
+        """Enqueue the calls of a block together at its end, so that none of them waits for another."""
         self._nccl.groupStart()
         try:
             yield
@@ -243,6 +258,7 @@ class NcclBackend(GpuBackend):
     # Ends
 
     def async_error(self) -> str:
+        """Return the error that NCCL itself has detected, '' if there is none. Thread-safe."""
         with self._lock:
             comms = self._comms()
         for comm in comms:
@@ -253,6 +269,7 @@ class NcclBackend(GpuBackend):
         return ""
 
     def abort(self) -> None:
+        """End the kernels in flight; the backend takes no further calls. Thread-safe and idempotent."""
         comms = self._take_comms()
         grouped = len(comms) > 1 and self._nccl.get_version() >= _GROUPED_ABORT_VERSION
         with self.grouped() if grouped else contextlib.nullcontext():
@@ -365,6 +382,13 @@ def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Cal
     if not results:
         raise CollectiveTimeoutError(f"{purpose}: NCCL did not connect them within {deadline.seconds:.1f} s")
     return results[0]
+
+
+def _reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction:
+    """Return how NCCL performs a reduction for which the communicator is NCCL's: see GpuCommunicator.for_reduction."""
+    how = reduction(dtype, op)
+    assert how is not None
+    return how
 
 
 def _equal_sizes(arrays: Sequence[DeviceArray]) -> bool:

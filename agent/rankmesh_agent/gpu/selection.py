@@ -1,7 +1,7 @@
 """Selection of the backend for a group's arrays on GPUs, agreed on by the ranks at the first call with such an array.
 
-NCCL is selected where every rank has a GPU of its own; it refuses ranks that share one. Ranks that share a GPU, all on
-one host, use CUDA IPC. Without either, the arrays go through host memory.
+NCCL is selected where every rank has a GPU of its own; it refuses ranks that share one. Their arrays go through host
+memory, as do those of ranks without NCCL.
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ import json
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.gpu.communicator import GpuCommunicator
-from rankmesh_agent.gpu.cuda_ipc import CudaIpcBackend
 from rankmesh_agent.gpu.nccl import NcclBackend
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import DistBackendError
-
-if TYPE_CHECKING:
-    from rankmesh_agent.mpi.backend import MpiBackend
 
 _log = logging.getLogger("rankmesh")
 
@@ -34,12 +30,10 @@ class _Capabilities(NamedTuple):
     Attributes:
         gpu: the GPU of its arrays, equal for ranks that share it.
         no_nccl: why NCCL is unavailable, '' if it is available.
-        shares_memory: whether it shares host memory with all members.
     """
 
     gpu: str
     no_nccl: str
-    shares_memory: bool
 
 
 class GpuBackendSelector:
@@ -48,14 +42,12 @@ class GpuBackendSelector:
     Args:
         host: the group's communicator for arrays in host memory.
         exchange: through which the ranks exchange their capabilities.
-        hosts: by group rank, a value that is equal for members on one host.
-        requested: ``nccl``, ``mpi`` (an MPI library that is CUDA-aware) or ``auto``.
+        requested: ``nccl`` or ``auto``.
     """
 
-    def __init__(self, host: Communicator, exchange: StoreExchange, hosts: Sequence[Hashable], requested: str) -> None:
+    def __init__(self, host: Communicator, exchange: StoreExchange, requested: str) -> None:
         self._host = host
         self._exchange = exchange
-        self._hosts = hosts
         self._requested = requested
         # Two locks are held during waits for other ranks, as threads of two ranks may enter them in opposite orders.
         self._collectives_lock = threading.Lock()
@@ -88,8 +80,6 @@ class GpuBackendSelector:
 
     def for_p2p(self, device: int, peer: int) -> Communicator:
         """Return the communicator for arrays on a GPU to or from a group rank: see for_collectives."""
-        if self._requested == "mpi":
-            return self._host
         comm = self._peers.get(peer)
         if comm is None:
             with self._p2p_lock:
@@ -124,8 +114,7 @@ class GpuBackendSelector:
             reason = runtime.unavailable_reason()
             if reason:  # of a torch tensor on a GPU, which needs no CuPy
                 raise DistBackendError(f"an array on a GPU cannot be communicated: {reason}")
-            shares_memory = self._host.queue.backend.segment is not None
-            mine = _Capabilities(runtime.gpu_id(device), runtime.nccl_unavailable_reason(), shares_memory)
+            mine = _Capabilities(runtime.gpu_id(device), runtime.nccl_unavailable_reason())
             self._exchange.publish("gpu", json.dumps(mine).encode())
             self._published = True
         deadline = Deadline(self._host.timeout)
@@ -134,8 +123,6 @@ class GpuBackendSelector:
 
     def _select(self, device: int) -> GpuCommunicator | None:
         host = self._host
-        if self._requested == "mpi":
-            return self._over_mpi()
         if host.size == 1 and runtime.nccl_unavailable_reason():
             return None
         capabilities = self._capabilities(device, range(host.size))
@@ -155,33 +142,9 @@ class GpuBackendSelector:
         )
         if sharing is None and self._requested == "nccl":
             raise DistBackendError(f"backend 'nccl' cannot be used: {why}")
-        if len(set(self._hosts)) > 1:
-            no_ipc = "CUDA IPC needs all ranks on one host"
-        elif not all(each.shares_memory for each in capabilities):
-            no_ipc = "CUDA IPC needs ranks that share host memory"
-        else:
-            ipc = CudaIpcBackend(host, self._exchange)
-            no_ipc = ipc.handshake(device, Deadline(host.timeout))
-            if not no_ipc:
-                host.use_backend(ipc)
-                return GpuCommunicator(host, ipc, self._exchange)
         if host.rank == 0:
-            _log.warning("arrays on GPUs go through host memory in group %r: %s; %s", host.name, why, no_ipc)
+            _log.warning("arrays on GPUs go through host memory in group %r: %s", host.name, why)
         return None
-
-    def _over_mpi(self) -> GpuCommunicator:
-        from rankmesh_agent.gpu.mpi import CudaAwareMpiBackend
-        from rankmesh_agent.mpi.library import cuda_aware
-
-        if not cuda_aware():
-            raise DistBackendError(
-                "this MPI does not take arrays on GPUs: install one that is built with CUDA, or name another backend "
-                "for them: 'cpu:mpi,cuda:nccl', or 'cpu:mpi,cuda:gloo' through host memory"
-            )
-        # 'mpi' for GPUs implies 'mpi' for host memory.
-        backend = CudaAwareMpiBackend(cast("MpiBackend", self._host.queue.backend))
-        self._host.use_backend(backend)
-        return GpuCommunicator(self._host, backend, self._exchange)
 
     def _over_nccl(self) -> GpuCommunicator:
         with self._nccl_lock:

@@ -13,8 +13,8 @@ import time
 from collections import deque
 
 from rankmesh_agent.backends.fingerprint import call_table
-from rankmesh_agent.gpu.backend import GpuBackend
 from rankmesh_agent.gpu.launch import Launch
+from rankmesh_agent.gpu.nccl import NcclBackend
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.watchdog import Watchdog
@@ -43,7 +43,7 @@ class GpuWatchdog:
         exchange: through which the ranks publish slow calls.
     """
 
-    def __init__(self, comm: Communicator, backend: GpuBackend, exchange: StoreExchange) -> None:
+    def __init__(self, comm: Communicator, backend: NcclBackend, exchange: StoreExchange) -> None:
         self._comm = comm
         self._backend = backend
         self._exchange = exchange

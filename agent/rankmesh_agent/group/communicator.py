@@ -120,6 +120,10 @@ class Communicator(ABC):
         """Execute the calls on a backend's device by that backend from now on; all members do so at the same point."""
         self.queue.use_backend(backend)
 
+    def for_reduction(self, dtype: np.dtype[Any], op: ReduceOp) -> Communicator:
+        """Return the communicator for a reduction: this one, unless its library lacks the reduction."""
+        return self
+
     def use_custom_backend(self, name: str, engine: Any) -> None:
         """Have the user's engine execute the collectives from now on; all members do so at the same point.
 

@@ -1,5 +1,5 @@
 """Data plane over the cluster's MPI, by mpi4py; imports neither before ``library.mpi()`` is called."""
 
-from rankmesh_agent.mpi.library import cuda_aware, unavailable_reason
+from rankmesh_agent.mpi.library import unavailable_reason
 
-__all__ = ["cuda_aware", "unavailable_reason"]
+__all__ = ["unavailable_reason"]

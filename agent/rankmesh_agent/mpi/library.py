@@ -58,14 +58,5 @@ def mpi() -> Any:
     return MPI
 
 
-def cuda_aware() -> bool:
-    """Return whether the MPI library reports support for arrays in the memory of CUDA devices."""
-    if unavailable_reason():
-        return False
-    MPI = mpi()  # noqa: N806  # mpi4py's usual name
-    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
-    return bool(query is not None and query())
-
-
 def _one_line(error: BaseException) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

@@ -13,15 +13,17 @@ import numpy as np
 
 import rankmesh._session.debug as _debug
 import rankmesh._session.session as _session
+from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.process_group import Group, NonMember
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
-from rankmesh._tensors.buffers import device_of, flat_in, flat_out
+from rankmesh._tensors.buffers import buffer_of, device_of, flat_in, flat_out
 from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Details, Options
 from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.dtypes import display
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Timeout = timedelta | float | None
 _NO_OPTIONS = Options(0.0)
@@ -29,7 +31,7 @@ _ndarray = np.ndarray  # looked up once, not in each call
 
 
 def in_place(
-    group: Group, called: str, tensor: Any, timeout: Timeout, async_op: bool
+    group: Group, called: str, tensor: Any, timeout: Timeout, async_op: bool, op: ReduceOp | PremulSum | None = None
 ) -> tuple[Communicator | None, Array, Options]:
     """Return the communicator, the elements and the options of a call on one tensor, which it overwrites.
 
@@ -39,6 +41,7 @@ def in_place(
         tensor: the tensor.
         timeout: limit for the call.
         async_op: whether it returns immediately.
+        op: its reduction, if it is one.
 
     Returns:
         The communicator is None, after a warning, if this process is not a member of the group.
@@ -52,7 +55,7 @@ def in_place(
     if plain and group is None and default is not None:
         comm: Communicator | None = default.group._communicator  # as communicator() returns it, without the call
     else:
-        comm = communicator(group, called, tensor, level=4)
+        comm = communicator(group, called, tensor, op, level=4)
     if comm is None:
         return None, np.empty(0), _NO_OPTIONS
     if plain and tensor.flags.carray and tensor.dtype in UNPADDED:
@@ -66,13 +69,16 @@ def in_place(
     return comm, array, options(comm, timeout, async_op, [tensor], write_back)
 
 
-def communicator(group: Group, called: str, tensor: Any = None, level: int = 3) -> Communicator | None:
+def communicator(
+    group: Group, called: str, tensor: Any = None, op: ReduceOp | PremulSum | None = None, level: int = 3
+) -> Communicator | None:
     """Return a group's communicator; warn and return None if this process is not a member.
 
     Args:
         group: the group.
         called: the function that the user called.
         tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
+        op: the reduction of the call, which not every library for GPUs has; None for other calls.
         level: frames up to the user's, for the warning.
 
     Raises:
@@ -88,7 +94,11 @@ def communicator(group: Group, called: str, tensor: Any = None, level: int = 3) 
         return None
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:
         return communicator_of(group)
-    return _on_gpus()(group, device)
+    comm = _on_gpus()(group, device)
+    if op is None or not comm.on_device:
+        return comm
+    dtype = buffer_of(tensor, "tensor").dtype()
+    return comm.for_reduction(dtype, reduction(op, dtype).op)
 
 
 @functools.cache

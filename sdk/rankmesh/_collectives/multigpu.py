@@ -301,7 +301,7 @@ def _gpus(group: Group, tensors: Tensors, op: ReduceOp | PremulSum | None = None
 
     if op is not None:
         dtype = buffer_of(tensors[0], "an array").device_array()[0].dtype
-        if not nccl.reduces(dtype, reduction(op, dtype).op):
+        if nccl.reduction(dtype, reduction(op, dtype).op) is None:
             return None
     return gpu.for_several_gpus(group, devices[0])
 

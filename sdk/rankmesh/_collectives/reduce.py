@@ -67,7 +67,7 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    comm, array, call_options = in_place(group, "all_reduce", tensor, timeout, async_op)
+    comm, array, call_options = in_place(group, "all_reduce", tensor, timeout, async_op, op)
     if comm is None:
         return None
     if type(op) is not ReduceOp or op is ReduceOp.PREMUL_SUM:
@@ -110,7 +110,7 @@ def reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce
     """
-    comm = communicator(group, "reduce", tensor)
+    comm = communicator(group, "reduce", tensor, op)
     if comm is None:
         return None
     root = group_rank_of(comm, dst, group_dst, "dst")
@@ -154,7 +154,7 @@ def reduce_scatter(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter
     """
-    comm = communicator(group, "reduce_scatter", output)
+    comm = communicator(group, "reduce_scatter", output, op)
     if comm is None:
         return None
     inputs = inputs_of(input_list, "input_list", comm)
@@ -200,7 +200,7 @@ def reduce_scatter_single(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.reduce_scatter_tensor
     """
-    comm = communicator(group, "reduce_scatter_single", output)
+    comm = communicator(group, "reduce_scatter_single", output, op)
     if comm is None:
         return None
     whole_input = flat_in(input, "input", comm)

@@ -24,8 +24,8 @@ class Engines(NamedTuple):
 
     Attributes:
         host: for arrays in host memory: ``mesh``, ``mpi`` or a registered name.
-        device: for arrays on GPUs: ``nccl``; ``host``, through host memory; ``mpi``; ``auto``, which is ``nccl`` if
-            available and else ``host``.
+        device: for arrays on GPUs: ``nccl``; ``host``, through host memory; ``auto``, which is ``nccl`` if available
+            and else ``host``.
         name: the value of get_backend().
     """
 
@@ -151,7 +151,7 @@ def resolve(backend: str | None) -> Engines:
     if cuda == "mpi" != cpu:
         raise ValueError(f"backend {backend!r}: arrays on GPUs can go over MPI where all do: 'cpu:mpi,cuda:mpi'")
     host = "mesh" if cpu is None or cpu == "nccl" or cpu in _MESH else cpu
-    device = "auto" if cuda is None else cuda if cuda in ("nccl", "mpi") else "host"
+    device = "auto" if cuda is None else "nccl" if cuda == "nccl" else "host"
     return Engines(host, device, "nccl" if set(named.values()) == {"nccl"} else host)
 
 

@@ -75,5 +75,4 @@ def _new_selector(group: ProcessGroup) -> GpuBackendSelector:
             raise error
 
     exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
-    hosts = [session.agent.host_of(rank) for rank in host.ranks]
-    return GpuBackendSelector(host, exchange, hosts, group._engines.device)
+    return GpuBackendSelector(host, exchange, group._engines.device)

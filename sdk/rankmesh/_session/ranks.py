@@ -74,8 +74,7 @@ def get_backend(group: Group = None) -> Backend:
 def get_backend_config(group: Group = None) -> str:
     """Return the backends of the group's collectives by device, for example ``"cpu:mesh,cuda:nccl"``.
 
-    For GPUs that is ``nccl``; ``cuda-ipc`` once ranks that share a GPU have made their first call on it; or the CPU's
-    backend, if arrays on GPUs go through host memory.
+    For GPUs that is ``nccl``, or the CPU's backend if arrays on GPUs go through host memory.
 
     Raises:
         ValueError: init_process_group has not been called, or this process is not a member.

@@ -60,6 +60,10 @@ class Buffer(ABC):
             "all arrays of a call have to be on one GPU, or all in host memory"
         )
 
+    def dtype(self) -> np.dtype[Any]:
+        """Return the element type of a tensor on a GPU."""
+        raise NotImplementedError
+
     def layout(self) -> Layout:
         """Return the layout of the tensor itself, for one whose ``host_array`` is a copy."""
         raise NotImplementedError

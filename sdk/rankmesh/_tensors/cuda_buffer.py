@@ -34,6 +34,10 @@ class CudaBuffer(Buffer):
         cupy, tensor = runtime.cupy(), self.tensor
         return cupy.asarray(tensor) if hasattr(type(tensor), "__cuda_array_interface__") else cupy.from_dlpack(tensor)
 
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array().dtype)
+        return dtype
+
     def layout(self) -> Layout:
         array = self.array()
         return Layout(array.shape, array.strides, array.itemsize)
@@ -44,11 +48,15 @@ class CudaBuffer(Buffer):
             raise TypeError(f"{self.name} is a {type_name(self.tensor)} on a GPU, which cannot be read: {reason}")
         array = self.array()
         bits = _bits(array)
-        host = bits.get()
+        host = runtime.pinned_array(bits.size, bits.dtype).reshape(bits.shape)
+        bits.get(out=host)
 
         def write_back() -> None:
-            with bits.device:
-                bits[...] = runtime.cupy().asarray(host)
+            with runtime.DeviceGuard(bits.data.device_id):
+                contiguous = bits if bits.flags.c_contiguous else runtime.cupy().empty(bits.shape, bits.dtype)
+                contiguous.set(host)
+                if contiguous is not bits:
+                    bits[...] = contiguous
                 runtime.synchronize_stream(runtime.current_stream())  # a caller that waits for the call reads no stream
 
         return host.view(np.dtype(array.dtype)), write_back

@@ -22,6 +22,9 @@ class TorchBuffer(Buffer):
     def device_of(tensor: Any) -> int | None:
         return int(tensor.device.index) if tensor.is_cuda else None
 
+    def dtype(self) -> np.dtype[Any]:
+        return numpy_dtype(sys.modules["torch"], self.tensor.dtype)[0]
+
     def layout(self) -> Layout:
         size = self.tensor.element_size()
         return Layout(tuple(self.tensor.shape), tuple(step * size for step in self.tensor.stride()), size)
@@ -92,14 +95,12 @@ class TorchBuffer(Buffer):
             ) from error
 
     def _staged(self, torch: Any, plain: Any) -> tuple[Array, WriteBack]:
-        """Return a copy of a CUDA tensor in host memory; torch handles current stream and conjugated views."""
+        """Return a copy of a CUDA tensor in pinned memory; torch handles current stream and conjugated views."""
         self._refuse_freed(plain)
-        host = plain.cpu()
-        array, resolve = TorchBuffer(host, self.name).host_array()
+        host = torch.empty_like(plain, device="cpu", pin_memory=True).copy_(plain)
+        array, _ = TorchBuffer(host, self.name).host_array()
 
         def write_back() -> None:
-            if resolve is not None:
-                resolve()
             plain.copy_(host)
             torch.cuda.current_stream(plain.device).synchronize()  # a caller that waits for the call reads no stream
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 MODULES = (
-    *("cupy", "cupy.cuda", "cupy.cuda.compiler", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory"),
+    *("cupy", "cupy.cuda", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory"),
     "cupy.cuda.runtime",
 )
 _SPECIAL = (

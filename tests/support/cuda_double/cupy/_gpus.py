@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cupy._streams import Queue
 
 WITHOUT = frozenset(filter(None, os.environ.get("CUDA_DOUBLE_WITHOUT", "").split(",")))
-"""What is to be missing: ``ipc``, ``nccl``, ``nvrtc``."""
+"""What is to be missing: ``nccl``."""
 _CAPACITY = int(os.environ.get("CUDA_DOUBLE_MEMORY", 8 << 30))
 
 _TEXTS = {
@@ -19,14 +19,10 @@ _TEXTS = {
     2: "cudaErrorMemoryAllocation: out of memory",
     100: "cudaErrorNoDevice: no CUDA-capable device is detected",
     101: "cudaErrorInvalidDevice: invalid device ordinal",
-    201: "cudaErrorDeviceUninitialized: invalid device context",
-    205: "cudaErrorMapBufferObjectFailed: mapping of buffer object failed",
-    208: "cudaErrorAlreadyMapped: resource already mapped",
     400: "cudaErrorInvalidResourceHandle: invalid resource handle",
     600: "cudaErrorNotReady: device not ready",
     700: "cudaErrorIllegalAddress: an illegal memory access was encountered",
     719: "cudaErrorLaunchFailure: unspecified launch failure",
-    801: "cudaErrorNotSupported: operation not supported",
 }
 
 
@@ -70,7 +66,6 @@ GPUS = [Gpu(*named) for named in enumerate(filter(None, os.environ.get("CUDA_DOU
 
 class _Current(threading.local):
     number = 0
-    context = False
 
 
 _current = _Current()
@@ -93,10 +88,5 @@ def use(number: int) -> None:
 
 
 def touch() -> None:
-    """Do what all but a few functions of the runtime do first: make the current GPU's context the thread's."""
-    gpu().context = _current.context = True
-
-
-def has_context() -> bool:
-    """Whether the driver's functions can be used in this thread."""
-    return _current.context
+    """Do what all but a few functions of the runtime do first: make a context on the current GPU."""
+    gpu().context = True

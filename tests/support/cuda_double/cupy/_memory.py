@@ -1,27 +1,19 @@
-"""What lies at an address: the memory of GPUs, which other processes can map, and pinned memory.
-
-An allocation is an anonymous file. Its handle says where another process finds it: among this one's descriptors.
-"""
+"""What lies at an address: the memory of GPUs, and pinned memory."""
 
 from __future__ import annotations
 
 import bisect
 import ctypes
-import itertools
 import mmap
-import os
 import threading
 from typing import Any
 
 import numpy as np
 
-from cupy._gpus import WITHOUT, CUDARuntimeError, Gpu
+from cupy._gpus import CUDARuntimeError, Gpu
 
 FRESH, FREED = 0xA5, 0xDB
 """What memory is filled with that nobody has written to yet, and that somebody gave back."""
-
-_HANDLE_BYTES = 64
-_numbers = itertools.count(1)
 
 
 class Segment:
@@ -30,29 +22,21 @@ class Segment:
     Args:
         size: bytes asked for.
         gpu: whose memory it is; None for the host's, pinned.
-        fd: the file, where it is another process's.
 
     Attributes:
-        number: that no other segment of this process has, or had.
         bytes: all of it, for NumPy.
     """
 
-    def __init__(self, size: int, gpu: Gpu | None, fd: int | None = None) -> None:
-        self.number = next(_numbers)
+    def __init__(self, size: int, gpu: Gpu | None) -> None:
         self.size = size
         self.gpu = gpu
-        self.own = fd is None
-        self.uses = 1
-        self.fd = new_file("memory", size) if fd is None else fd
-        self._map = mmap.mmap(self.fd, size)
+        self._map = mmap.mmap(-1, size)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.bytes = np.asarray(_Bytes(self.base, size))
-        if self.own:
-            self.bytes[:] = FRESH
+        self.bytes[:] = FRESH
 
     def close(self) -> None:
         self._map.close()
-        os.close(self.fd)
 
 
 class _Bytes:
@@ -69,7 +53,6 @@ class _Table:
         self.lock = threading.RLock()
         self.bases: list[int] = []
         self.segments: dict[int, Segment] = {}
-        self.opened: dict[bytes, Segment] = {}
 
     def add(self, segment: Segment) -> Segment:
         with self.lock:
@@ -102,9 +85,8 @@ def allocate(size: int, gpu: Gpu | None) -> int:
 def release(base: int) -> None:
     """Give back what allocate returned, to which nobody refers any more."""
     segment = _table.segments.get(base)
-    if segment is None or not segment.own:
+    if segment is None:
         raise CUDARuntimeError(1)
-    segment.bytes[:] = FREED  # for the processes that still have it mapped
     if segment.gpu is not None:
         segment.gpu.used -= segment.size
     _table.remove(base).close()
@@ -135,82 +117,3 @@ def view(
         return np.ndarray(shape, dtype, segment.bytes, address - segment.base, strides)
     except (TypeError, ValueError) as error:
         raise CUDARuntimeError(700) from error
-
-
-# Between processes
-
-
-def new_file(what: str, size: int) -> int:
-    """Return the descriptor of an anonymous file that another process can open by its handle."""
-    fd = os.memfd_create(f"cuda-double-{what}-{os.getpid()}-{next(_numbers)}")
-    os.ftruncate(fd, size)
-    return fd
-
-
-def handle_of(fd: int, base: int = 0) -> bytes:
-    """Return what another process opens a file with, which is memory from ``base`` on here."""
-    if "ipc" in WITHOUT:
-        raise CUDARuntimeError(801)
-    name = os.readlink(f"/proc/self/fd/{fd}").removeprefix("/memfd:").removesuffix(" (deleted)")
-    return f"{os.getpid()}/{fd}/{name}/{base:x}".encode().ljust(_HANDLE_BYTES, b"\0")
-
-
-def open_file(handle: bytes) -> int:
-    """Return the descriptor of another process's file.
-
-    Raises:
-        CUDARuntimeError: it is this process's own, or not there any more, or IPC is not allowed.
-    """
-    if "ipc" in WITHOUT:
-        raise CUDARuntimeError(801)
-    try:
-        pid, fd, name, _ = handle.rstrip(b"\0").decode().split("/")
-    except ValueError as error:
-        raise CUDARuntimeError(1) from error
-    if int(pid) == os.getpid():
-        raise CUDARuntimeError(201)
-    try:
-        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise CUDARuntimeError(205) from error
-    if name not in os.readlink(f"/proc/self/fd/{opened}"):
-        os.close(opened)
-        raise CUDARuntimeError(205)
-    return opened
-
-
-def open_segment(handle: bytes, gpu: Gpu) -> int:
-    """Map another process's memory; return where. A handle opened twice gives the same address.
-
-    Raises:
-        CUDARuntimeError: what was there in the other process before is mapped still; or see open_file.
-    """
-    with _table.lock:
-        segment = _table.opened.get(handle)
-        if segment is not None:
-            segment.uses += 1
-            return segment.base
-        if _place(handle) in map(_place, _table.opened):
-            raise CUDARuntimeError(208)
-        fd = open_file(handle)
-        segment = _table.opened[handle] = _table.add(Segment(os.fstat(fd).st_size, gpu, fd))
-        return segment.base
-
-
-def _place(handle: bytes) -> tuple[bytes, bytes]:
-    """Return the process and the address that a handle's memory is at."""
-    pid, *_, base = handle.rstrip(b"\0").split(b"/")
-    return pid, base
-
-
-def close_segment(base: int) -> None:
-    """Undo one open_segment."""
-    with _table.lock:
-        found = [handle for handle, segment in _table.opened.items() if segment.base == base]
-        if not found:
-            raise CUDARuntimeError(1)
-        segment = _table.opened[found[0]]
-        segment.uses -= 1
-        if not segment.uses:
-            del _table.opened[found[0]]
-            _table.remove(base).close()

@@ -7,10 +7,7 @@ lengths follow from a seed. What nothing orders runs in an order that nobody exp
 from __future__ import annotations
 
 import collections
-import contextlib
-import fcntl
 import itertools
-import mmap
 import os
 import queue
 import random
@@ -21,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from cupy import _memory
 from cupy._gpus import GPUS, CUDARuntimeError, Gpu, gpu, touch
 
 _DELAY = float(os.environ.get("CUDA_DOUBLE_DELAY", "0.002"))
@@ -186,32 +182,29 @@ def drop_stream(pointer: int) -> None:
 
 
 class Event:
-    """An event: how often it was recorded, and which records have happened, in memory that processes may share.
+    """An event: how often it was recorded, and which records have happened.
 
     Args:
         owner: its GPU.
-        fd: the file; None for memory of this process alone.
+
+    Attributes:
+        latest: the number of the latest record.
     """
 
-    def __init__(self, owner: Gpu, fd: int | None) -> None:
+    def __init__(self, owner: Gpu) -> None:
         self.gpu = owner
-        self.fd = fd
-        self._counts = memoryview(mmap.mmap(-1 if fd is None else fd, 8 * (1 + _PENDING))).cast("Q")
-
-    @property
-    def latest(self) -> int:
-        """The number of the latest record, of any process."""
-        return self._counts[0]
+        self.latest = 0
+        self._happened = [0] * _PENDING
 
     def record(self, where: Queue) -> None:
         """Let it happen when all that is enqueued has ended."""
-        with _submitting, self._alone():
-            number = self._counts[0] = self._counts[0] + 1
+        with _submitting:
+            number = self.latest = self.latest + 1
             where.enqueue(lambda: self._happen(number))
 
     def reached(self, number: int) -> bool:
         """Whether a record has happened."""
-        return self._counts[1 + number % _PENDING] >= number
+        return self._happened[number % _PENDING] >= number
 
     def wait(self, number: int) -> None:
         """Return when a record has happened."""
@@ -220,39 +213,15 @@ class Event:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.001)
 
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
-
     def _happen(self, number: int) -> None:
-        self._counts[1 + number % _PENDING] = number
-
-    @contextlib.contextmanager
-    def _alone(self) -> Any:
-        if self.fd is not None:
-            fcntl.flock(self.fd, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            if self.fd is not None:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
+        self._happened[number % _PENDING] = number
 
 
-def new_event(interprocess: bool) -> int:
+def new_event() -> int:
     """Make an event on the current GPU; return its pointer."""
-    return _kept(Event(gpu(), _memory.new_file("event", mmap.PAGESIZE) if interprocess else None))
-
-
-def open_event(handle: bytes) -> int:
-    """Open another process's event."""
-    return _kept(Event(gpu(), _memory.open_file(handle)))
-
-
-def _kept(made: Event) -> int:
     touch()
     pointer = next(_pointers)
-    _events[pointer] = made
+    _events[pointer] = Event(gpu())
     return pointer
 
 
@@ -265,5 +234,5 @@ def event(pointer: int) -> Event:
 
 def drop_event(pointer: int) -> None:
     """Let an event go; what waits for it goes on waiting."""
-    event(pointer).close()
+    event(pointer)
     del _events[pointer]

@@ -1,7 +1,6 @@
 """See the package above."""
 
-from cupy._kernels import Function, Module
-from cupy.cuda import compiler, device, memory, pinned_memory, runtime, stream
+from cupy.cuda import device, memory, pinned_memory, runtime, stream
 from cupy.cuda.device import Device
 from cupy.cuda.memory import MemoryPointer, MemoryPool, UnownedMemory, alloc
 from cupy.cuda.pinned_memory import PinnedMemoryPointer, alloc_pinned_memory
@@ -18,16 +17,13 @@ def is_available() -> bool:
 __all__ = [
     "Device",
     "Event",
-    "Function",
     "MemoryPointer",
     "MemoryPool",
-    "Module",
     "PinnedMemoryPointer",
     "Stream",
     "UnownedMemory",
     "alloc",
     "alloc_pinned_memory",
-    "compiler",
     "device",
     "get_current_stream",
     "is_available",

@@ -1,6 +1,6 @@
 """CUDA's runtime, as CuPy shows it."""
 
-# ruff: noqa: N802, N803
+# ruff: noqa: N802
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from cupy import _gpus, _memory, _streams
 from cupy._gpus import CUDARuntimeError as CUDARuntimeError
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)  # noqa: N816
-eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4  # noqa: N816
+eventDefault, eventBlockingSync, eventDisableTiming = 0, 1, 2  # noqa: N816
 streamDefault, streamNonBlocking, streamLegacy = 0, 1, 1  # noqa: N816
 
 _NOT_READY = 600
-_MULTIPROCESSORS = 4
 
 
 # Devices
@@ -39,7 +38,6 @@ def getDeviceProperties(device: int) -> dict[str, object]:
     return {
         "name": b"a double of a GPU",
         "uuid": gpu.uuid,
-        "multiProcessorCount": _MULTIPROCESSORS,
         "totalGlobalMem": gpu.capacity,
         "major": 9,
         "minor": 0,
@@ -142,9 +140,7 @@ def eventCreate() -> int:
 
 
 def eventCreateWithFlags(flags: int) -> int:
-    if flags & eventInterprocess and not flags & eventDisableTiming:
-        raise CUDARuntimeError(1)
-    return _streams.new_event(bool(flags & eventInterprocess))
+    return _streams.new_event()
 
 
 def eventDestroy(event: int) -> None:
@@ -172,32 +168,3 @@ def eventSynchronize(event: int) -> None:
     awaited = _streams.event(event)
     awaited.wait(awaited.latest)
     _streams.raise_failure()
-
-
-# Between processes
-
-
-def ipcGetMemHandle(devPtr: int) -> bytes:
-    segment = _memory.find(devPtr)
-    if segment is None or segment.gpu is None or not segment.own or segment.base != devPtr:
-        raise CUDARuntimeError(1)
-    return _memory.handle_of(segment.fd, segment.base)
-
-
-def ipcOpenMemHandle(handle: bytes, flags: int = 1) -> int:
-    return _memory.open_segment(handle, _gpus.gpu())
-
-
-def ipcCloseMemHandle(devPtr: int) -> None:
-    _memory.close_segment(devPtr)
-
-
-def ipcGetEventHandle(event: int) -> bytes:
-    fd = _streams.event(event).fd
-    if fd is None:
-        raise CUDARuntimeError(1)
-    return _memory.handle_of(fd)
-
-
-def ipcOpenEventHandle(handle: bytes) -> int:
-    return _streams.open_event(handle)

@@ -19,9 +19,8 @@ _local = _Local()
 
 
 class Event:
-    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
-        flags = disable_timing * runtime.eventDisableTiming | interprocess * runtime.eventInterprocess
-        self.ptr = runtime.eventCreateWithFlags(flags)
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.ptr = runtime.eventCreateWithFlags(disable_timing * runtime.eventDisableTiming)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
