@@ -31,8 +31,10 @@ from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire.hello import Service, hello, preface
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 from rankmesh_gateway.http import asgi
+from rankmesh_gateway.http.app import create_services
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state import registry_file
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
 
@@ -139,7 +141,8 @@ async def scan(registry: Registry, until: Callable[[], object]) -> None:
     async def send(_: object) -> None:
         return
 
-    running = asyncio.ensure_future(GatewayApplication(registry, lambda: None)({"type": "lifespan"}, receive, send))
+    app = GatewayApplication(create_services(registry, "", JobStores(registry, "")), lambda: None)
+    running = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
     await asyncio.to_thread(wait_until, until, "the next scan")
     ended.set()
     await running
