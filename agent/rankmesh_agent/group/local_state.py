@@ -226,6 +226,8 @@ class LocalGroupState(GroupState):
         with self.engine.lock:
             if self.failure is None:
                 self._send_to_all([header, payload])
+                if self.engine.on_demand:
+                    self.engine.departures.append((self.ranks, [header, payload]))
 
     def mark_destroyed(self) -> None:
         """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
