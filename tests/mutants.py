@@ -219,7 +219,7 @@ FAULTS = [
     Fault(P + "matching.py", "min(WINDOW, credit.available + header.total)", "credit.available + header.total", MATCHING, "a peer gives credit without end"),
     Fault(P + "matching.py", ".available += max(header.length, _MIN_COST)", ".available += 0", MATCHING, "a cancelled send costs credit for good"),
     Fault(P + "matching.py", "self.receives.restore(waiting)", "self.receives.post(waiting)", MATCHING, "a withdrawn message costs a receive its place"),
-    Fault(P + "matching.py", "self.refusals.setdefault((rank, eager_id), error)", "pass", MATCHING + " agent/group", "the sender of a refused message is not told"),
+    Fault(P + "matching.py", "            self.on_misfit(why)", "            pass", MATCHING, "the sender of a refused message is not told"),
     Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
     # Calls of a group, in order

@@ -123,7 +123,6 @@ def calls() -> Iterator[bytes]:
     yield document(Request.SET_GLOBAL_RANKS, group=GROUP, numbers=[0])
     yield document(Request.SET_TIMEOUT, group=GROUP, timeout=0.01)
     yield document(Request.FAILURE, group=GROUP)
-    yield document(Request.REFUSAL, group=GROUP, eager_id=1)
     yield document(Request.NUM_WAITING, seconds=0.01)
     yield document(Request.FAILED_RANKS)
     yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)

@@ -76,10 +76,6 @@ class GpuCommunicator(Communicator):
         self._warned = True
         return self._host
 
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator: messages of arrays in host memory are meant."""
-        self._host.raise_refusal(message=message)
-
     # Collectives
 
     def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:

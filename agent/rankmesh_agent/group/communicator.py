@@ -295,17 +295,6 @@ class Communicator(ABC):
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's global rank, or the Work."""
 
-    @abstractmethod
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """Raise the error of an earlier message that its receiver has refused, if the answer has come; once.
-
-        Called before each call of the group begins if ``state.unanswered`` and ``state.refusal_check_at`` has
-        come. The call is not made then.
-
-        Args:
-            message: the call is a point-to-point message.
-        """
-
     def batch_messages(self) -> AbstractContextManager[object]:
         """Send the messages that begin in the block together, where one could hold up another."""
         return contextlib.nullcontext()

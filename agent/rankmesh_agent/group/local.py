@@ -75,7 +75,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state = LocalGroupState(engine, group, name, self.ranks, members, recorder)
         self.link = MessageLink(engine, group, self.ranks, self.rank)
         self.link.departed = self.state.departed
-        self.matcher = MessageMatcher(engine, group, self.state.global_rank)
+        self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
         self._submit = self.queue.submit
@@ -182,10 +182,6 @@ class LocalCommunicator(Communicator, FrameSink):
         state = self.state
         return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator."""
-        self.messages.raise_refusal()
-
     def recorded(self) -> Sequence[RecordedCalls]:
         """See Communicator."""
         return [self.queue, self.messages]
@@ -206,9 +202,6 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.backend.leave()
         with self.engine.lock:
             self.state.mark_destroyed()
-            unread = list(self.matcher.refusals.values())
-        for refusal in unread:
-            _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.engine.unregister_sink(self.id)
         with self.engine.lock:
             self.engine.own_waits.remove(self._waits)

@@ -241,14 +241,6 @@ class Session:
         """Return the other ranks that the first failure names."""
         return {"ranks": self._agent.failed_ranks}
 
-    def refusal(self, document: Json) -> None:
-        """Raise the error of an eager message, by default of any, if its receiver has refused it."""
-        group = self._group_in(document)
-        if "eager_id" not in document:
-            group.raise_refusal()
-        elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
-            raise error
-
     def num_waiting(self, document: Json) -> Json:
         """Return how many processes wait for the world to grow."""
         return {"count": self._agent.num_waiting(float(document["seconds"]))}
@@ -269,6 +261,5 @@ _REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
     Request.FAILURE: Session.failure,
     Request.FAILED_RANKS: Session.failed_ranks,
     Request.VERIFY: Session.verify,
-    Request.REFUSAL: Session.refusal,
     Request.NUM_WAITING: Session.num_waiting,
 }
