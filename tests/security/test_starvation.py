@@ -191,12 +191,12 @@ def is_answered(mesh_port: int, token: str) -> bool:
 
 
 def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConnectionLimit, "size", DESCRIPTORS // 16)
+    monkeypatch.setattr(ConnectionLimit, "size", DESCRIPTORS // 8)
     agent = Standalone(Settings(token=TOKEN), lambda: "http://127.0.0.1:9", host="127.0.0.1", name="agent")
     agent.start()
     with contextlib.closing(agent), contextlib.ExitStack() as held:
         for _ in range(CLIENTS):
             sock = held.enter_context(socket.create_connection(("127.0.0.1", agent._http.port), DEADLINE))
             sock.sendall(preface(Service.ATTACH))
-        assert len(agent._sessions._limit.waiting) <= DESCRIPTORS // 16
+        assert len(agent._http._acceptor._limit.waiting) <= DESCRIPTORS // 8
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

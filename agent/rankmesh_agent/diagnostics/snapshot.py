@@ -16,7 +16,7 @@ from typing import Final
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
-from rankmesh_agent.net.admission import Admission, ConnectionLimit
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.store.client import KeyWaitInfo
 from rankmesh_agent.wire import json_text
@@ -148,15 +148,13 @@ class SnapshotServer:
     def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
         self._take = take
         self._token, self._tls = token, tls_settings()
-        self._limit = ConnectionLimit("connections for a snapshot whose clients have sent no credential")
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._closed = False
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service, in a thread of its own. From any thread."""
-        admission = self._limit.admit(sock)
         thread = threading.Thread(target=self._serve, args=(sock, admission), name="rankmesh-snapshot", daemon=True)
         try:
             with self._lock:

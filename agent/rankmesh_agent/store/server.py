@@ -125,15 +125,16 @@ class StoreServer:
         self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service. From any thread."""
         with self._lock:
             if self._closed:
+                admission.end()
                 sock.close()
                 return
             if self._poll is None:
                 self._start()
-            self._arrived.append((sock, self._limit.admit(sock)))
+            self._arrived.append((sock, admission))
             os.eventfd_write(self._wakeup, 1)
 
     def unix_socket(self) -> str:

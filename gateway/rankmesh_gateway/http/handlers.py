@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from http import HTTPStatus
 from typing import Any, TypeVar
 
-from rankmesh_agent.http.middleware import Receive, problem, problem_of
+from rankmesh_agent.http.middleware import Receive
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
@@ -28,13 +27,12 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
     MembersRequest,
-    Problem,
     RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
+from rankmesh_gateway.state.validation import GatewayClosingError
 
 T = TypeVar("T")
 Handler = Callable[[Registry, Any, Receive, str | None], Awaitable[object]]
@@ -153,15 +151,13 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
 ``rankmesh diagnose`` requests when a job is stuck."""
 
 
-def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
-    """Return the problem document of a rejected request, and the headers that go with it."""
-    if isinstance(error, InvalidRequestError):
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)), {}
+def problem_headers(error: DistError) -> dict[str, str]:
+    """Return the headers of the response to a rejected request."""
     # Another request on the same connection would keep a gateway from ending.
     headers = {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
     if isinstance(error, NoFreeAgentError):
         headers["retry-after"] = str(_RETRY_SECONDS)
-    return problem_of(error), headers
+    return headers
 
 
 async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:

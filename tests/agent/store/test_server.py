@@ -25,7 +25,7 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.net import pool
-from rankmesh_agent.net.admission import Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
@@ -262,11 +262,11 @@ class TestUnauthenticatedClients:
     """The server closes their connections without a message, and serves the others as before."""
 
     @pytest.fixture(autouse=True)
-    def others_are_still_served(self, store, store_server) -> Iterator[None]:
+    def others_are_still_served(self, store, store_server, server) -> Iterator[None]:
         store.execute(Set("k", b"v"))
         yield
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
-        assert not store_server._limit.waiting
+        assert not server[0].limit.waiting
         assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
@@ -334,16 +334,14 @@ class TestUnauthenticatedClients:
 
     def test_a_refused_client_tries_again(self, url, store_server, monkeypatch):
         refused = iter([1, 2])
-        limit = store_server._limit
-        admit = limit.admit
+        handle = store_server.handle
 
-        def refuse_two(sock: socket.socket) -> Admission:
-            admission = admit(sock)
+        def refuse_two(sock: socket.socket, admission: Admission) -> None:
             if next(refused, 0):
-                limit._evict()
-            return admission
+                sock.shutdown(socket.SHUT_RDWR)
+            handle(sock, admission)
 
-        monkeypatch.setattr(limit, "admit", refuse_two)
+        monkeypatch.setattr(store_server, "handle", refuse_two)
         with contextlib.closing(StoreClient(url, "secret")) as client:
             assert client.execute(Get("k")) == b"v"
         assert next(refused, 0) == 0
@@ -731,7 +729,7 @@ class TestTheServer:
         idle.close()
         idle.close()
         ours, theirs = socket.socketpair()
-        idle.handle(theirs)
+        idle.handle(theirs, ConnectionLimit("test").admit(theirs))
         assert threading.active_count() == before
         with ours:
             assert ours.recv(1) == b""
