@@ -20,7 +20,7 @@ from rankmesh_agent.store import codec
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
-from rankmesh_agent.store.store import Store, unresponsive_error
+from rankmesh_agent.store.store import Store, response_seconds, unresponsive_error
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     DistError,
@@ -71,10 +71,11 @@ class Call(Generic[T]):
         began: when it began, by time.monotonic.
         failure: the failure of a rank that has ended its wait, if any.
         cancelled: whether the caller does not wait for the result any more.
+        retries: how often it may be repeated at once if its connection breaks.
         connection: the connection that carries it now, or has before.
     """
 
-    __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id")
+    __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id", "retries")
 
     def __init__(self, command: Command[T], request_id: RequestId | None = None) -> None:
         self.command = command
@@ -82,6 +83,7 @@ class Call(Generic[T]):
         self.began = time.monotonic()
         self.failure: DistError | None = None
         self.cancelled = False
+        self.retries = 1
         self.connection: ClientConnection | None = None
 
     def interrupt(self) -> None:
@@ -143,7 +145,7 @@ class PendingCall(Future[T]):
     def _run(self) -> None:
         command = self._call.command
         try:
-            timeout = min(self._client.limit(command), SUBMIT_SECONDS)
+            timeout = min(response_seconds(command), SUBMIT_SECONDS)
             result = self._client.execute(command, timeout, self._call)
         except Exception as error:
             if self.set_running_or_notify_cancel():
@@ -219,18 +221,6 @@ class StoreClient(Store):
                     ) from error
             time.sleep(min(_pause(deadline.elapsed()), deadline.remaining()))
 
-    def connect(self, timeout: float) -> ClientConnection:
-        """Return a connection for the caller's own use, which closes it.
-
-        Raises:
-            DistNetworkError: the server cannot be reached.
-            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
-        """
-        try:
-            return self._pool.connect(lambda: self._connector.open(time.monotonic() + timeout))
-        except ProtocolError as error:
-            raise self._unreachable_error(error) from error
-
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
@@ -258,7 +248,7 @@ class StoreClient(Store):
             call: the call, if it has begun.
         """
         if timeout is None:
-            timeout = self.limit(command)
+            timeout = response_seconds(command)
         call = call or Call(command)
         ends = call.began + timeout + command.seconds
         again = False
@@ -273,7 +263,7 @@ class StoreClient(Store):
                 except StreamTimeoutError as error:
                     raise unresponsive_error(self._name(), self._url, command, timeout) from error
                 except (StreamClosedError, DistNetworkError) as error:
-                    self._check_repeatable(call, error, ends, again)
+                    self._check_repeatable(call, error, ends)
                 again = True
         finally:
             self._waits.discard(call)
@@ -310,9 +300,7 @@ class StoreClient(Store):
         """Return the error of a call that has waited in vain, given the server's."""
         return error if call.failure is None else failed_wait_error(call.failure, error)
 
-    def _check_repeatable(
-        self, call: Call[Any], error: StreamClosedError | DistNetworkError, ends: float, again: bool
-    ) -> None:
+    def _check_repeatable(self, call: Call[Any], error: StreamClosedError | DistNetworkError, ends: float) -> None:
         """Return, after a pause if need be, if a call is to be repeated over a new connection; else raise its error."""
         command = call.command
         if isinstance(error.__cause__, RecordChangedError):
@@ -321,8 +309,9 @@ class StoreClient(Store):
                 f"the connection to {self._name()} is closed: {error.__cause__}{unknown}", address=self._url
             ) from None
         lost, pause = self._unreachable_error(error), _pause(time.monotonic() - call.began)
-        if isinstance(error, StreamClosedError) and not again and not call.cancelled:
-            return  # the server closed it while it was idle, perhaps
+        if isinstance(error, StreamClosedError) and call.retries and not call.cancelled:
+            call.retries -= 1  # the server closed it while it was idle, perhaps
+            return
         ended = call.cancelled or self._pool.closed or time.monotonic() + pause >= ends
         if lost is error and (ended or not self.returns or error.__cause__ is None):
             raise error
@@ -353,8 +342,9 @@ class StoreClient(Store):
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
-            call.failure = call.failure or failure
-            call.interrupt()
+            if call.failure is None:  # else it does not wait any more
+                call.failure, call.retries = failure, 1
+                call.interrupt()
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)

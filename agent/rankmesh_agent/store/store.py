@@ -21,13 +21,7 @@ T = TypeVar("T")
 
 
 class Store(ABC):
-    """Keys and values, local or remote; several threads may use it at a time.
-
-    Attributes:
-        timeout: seconds in which a remote server must respond to a command that does not wait.
-    """
-
-    timeout: float = RESPONSE_SECONDS
+    """Keys and values, local or remote; several threads may use it at a time."""
 
     @abstractmethod
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -36,8 +30,8 @@ class Store(ABC):
         Args:
             command: the command; its class documents the result and the errors.
             timeout: seconds in which a remote server must respond, besides the time that the command waits: the limit
-                of connecting, sending and receiving together. If left out, MARGIN_SECONDS for a command that waits, and
-                the store's timeout for others. Local stores have no use for it.
+                of connecting, sending and receiving together; ``response_seconds`` if left out. Local stores have no
+                use for it.
 
         Raises:
             DistStoreError: the command failed and changed nothing.
@@ -49,10 +43,6 @@ class Store(ABC):
     def undo(self, command: QueuePop, value: bytes) -> None:
         """Return a value to its queue; to the end of it where the server is remote."""
         self.execute(QueuePush(command.key, value))
-
-    def limit(self, command: Command[T]) -> float:
-        """Return the default time limit of a command, besides the time that it waits."""
-        return MARGIN_SECONDS if command.seconds else self.timeout
 
     @abstractmethod
     def close(self) -> None:
@@ -89,6 +79,11 @@ class LocalStore(Store):
 
     def close(self) -> None:
         """Do nothing: a table holds only memory."""
+
+
+def response_seconds(command: Command[T]) -> float:
+    """Return the default time limit of a command, besides the time that it waits."""
+    return MARGIN_SECONDS if command.seconds else RESPONSE_SECONDS
 
 
 def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:

@@ -39,6 +39,7 @@ def in_a_loop(call: PendingCall[Any]) -> Any:
 
 
 async def until(condition: Callable[[], object]) -> None:
+    await asyncio.sleep(0)  # tasks begin
     async with asyncio.timeout(30.0):
         while not condition():
             await asyncio.sleep(0.002)
