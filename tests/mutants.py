@@ -257,7 +257,7 @@ FAULTS = [
     Fault(STORE + "table.py", "        self._closed = True\n        self.cancel_waits()", "        self.cancel_waits()", TABLE, "who waits after the end waits for ever"),
     Fault(STORE + "server.py", "keyed and reply[0] != number", "False", TABLE, "a name answers another request"),
     Fault(STORE + "replies.py", "while len(self._entries) >= MAX_REPLIES:", "while False:", TABLE, "answers are kept without end"),
-    Fault(STORE + "replies.py", "if total <= MAX_REPLY_BYTES:", "if True:", TABLE, "large answers are kept without end"),
+    Fault(STORE + "replies.py", "if self._bytes > MAX_REPLY_BYTES:", "if False:", TABLE, "large answers are kept without end"),
     Fault(STATE + "job_stores.py", "if store not in used", "if True", GATEWAY, "a store goes while its ranks live"),
     Fault(STATE + "job_stores.py", "self._registry.has_unknown_store(job) or ", "", GATEWAY, "a store goes although a rank that uses it lives"),
     Fault(STATE + "store_file.py", 'database.execute("ROLLBACK")', "pass", GATEWAY, "a change that failed is made with the next"),

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted
@@ -20,7 +20,7 @@ from rankmesh_agent.store import codec
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
-from rankmesh_agent.store.store import Store, response_seconds, unresponsive_error
+from rankmesh_agent.store.store import Store, response_seconds
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     DistError,
@@ -31,6 +31,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     RankFailedError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.hello import NAME_BYTES
 from rankmesh_agent.wire.store_frames import RequestId
@@ -41,22 +42,6 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between attempts to reach a server that is away, about an eighth of the time so far."""
 
 T = TypeVar("T")
-
-
-class KeyWaitInfo(NamedTuple):
-    """A wait for keys under way, for diagnosis.
-
-    Attributes:
-        op: name of the call.
-        keys: the keys.
-        since: when it began, by the monotonic clock.
-        seconds: its timeout.
-    """
-
-    op: str
-    keys: Sequence[str]
-    since: float
-    seconds: float
 
 
 class Call(Generic[T]):
@@ -91,11 +76,9 @@ class Call(Generic[T]):
         if self.connection is not None:
             self.connection.shutdown()
 
-    def info(self) -> KeyWaitInfo:
-        """Return the description of a call that waits."""
-        command = self.command
-        keys = getattr(command, "keys", None) or (getattr(command, "key", ""),)
-        return KeyWaitInfo(command.name, keys, self.began, command.seconds)
+    def awaited_keys(self) -> Sequence[str]:
+        """Return the command's keys."""
+        return getattr(self.command, "keys", None) or (getattr(self.command, "key", ""),)
 
     def remaining(self, timeout: float, slack: float) -> tuple[Command[T], float]:
         """Return the command and its time limit, less the time that has passed since the call began.
@@ -261,7 +244,7 @@ class StoreClient(Store):
                 try:
                     return self._attempt(acquire(lambda: self._connector.open(ends)), call, timeout, again)
                 except StreamTimeoutError as error:
-                    raise unresponsive_error(self._name(), self._url, command, timeout) from error
+                    raise self._unresponsive_error(command, timeout) from error
                 except (StreamClosedError, DistNetworkError) as error:
                     self._check_repeatable(call, error, ends)
                 again = True
@@ -325,9 +308,9 @@ class StoreClient(Store):
         """Return whether a wait is under way."""
         return bool(self._waits)
 
-    def pending_waits(self) -> list[KeyWaitInfo]:
+    def pending_waits(self) -> set[Call[Any]]:
         """Return the waits under way. From any thread."""
-        return [call.info() for call in self._waits.copy()]
+        return self._waits.copy()
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.
@@ -345,6 +328,16 @@ class StoreClient(Store):
             if call.failure is None:  # else it does not wait any more
                 call.failure, call.retries = failure, 1
                 call.interrupt()
+
+    def _unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
+        limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
+        limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
+        return StoreUnresponsiveError(
+            f"{self._name()} cannot be reached: timed out: its server did not respond to {command.name} within "
+            f"{limit}. Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout "
+            "waits for it",
+            address=self._url,
+        )
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)

@@ -112,7 +112,7 @@ class StoreServer:
         self._limit = ConnectionLimit("connections to the store whose clients have sent no credential")
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, Frame]] = ReplyCache()  # by the name of a RequestId
+        self._replies = ReplyCache()
         self._timers: list[tuple[float, int, Timer]] = []  # by time, and in order
         self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
         self._sequence = itertools.count()
@@ -306,7 +306,7 @@ class StoreServer:
     def _keep_reply(self, request_id: RequestId, frame: Frame) -> None:
         """Keep the response to a request that may be repeated. From any thread."""
         with self._lock:
-            self._replies.add(request_id.name, (request_id.number, frame), len(frame))
+            self._replies.add(request_id, frame)
             self._due = min(self._due, self._replies.next_expiry())
 
     def _on_ready(self, connection: Connection) -> None:

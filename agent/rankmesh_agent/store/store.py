@@ -10,7 +10,6 @@ from typing import TypeVar
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop, QueuePush
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.errors import StoreUnresponsiveError
 
 RESPONSE_SECONDS = 300.0
 """Default time limit of a call whose command does not wait."""
@@ -84,21 +83,3 @@ class LocalStore(Store):
 def response_seconds(command: Command[T]) -> float:
     """Return the default time limit of a command, besides the time that it waits."""
     return MARGIN_SECONDS if command.seconds else RESPONSE_SECONDS
-
-
-def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
-    """Return the error of a call whose remote server did not respond in time.
-
-    Args:
-        store: the store, as text.
-        url: its URL.
-        command: the command.
-        timeout: the time limit, besides the time that the command waits.
-    """
-    limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
-    limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
-    return StoreUnresponsiveError(
-        f"{store} cannot be reached: timed out: its server did not respond to {command.name} within {limit}. "
-        "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
-        address=url,
-    )

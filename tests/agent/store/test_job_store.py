@@ -157,7 +157,7 @@ class TestWaits:
         store = job(url)
         waiting = [begin(store, command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
         assert store.waits_under_way()
-        assert sorted(wait.op for wait in store.pending_waits()) == ["get", "queue_pop"]
+        assert sorted(wait.command.name for wait in store.pending_waits()) == ["get", "queue_pop"]
         store.fail_waits(FAILURE)
         for each in waiting:
             with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed"):

@@ -277,19 +277,23 @@ def test_a_table_can_be_filled_and_its_contents_are_copies():
 
 def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_REPLIES", 3)
-    kept = ReplyCache[int, str]()
+    kept = ReplyCache()
     for number in range(5):
-        kept.add(number, "reply")
-    assert [kept.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]
+        kept.add(RequestId(b"%d" % number, number), b"reply")
+    assert [kept.get(b"%d" % number) for number in range(5)] == [None, None, *((each, b"reply") for each in (2, 3, 4))]
 
 
 def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100 * replies.MAX_REPLIES)
-    kept = ReplyCache[str, str]()
-    kept.add("small", "reply", 100)
+    kept = ReplyCache()
+
+    def add(name: bytes, size: int) -> None:
+        kept.add(RequestId(name, 1), bytes(size))
+
+    add(b"small", 100)
     for number in range(10):
-        kept.add(f"large {number}", "reply", 50 * replies.MAX_REPLIES)
-    kept.add("beyond the limit", "reply", 200 * replies.MAX_REPLIES)
-    assert list(kept._entries) == ["small", "large 9", "beyond the limit"]
-    kept.add("next", "reply", 1)
-    assert list(kept._entries) == ["small", "next"]
+        add(b"large %d" % number, 50 * replies.MAX_REPLIES)
+    add(b"beyond the limit", 200 * replies.MAX_REPLIES)
+    assert list(kept._entries) == [b"small", b"large 9", b"beyond the limit"]
+    add(b"next", 1)
+    assert list(kept._entries) == [b"small", b"next"]
