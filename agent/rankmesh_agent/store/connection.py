@@ -47,7 +47,7 @@ class Connection:
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
         timer: of the handshake, or of the pending request.
-        name: id of the store, and its name at both ends, by which a client identifies it after it broke.
+        name: its name at both ends, by which a client identifies it after it broke.
         table: the keys and values of the client's store, after the handshake; None if the server has no such one.
         wanted: number of bytes that make the next request.
         received: those of them that have come.

@@ -36,14 +36,12 @@ from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
 from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
-from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     DistStoreError,
-    IdempotencyKeyReusedError,
     ProtocolError,
     StoreLostError,
 )
@@ -112,9 +110,8 @@ class StoreServer:
         self._limit = ConnectionLimit("connections to the store whose clients have sent no credential")
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
-        self._replies = ReplyCache()
         self._timers: list[tuple[float, int, Timer]] = []  # by time, and in order
-        self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
+        self._due = math.inf  # time of the first timer, or earlier
         self._sequence = itertools.count()
         self._closed = False
         self._poll: select.epoll | None = None
@@ -280,8 +277,8 @@ class StoreServer:
             connection.sock.close()
         del self._connections[descriptor]
         connection.handshake = connection.timer.action = None
-        if connection.last is not None:
-            self._keep_reply(RequestId(connection.name, connection.last[0]), connection.last[1])
+        if connection.last is not None and connection.table is not None:
+            connection.table.replies.add(RequestId(connection.name, connection.last[0]), connection.last[1])
             connection.last = None
         if request is not None and not request.future.cancel():
             self._undo(request)
@@ -302,12 +299,6 @@ class StoreServer:
             return execute()
         finally:
             log.request_id = None
-
-    def _keep_reply(self, request_id: RequestId, frame: Frame) -> None:
-        """Keep the response to a request that may be repeated. From any thread."""
-        with self._lock:
-            self._replies.add(request_id, frame)
-            self._due = min(self._due, self._replies.next_expiry())
 
     def _on_ready(self, connection: Connection) -> None:
         """Send or receive on a connection that is ready for it."""
@@ -369,7 +360,7 @@ class StoreServer:
             connection.sock = client_handshake.sock
         if client is not None:
             connection.handshake = connection.timer.action = None
-            connection.name, connection.table = client.attachment + client.name, self._tables.find(client.attachment)
+            connection.name, connection.table = client.name, self._tables.find(client.attachment)
             connection.admission.end()
         elif client_handshake.steps > steps:
             connection.admission.renew()
@@ -394,11 +385,8 @@ class StoreServer:
         try:
             request = codec.decode_request(frame)
             command = request.command
-            if request.request_id is None:
-                request_id = RequestId(connection.name, seq)
-            else:
-                store, repeated = connection.name[: store_frames.STORE_ID_BYTES], request.request_id
-                request_id = repeated._replace(name=store + repeated.name)
+            request_id = request.request_id or RequestId(connection.name, seq)
+            if request.request_id is not None:
                 earlier = self._earlier_response(table, request_id)
                 if earlier is not None:
                     connection.last = (seq, store_frames.with_seq(earlier, seq))
@@ -423,19 +411,19 @@ class StoreServer:
             return
         response = codec.encode_result(seq, found[0])
         if command.writes:
-            self._record(connection, request_id, seq, response)
+            self._record(connection, table, request_id, seq, response)
         connection.send(response)
 
-    def _record(self, connection: Connection, request_id: RequestId, seq: int, frame: Frame) -> None:
+    def _record(self, connection: Connection, table: Table, request_id: RequestId, seq: int, frame: Frame) -> None:
         """Record the response to a request, for a client that does not get it. From any thread."""
         connection.last = (seq, frame)
         if request_id.name != connection.name:
-            self._keep_reply(request_id, frame)
+            table.replies.add(request_id, frame)
 
     def _record_wait(self, connection: Connection, request: PendingRequest, frame: Frame) -> None:
         """Record the response to a request that has waited, unless it failed: then it may be executed again."""
         if request.command.writes and request.future.exception() is None:
-            self._record(connection, request.request_id, request.seq, frame)
+            self._record(connection, request.table, request.request_id, request.seq, frame)
 
     def _on_complete(self, connection: Connection, request: PendingRequest, future: Future[Any]) -> None:
         """Respond to a request that has waited, in the thread that completed it."""
@@ -464,24 +452,17 @@ class StoreServer:
         Raises:
             IdempotencyKeyReusedError: another command has the same Idempotency-Key.
         """
-        name, number, keyed = request_id
         for each in list(self._connections.values()):
-            if each.name == name:
+            if each.table is not table:
+                continue
+            if each.name == request_id.name:
                 request = each.take_pending()
                 if request is not None and not request.future.cancel():
                     self._record_wait(each, request, _response(request))
                 self._close_connection(each)
             elif (request := each.pending) is not None and request.request_id == request_id:
                 self._end_wait(each, request)  # of an earlier repetition
-        with self._lock:
-            reply = self._replies.get(name)
-        if reply is None and table.log is not None:
-            reply = table.log.reply(request_id)
-        if reply is not None and keyed and reply[0] != number:
-            raise IdempotencyKeyReusedError(
-                "the Idempotency-Key belongs to another request; make a new one for each request"
-            )
-        return reply[1] if reply is not None and reply[0] == number else None
+        return table.replies.find(request_id)
 
     # Timers
 
@@ -499,13 +480,11 @@ class StoreServer:
     def _run_timers(self) -> None:
         """Call the timers that are due, and find the next one."""
         now = time.monotonic()
-        with self._lock:
-            self._replies.expire(now)
         while self._timers and self._timers[0][0] <= now:
             *_, timer = heapq.heappop(self._timers)
             if timer.action is not None:
                 timer.action()
-        self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())
+        self._due = self._timers[0][0] if self._timers else math.inf
 
     def _end_wait(self, connection: Connection, request: PendingRequest) -> None:
         """Respond to a request that has waited for its whole time, or whose client repeats it."""

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.wire.errors import StoreFullError
 from rankmesh_agent.wire.store_frames import RequestId
 
@@ -69,9 +70,6 @@ class TableLog(Protocol):
     def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
         """Record that a value goes to the request of ``request_id``, which waits, and not into the queue."""
 
-    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
-        """Return the number and the response of the latest request of the same name; None if none is recorded."""
-
 
 class Table:
     """Keys, values, queues, and the futures of callers that wait for them. No method blocks.
@@ -83,10 +81,12 @@ class Table:
 
     Attributes:
         log: records each change before it is made; None if nothing does.
+        replies: those to requests that changed something and may come again.
     """
 
     def __init__(self, quota: Quota = UNLIMITED) -> None:
         self.log: TableLog | None = None
+        self.replies = ReplyCache()
         self._quota = quota
         self._entries, self._bytes = 0, 0
         # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.

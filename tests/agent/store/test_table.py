@@ -12,7 +12,7 @@ from rankmesh_agent.store import replies
 from rankmesh_agent.store.commands import Add, CompareSet, Delete, Get, MultiSet, QueuePop, QueuePush, Set
 from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.store.table import Changes, Quota, Table
-from rankmesh_agent.wire.errors import DistStoreError, NotANumberError, StoreFullError
+from rankmesh_agent.wire.errors import DistStoreError, IdempotencyKeyReusedError, NotANumberError, StoreFullError
 from rankmesh_agent.wire.store_frames import RequestId
 
 
@@ -187,9 +187,6 @@ class Log:
     def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
         self._note("handed over", value, request_id)
 
-    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
-        return None
-
 
 ONE, TWO = RequestId(b"one", 1), RequestId(b"two", 2)
 
@@ -280,7 +277,14 @@ def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ReplyCache()
     for number in range(5):
         kept.add(RequestId(b"%d" % number, number), b"reply")
-    assert [kept.get(b"%d" % number) for number in range(5)] == [None, None, *((each, b"reply") for each in (2, 3, 4))]
+    found = [kept.find(RequestId(b"%d" % number, number)) for number in range(5)]
+    assert found == [None, None, b"reply", b"reply", b"reply"]
+    assert kept.find(RequestId(b"4", 5)) is None
+    with pytest.raises(IdempotencyKeyReusedError):
+        kept.find(RequestId(b"4", 5, keyed=True))
+    monkeypatch.setattr(replies, "RETENTION_SECONDS", 0.0)
+    kept.add(RequestId(b"last", 1), b"reply")
+    assert list(kept._entries) == [b"last"]
 
 
 def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
