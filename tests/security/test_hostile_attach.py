@@ -43,7 +43,8 @@ class Agent:
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
         self._table = Table()
 
-    def open_store(self) -> Any:
+    @property
+    def store(self) -> Any:
         return _Blocking(self._table)
 
     def new_group(self, ranks: Any, timeout: float, global_ranks: Any) -> Any:

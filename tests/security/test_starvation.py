@@ -55,7 +55,7 @@ def train(me: Me) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     me.init()
     agent: Any = require_session().agent
-    me.report(gateway=agent.info().gateway, store=agent._job_store.id)
+    me.report(gateway=agent.info().gateway, store=agent.store.id)
     (me.folder / f"steps-{me.rank}").write_bytes(bytes(8))
     with (me.folder / f"steps-{me.rank}").open("r+b") as file:
         steps = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
