@@ -62,8 +62,8 @@ _GROUPED_ABORT_VERSION = 22200
 T = TypeVar("T")
 _RankedArrays = Sequence[tuple[int, DeviceArray]]
 """Arrays with the ranks that they come from, or go to."""
-_Key = tuple[tuple[int, ...], tuple[int, ...]]
-"""Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's devices."""
+_Key = tuple[tuple[int, ...], int]
+"""Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's device."""
 
 
 class _NcclReduction(NamedTuple):
@@ -97,17 +97,13 @@ class _NcclRank:
     Args:
         comm: the communicator.
         rank, size: in the communicator.
-        multigpu: whether this process has several members of it, whose calls run as one NCCL group.
         grouped: see NcclBackend.
     """
 
-    def __init__(
-        self, comm: Any, rank: int, size: int, multigpu: bool, grouped: Callable[[], AbstractContextManager[object]]
-    ) -> None:
+    def __init__(self, comm: Any, rank: int, size: int, grouped: Callable[[], AbstractContextManager[object]]) -> None:
         self.comm = comm
         self.rank = rank
         self.size = size
-        self._multigpu = multigpu
         self._grouped = grouped
 
     def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
@@ -124,8 +120,7 @@ class _NcclRank:
 
     def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = self.comm, launch.stream
-        # Equal sizes hold at all ranks or none, unlike contiguity. An NCCL group would run behind the copies made here.
-        if _equal_sizes(outputs) and not self._multigpu:
+        if _equal_sizes(outputs):  # at all ranks or none, unlike contiguity
             rows = outputs if _are_contiguous(outputs) else launch.scratch_rows(array, self.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
@@ -193,15 +188,13 @@ class NcclBackend(Backend):
         self._size = size
         self._group = group
         self._nccl = runtime.nccl()
-        self._connections: dict[_Key, list[_NcclRank]] = {}
+        self._connections: dict[_Key, _NcclRank] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
     def algorithm(self, call: Call) -> Algorithm:
-        """Return the algorithm of a call. A call with a subject has several arrays, each on a GPU of its own."""
-        return functools.partial(
-            self._run_multigpu if call.subject else self._run_single, getattr(_NcclRank, call.name)
-        )
+        """Return the method with the name of the collective, of this rank's member of a communicator."""
+        return functools.partial(self._call, getattr(_NcclRank, call.name))
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         """Enqueue a call.
@@ -215,26 +208,17 @@ class NcclBackend(Backend):
         with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
             algorithm(launch, *own)
 
-    def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
-        members = self._connections.get(((), (launch.device,)))
-        if members is None:
-            members = self._members((), (launch.device,), range(self._size), launch)
-        method(members[0], launch, *own)
-
-    def _run_multigpu(
-        self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
-    ) -> None:
-        members = self._members((), tuple(launch.device for launch in launches), range(self._size), first)
-        with self.grouped():
-            for member, launch, own in zip(members, launches, each, strict=True):
-                with runtime.DeviceGuard(launch.device):
-                    method(member, launch, *own)
+    def _call(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
+        member = self._connections.get(((), launch.device))
+        if member is None:
+            member = self._member((), range(self._size), launch)
+        method(member, launch, *own)
 
     # Messages
 
     def connect(self, launch: Launch, sender: int, receiver: int) -> None:
         """Set up messages from one group rank to another, one of which is this rank; waits for the other."""
-        self._members((sender, receiver), (launch.device,), sorted((sender, receiver)), launch)
+        self._member((sender, receiver), sorted((sender, receiver)), launch)
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue the send of an array to a group rank."""
@@ -300,7 +284,7 @@ class NcclBackend(Backend):
 
     def _comms(self) -> list[Any]:
         """Return the communicators, in the same order at all ranks. With the lock held."""
-        return [member.comm for _, members in sorted(self._connections.items()) for member in members]
+        return [member.comm for _, member in sorted(self._connections.items())]
 
     # Communicators
 
@@ -309,44 +293,37 @@ class NcclBackend(Backend):
 
         Each direction has its own: a communicator runs its calls in order, and two ranks may both send first.
         """
-        ranks = sorted((sender, receiver))
-        (member,) = self._members((sender, receiver), (launch.device,), ranks, launch)
+        member = self._member((sender, receiver), sorted((sender, receiver)), launch)
         return member.comm, 1 - member.rank
 
-    def _members(
-        self, which: tuple[int, ...], devices: tuple[int, ...], ranks: Sequence[int], launch: Launch
-    ) -> list[_NcclRank]:
-        """Return this rank's members of a communicator of some ranks, one per device; created at first use."""
-        members = self._connections.get((which, devices))
-        if members is not None:
-            return members
+    def _member(self, which: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> _NcclRank:
+        """Return this rank's member of a communicator of some ranks; created at first use."""
+        device = launch.device
+        member = self._connections.get((which, device))
+        if member is not None:
+            return member
         if self._aborted:
             raise GroupAbortedError(f"group {self._group!r} has ended")
         # Ranks create the communicators of the same ranks in the same order, whatever their device numbers are.
         with self._lock:
             number = sum(other == which for other, _ in self._connections)
         name = ">".join(map(str, which)) or "all"
-        members = self._init_comm(f"nccl/{name}/{number}", devices, ranks, launch)
+        member = self._init_comm(f"nccl/{name}/{number}", ranks, launch)
         with self._lock:
-            self._connections[which, devices] = members
-        return members
+            self._connections[which, device] = member
+        return member
 
-    def _init_comm(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_NcclRank]:
+    def _init_comm(self, what: str, ranks: Sequence[int], launch: Launch) -> _NcclRank:
         """Create a communicator: its first rank publishes the id, and the others that they are about to join."""
         own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
         deadline, why = launch.deadline, f"{launch.description} in group {self._group!r} connects the GPUs"
         self._exchange.publish(what, bytes(own))
         found = self._exchange.gather(what, ranks, deadline, why)[0]
-        size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
+        size, rank, device = len(ranks), list(ranks).index(self._rank), launch.device
 
-        def connect() -> list[_NcclRank]:
-            members, multigpu = [], len(devices) > 1
-            with self.grouped() if multigpu else contextlib.nullcontext():
-                for rank, device in enumerate(devices, first):
-                    with runtime.DeviceGuard(device):
-                        comm = self._nccl.NcclCommunicator(size, found, rank)
-                        members.append(_NcclRank(comm, rank, size, multigpu, self.grouped))
-            return members
+        def connect() -> _NcclRank:
+            with runtime.DeviceGuard(device):
+                return _NcclRank(self._nccl.NcclCommunicator(size, found, rank), rank, size, self.grouped)
 
         return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)
 

@@ -73,11 +73,6 @@ class GpuBackendSelector:
                     self._selected = True
         return self._collectives or self._host
 
-    def for_multigpu(self, device: int) -> GpuCommunicator | None:
-        """Return the communicator for collectives on arrays on several GPUs a rank; None for host memory."""
-        comm = self.for_collectives(device)
-        return self._nccl if comm is self._nccl else None
-
     def for_p2p(self, device: int, peer: int) -> Communicator:
         """Return the communicator for arrays on a GPU to or from a group rank: see for_collectives."""
         comm = self._peers.get(peer)

@@ -202,9 +202,11 @@ class Communicator(ABC):
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
-    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
+    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key = _REDUCE, array.dtype, array.size, op, self.state.global_ranks[root]
+        key: _Key = (_REDUCE, array.dtype, array.size, op, self.state.global_ranks[root])
+        if subject:
+            key = *key, None, subject
         return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options, subject: str = "") -> Work | None:

@@ -9,7 +9,6 @@ from typing import cast
 from rankmesh._session.backend import require_available
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
-from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.gpu.selection import GpuBackendSelector
 from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
@@ -42,12 +41,6 @@ def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
     if selector is not None and peer == communicator_of(group).rank:
         raise ValueError("dst or src is this rank: a GPU does not send to itself here, copy the array instead")
     return communicator_of(group) if selector is None else selector.for_p2p(device, peer or 0)
-
-
-def for_several_gpus(group: Group, device: int) -> GpuCommunicator | None:
-    """Return the communicator for collectives over several GPUs of each rank; None for host memory."""
-    selector = _selector(group)
-    return None if selector is None else selector.for_multigpu(device)
 
 
 def _selector(group: Group) -> GpuBackendSelector | None:
