@@ -104,7 +104,10 @@ def crossing(me: Me) -> None:
 @pytest.mark.parametrize("engine", ["nccl", "staged"])
 def test_messages_that_cross_arrive(ranks: Ranks, machine: Any, engine: str) -> None:
     environment, _ = machine.engine(engine, 3)
-    ranks.run(crossing, 3, env=environment)
+    started = ranks.start(crossing, 3, env=environment)
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    assert ["share a GPU" in rank.complaints for rank in started] == [engine == "staged", False, False]
 
 
 def leaving(me: Me) -> None:

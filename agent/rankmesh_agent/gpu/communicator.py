@@ -15,7 +15,6 @@ from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
-from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
@@ -41,7 +40,6 @@ class GpuCommunicator(Communicator):
     Args:
         host: the group's communicator for arrays in host memory.
         backend: runs the collectives and the messages.
-        exchange: through which the backend's ranks exchange identities and handles.
 
     Attributes:
         gpu_backend: the backend that runs the calls.
@@ -49,19 +47,19 @@ class GpuCommunicator(Communicator):
 
     on_device = True
 
-    def __init__(self, host: Communicator, backend: nccl.NcclBackend, exchange: StoreExchange) -> None:
+    def __init__(self, host: Communicator, backend: nccl.NcclBackend) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self.state, self.queue = host.state, host.queue
         self.gpu_backend = backend
-        self._exchange = exchange
         self._submit = self._submit_one
         self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
         self._peers = [rank for rank in range(host.size) if rank != host.rank]
-        self._watchdog = GpuWatchdog(host, backend, exchange)
+        self._watchdog = GpuWatchdog(host, backend)
         self._queued: Work | None = None  # the launch of the latest asynchronous call
         self._streams_lock = threading.Lock()
+        self._connect_lock = threading.Lock()
         self._messages_lock = threading.RLock()
         self._batched: list[_Message] | None = None
         self._closed = self._warned = False
@@ -87,10 +85,13 @@ class GpuCommunicator(Communicator):
         key, description = _on_gpus(key)
         arrays = _device_arrays(arguments, description)
         launch = self._new_launch(description, arrays, options, self._peers)
+        if not self.gpu_backend.is_connected(launch.device):
+            with self._connect_lock:
+                self.gpu_backend.connect_all(launch)
         launch_options = options
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
-        arguments = launch, _WatchedLaunches(self, self._watchdog, [launch]), *arguments
+        arguments = launch, _WatchedLaunches(self, self._watchdog, launch), *arguments
         if not options.async_op:
             self.queue.submit(key, arguments, launch_options)
             return None
@@ -198,7 +199,7 @@ class GpuCommunicator(Communicator):
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        watched = _WatchedLaunches(self, self._watchdog, launches, collective=False)
+        watched = _WatchedLaunches(self, self._watchdog, *launches)
         with runtime.DeviceGuard(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
@@ -252,7 +253,6 @@ class GpuCommunicator(Communicator):
             with runtime.DeviceGuard(device):
                 runtime.destroy_stream(stream)
         self._events.close()
-        self._exchange.delete_keys()
 
 
 class _WatchedLaunches:
@@ -264,22 +264,19 @@ class _WatchedLaunches:
         comm: of the launches.
         watchdog: watches them.
         launches: a collective's, or those of messages that are enqueued together.
-        collective: whether it is a collective.
 
     Raises:
         DistError: the group has failed, which is why the launches could not be enqueued.
     """
 
-    __slots__ = ("_collective", "_comm", "_launches", "_watchdog")
+    __slots__ = ("_comm", "_launches", "_watchdog")
 
-    def __init__(
-        self, comm: GpuCommunicator, watchdog: GpuWatchdog, launches: Sequence[Launch], *, collective: bool = True
-    ) -> None:
-        self._comm, self._watchdog, self._launches, self._collective = comm, watchdog, launches, collective
+    def __init__(self, comm: GpuCommunicator, watchdog: GpuWatchdog, *launches: Launch) -> None:
+        self._comm, self._watchdog, self._launches = comm, watchdog, launches
 
     def __enter__(self) -> None:
         for launch in self._launches:
-            self._watchdog.add(launch, collective=self._collective)
+            self._watchdog.add(launch)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:

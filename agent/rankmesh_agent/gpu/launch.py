@@ -62,11 +62,11 @@ class Launch:
         ended: whether the call was found to be completed, or has failed.
         error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
-        seq: number of the collective, the same at all ranks; 0 for a message.
+        seq, fingerprint: of the collective, the same at all ranks; 0 for a message.
     """
 
     __slots__ = (
-        *("description", "device", "streams", "stream", "deadline", "peers", "error", "future", "seq"),
+        *("description", "device", "streams", "stream", "deadline", "peers", "error", "future", "seq", "fingerprint"),
         *("_arrays", "_on_complete", "_events", "_event", "_scratch", "ended", "_lock"),
     )
 
@@ -88,7 +88,7 @@ class Launch:
         self.deadline = deadline
         self.error: DistError | None = None
         self.future: Future | None = None
-        self.seq = 0
+        self.seq = self.fingerprint = 0
         self._arrays: Sequence[DeviceArray] | None = arrays
         self._on_complete = on_complete
         self._events = events

@@ -22,8 +22,9 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.gpu import exchange
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
@@ -54,6 +55,8 @@ _BOOL_OPS = {
 }  # fmt: skip
 """For bytes that are 0 or 1, 'or' is the maximum, and 'and' the minimum."""
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_ID_BYTES = 128
+"""Size of ncclUniqueId."""
 _POLL_SECONDS = 0.05
 _DESTROY_SECONDS = 30.0
 """Time limit for destroying communicators, which NCCL does together with the other ranks of the host."""
@@ -172,21 +175,17 @@ class NcclBackend(Backend):
     its work is enqueued on the launch's stream.
 
     Args:
-        exchange: through which the ranks exchange the ids of communicators.
-        rank: this group rank.
-        size: number of ranks in the group.
-        group: name of the group, for error messages.
+        host: the group's communicator for arrays in host memory, over which the ids of NCCL's communicators travel.
     """
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
     device: ClassVar[str] = "cuda"
 
-    def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
-        self._exchange = exchange
-        self._rank = rank
-        self._size = size
-        self._group = group
+    def __init__(self, host: Communicator) -> None:
+        self._host = host
+        self._rank = host.rank
+        self._group = host.name
         self._nccl = runtime.nccl()
         self._connections: dict[_Key, _NcclRank] = {}
         self._lock = threading.Lock()
@@ -205,20 +204,40 @@ class NcclBackend(Backend):
             context: see Backend.
         """
         launch, watched, *own = arguments
+        launch.seq, launch.fingerprint = context.seq, context.call.fingerprint
         with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
             algorithm(launch, *own)
 
     def _call(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
-        member = self._connections.get(((), launch.device))
-        if member is None:
-            member = self._member((), range(self._size), launch)
-        method(member, launch, *own)
+        method(self._connections[(), launch.device], launch, *own)
+
+    def is_connected(self, device: int) -> bool:
+        """Return whether the ranks are connected for collectives on arrays on a device."""
+        return ((), device) in self._connections
+
+    def connect_all(self, launch: Launch) -> None:
+        """Connect all ranks for collectives on arrays on the launch's device; a collective call of the group.
+
+        A rank with arrays on several devices has a communicator for each, which all ranks create in the same order.
+        """
+        if self.is_connected(launch.device):
+            return
+        value = exchange.broadcast(self._host, self._new_id(self._rank == 0), "an id of NCCL", launch.deadline)
+        self._connect((), range(self._host.size), value, launch)
 
     # Messages
 
     def connect(self, launch: Launch, sender: int, receiver: int) -> None:
         """Set up messages from one group rank to another, one of which is this rank; waits for the other."""
-        self._member((sender, receiver), sorted((sender, receiver)), launch)
+        if ((sender, receiver), launch.device) in self._connections:
+            return
+        ranks, host, lane = sorted((sender, receiver)), self._host, 1 + (sender < receiver)
+        if self._rank == ranks[0]:
+            value = self._new_id(True)
+            exchange.send(host, ranks[1], value, lane, launch.deadline)
+        else:
+            value = exchange.receive(host, ranks[0], _ID_BYTES, lane, launch.deadline)
+        self._connect((sender, receiver), ranks, value, launch)
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue the send of an array to a group rank."""
@@ -293,39 +312,32 @@ class NcclBackend(Backend):
 
         Each direction has its own: a communicator runs its calls in order, and two ranks may both send first.
         """
-        member = self._member((sender, receiver), sorted((sender, receiver)), launch)
+        member = self._connections[(sender, receiver), launch.device]
         return member.comm, 1 - member.rank
 
-    def _member(self, which: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> _NcclRank:
-        """Return this rank's member of a communicator of some ranks; created at first use."""
-        device = launch.device
-        member = self._connections.get((which, device))
-        if member is not None:
-            return member
+    def _new_id(self, first: bool) -> bytes:
+        """Return the id of a new communicator at its first rank, and as many bytes at the others."""
+        return bytes(self._nccl.get_unique_id()) if first else bytes(_ID_BYTES)
+
+    def _connect(self, which: tuple[int, ...], ranks: Sequence[int], value: bytes, launch: Launch) -> None:
+        """Create this rank's member of a communicator of some ranks, which waits for the other ranks."""
         if self._aborted:
             raise GroupAbortedError(f"group {self._group!r} has ended")
-        # Ranks create the communicators of the same ranks in the same order, whatever their device numbers are.
-        with self._lock:
-            number = sum(other == which for other, _ in self._connections)
-        name = ">".join(map(str, which)) or "all"
-        member = self._init_comm(f"nccl/{name}/{number}", ranks, launch)
-        with self._lock:
-            self._connections[which, device] = member
-        return member
-
-    def _init_comm(self, what: str, ranks: Sequence[int], launch: Launch) -> _NcclRank:
-        """Create a communicator: its first rank publishes the id, and the others that they are about to join."""
-        own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
-        deadline, why = launch.deadline, f"{launch.description} in group {self._group!r} connects the GPUs"
-        self._exchange.publish(what, bytes(own))
-        found = self._exchange.gather(what, ranks, deadline, why)[0]
         size, rank, device = len(ranks), list(ranks).index(self._rank), launch.device
 
         def connect() -> _NcclRank:
-            with runtime.DeviceGuard(device):
-                return _NcclRank(self._nccl.NcclCommunicator(size, found, rank), rank, size, self.grouped)
+            with runtime.DeviceGuard(device), runtime.CudaErrors(why):
+                return _NcclRank(self._nccl.NcclCommunicator(size, value, rank), rank, size, self.grouped)
 
-        return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)
+        def check() -> None:
+            error = self._host.failure or self._host.peer_lost_error(ranks, "connect")
+            if error is not None:
+                raise error
+
+        why = f"{launch.description} in group {self._group!r} connects the GPUs"
+        member = _run_with_deadline(launch.deadline, connect, check, why)
+        with self._lock:
+            self._connections[which, device] = member
 
 
 def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Callable[[], None], purpose: str) -> T:

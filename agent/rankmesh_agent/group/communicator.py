@@ -20,6 +20,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
@@ -150,6 +151,13 @@ class Communicator(ABC):
             during: description of the call.
         """
         return None
+
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:  # noqa: B027  # see below
+        """Report a call under way to the other members, without waiting; an attached process cannot."""
+
+    def progress_of_others(self) -> Mapping[int, CallProgress]:
+        """Return the calls that the other members have reported last, by group rank."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import cast
 
 from rankmesh._session.backend import require_available
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
 from rankmesh_agent.gpu.selection import GpuBackendSelector
-from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 
 
@@ -51,21 +48,5 @@ def _selector(group: Group) -> GpuBackendSelector | None:
     if found._gpu is None:
         if found._engines.device == "nccl":
             require_available("nccl")
-        found._gpu = _new_selector(found)
+        found._gpu = GpuBackendSelector(found._communicator, found._engines.device)
     return found._gpu
-
-
-def _new_selector(group: ProcessGroup) -> GpuBackendSelector:
-    from rankmesh._stores import PrefixStore
-
-    session, host = require_session(), group._communicator
-    store = PrefixStore(f"gpu/{host.id:016x}", session.store.clone())
-    store.set_timeout(timedelta(seconds=host.timeout))
-
-    def check(ranks: Sequence[int]) -> None:
-        error = host.failure or host.peer_lost_error(ranks, "connect")
-        if error is not None:
-            raise error
-
-    exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
-    return GpuBackendSelector(host, exchange, group._engines.device)
