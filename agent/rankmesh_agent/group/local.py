@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
@@ -101,6 +102,16 @@ class LocalCommunicator(Communicator, FrameSink):
         except DistError as error:
             return error
         return None
+
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
+        """See Communicator."""
+        self.link.report_progress(seq, fingerprint, description)
+
+    def progress_of_others(self) -> Mapping[int, CallProgress]:
+        """See Communicator."""
+        self.engine.progress()
+        self.link.pass_on_progress()
+        return self.link.progress
 
     def raise_if_member_lost(self, during: str) -> None:
         """Raise the group's failure, or the error of the loss of a member.

@@ -203,6 +203,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     comm = communicator(p2p_op_list[0].group, "batch_isend_irecv")
     if comm is None:
         return []
+    me = comm.rank
+    for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):
+        _communicator_for(comm, one.group, one.tensor, one.group_peer)  # pairs of ranks meet, in the same order at all
     messages = [  # all are checked before the first is sent
         (_begin_send if one.op is isend else _begin_recv)(
             comm, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
