@@ -31,7 +31,6 @@ from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
-from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire.credentials import Grant
@@ -78,6 +77,7 @@ class Agent:
         engine: the connections to the peers.
         group_registry: the groups of this rank.
         world: the group of all ranks.
+        store: the job's store.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
@@ -130,8 +130,8 @@ class Agent:
             self.group_registry = GroupRegistry(job, settings, self._recorder)
             if growth.predecessor is not None:
                 growth.predecessor.check_same(job.store)
-            self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
-            undo.callback(self._job_store.close)
+            self.store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
+            undo.callback(self.store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = timeout
             if job.grown:
@@ -142,10 +142,10 @@ class Agent:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
             self.world.set_timeout(timeout)
-            self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-            self.engine.own_waits.append(self._job_store_waits)
+            self._store_waits = StoreWaitMonitor(self.engine, self.store, self.world)
+            self.engine.own_waits.append(self._own_store_waits)
             self._failure_notifier = FailureNotifier(self.engine)
-            self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
+            self._disconnects = DisconnectMonitor(self.engine, self.store.waits_under_way)
             undo.callback(self._disconnects.close)
             self._serve_http()
             if settings.dump_dir:
@@ -171,15 +171,6 @@ class Agent:
     def host_of(self, rank: int) -> str:
         """Return a rank's host id, which is equal for ranks that share memory."""
         return self._job.members[rank].host_id
-
-    @property
-    def store(self) -> StoreClient:
-        """The job's store."""
-        return self._job_store.shared
-
-    def open_store(self) -> StoreClient:
-        """Return a client of the job's store; the caller closes it."""
-        return self._job_store.client()
 
     @property
     def first_failure(self) -> DistError | None:
@@ -244,7 +235,7 @@ class Agent:
             timeout=self.world.timeout,
             http=None if self._own_http is not None else self._http,
             join_deadline=deadline,
-            growth=GrowthRole(world=world, check=check_all, predecessor=self._job_store),
+            growth=GrowthRole(world=world, check=check_all, predecessor=self.store),
         )
 
     def confined(self, grant: Grant) -> Agent:
@@ -358,7 +349,7 @@ class Agent:
             attached=attached,
             recorder=self._recorder,
             awaited=self._awaited(),
-            store_waits=self._job_store.pending_waits(),
+            store_waits=self.store.pending_waits(),
         )
 
     def _dump(self, at: float, awaited: Collection[float]) -> RankDump:
@@ -367,7 +358,7 @@ class Agent:
         found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
         found.time = time.time() - time.monotonic() + at
         found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
-        add_calls(found, self._recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
+        add_calls(found, self._recorder, awaited, self.store.pending_waits(), at, MAX_DUMPED)
         return found
 
     def _awaited(self) -> set[float]:
@@ -410,7 +401,7 @@ class Agent:
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             if self._own_http is not None:
                 steps.callback(self._own_http.close)
-            steps.callback(self._job_store.close)
+            steps.callback(self.store.close)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
             steps.callback(self._heartbeats.stop)
@@ -448,9 +439,9 @@ class Agent:
         if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
             self.engine.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
-    def _job_store_waits(self) -> list[Wait]:
+    def _own_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
-        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+        return [Wait(0, -1, "a call of the job's store", [])] if self.store.waits_under_way() else []
 
     def _limits(self, since: float) -> list[tuple[Member, str]]:
         """Return the ranks of the world that have had no free descriptor since a time, with their reports."""

@@ -22,6 +22,7 @@ from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.server import SessionServer
@@ -107,7 +108,7 @@ def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
         for served in (False, True):
             ours, theirs = tcp_pair()
             with ours:
-                server.handle(theirs)
+                server.handle(theirs, ConnectionLimit("test").admit(theirs))
                 ours.sendall(preface(Service.STORE) + hello("secret", NO_STORE_ID))
                 try:
                     assert bool(ours.recv(1)) is served

@@ -43,7 +43,8 @@ class Agent:
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
         self._table = Table()
 
-    def open_store(self) -> Any:
+    @property
+    def store(self) -> Any:
         return _Blocking(self._table)
 
     def new_group(self, ranks: Any, timeout: float, global_ranks: Any) -> Any:
@@ -123,7 +124,6 @@ def calls() -> Iterator[bytes]:
     yield document(Request.SET_GLOBAL_RANKS, group=GROUP, numbers=[0])
     yield document(Request.SET_TIMEOUT, group=GROUP, timeout=0.01)
     yield document(Request.FAILURE, group=GROUP)
-    yield document(Request.REFUSAL, group=GROUP, eager_id=1)
     yield document(Request.NUM_WAITING, seconds=0.01)
     yield document(Request.FAILED_RANKS)
     yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)

@@ -207,8 +207,9 @@ class RemoteAgent:
         """Return the host id of a rank's agent, which is equal for ranks that share memory."""
         return self._members[rank].host_id
 
-    def open_store(self) -> Store:
-        """Return the job's store, by way of the agent; the caller closes it."""
+    @property
+    def store(self) -> Store:
+        """The job's store, by way of the agent."""
         return SessionStore(self._client)
 
     def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:

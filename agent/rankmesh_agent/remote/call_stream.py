@@ -178,8 +178,6 @@ class CallStream:
             memory = ReusableBuffer(0).receive(self._stream, sent) if sent else np.empty(expected, np.uint8)
         array: Array = memory.view(dtype)
         group = self._session.group(call.group)
-        if group.state.unanswered:
-            group.raise_refusal()
         blocking = bool(frame.header.flags & BLOCKING)
         options = Options(call.seconds, async_op=not blocking)
         op = "send" if frame.header.kind == Request.SEND else "recv"
@@ -204,7 +202,7 @@ class CallStream:
             return Response.PENDING, b"", ()
         self._session.messages.pop(number, None)
         if array is None:
-            return Response.OK, _SOURCE.pack(message.transfer.eager_id), ()
+            return Response.OK, b"", ()
         received = as_bytes(array)
         if frame.header.flags & STAGED:
             self._staged(len(received))[:] = np.frombuffer(received, np.uint8)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -29,9 +28,7 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
 _SOURCE = struct.Struct("!q")
-"""Document of the response to a completed message: the sender's rank, or the number of an eager message."""
-_REFUSAL_CHECK_SECONDS = 0.05
-"""Minimum interval of requests for refusals, except after a send: each is a round trip."""
+"""Document of the response to a received message: the sender's rank."""
 _message_numbers = itertools.count(1)
 """Numbers of this process's messages in requests to the agent."""
 
@@ -96,20 +93,12 @@ class RemoteCommunicator(Communicator):
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        work = self._message(Request.SEND, array, rank, tag, options).work()
-        self.state.unanswered, self.state.refusal_check_at = True, 0.0
-        return work
+        return self._message(Request.SEND, array, rank, tag, options).work()
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         message = self._message(Request.RECEIVE, array, rank, tag, options)
         work = message.work()
         return message.source if work is None else work
-
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator. The agent has the answers; it looks for them itself before a message."""
-        if not message:
-            self.state.refusal_check_at = time.monotonic() + _REFUSAL_CHECK_SECONDS
-            self._client.request_json(Request.REFUSAL, {"group": self.id})
 
     def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
         self.state.raise_if_failed()
@@ -139,7 +128,6 @@ class _Message:
         self._number = next(_message_numbers)
         self._done = False
         self.source = -1
-        self._eager_id = 0
         outputs, inputs = tuple(each.size for each in received), tuple(each.size for each in sent)
         dtype, seconds, blocking = code_of(array.dtype), options.timeout, not options.async_op
         call = attach_frames.Call(group, seconds, tag, self._number, rank, 0, NO_OP, dtype, outputs, inputs)
@@ -174,11 +162,7 @@ class _Message:
         if frame.header.kind == Response.PENDING:
             return False
         if frame.document:
-            (number,) = _SOURCE.unpack(frame.document)
-            if self._down:
-                self.source = number
-            else:
-                self._eager_id = number
+            (self.source,) = _SOURCE.unpack(frame.document)
         self._done = True
         if self._options.on_complete is not None:
             self._options.on_complete()
@@ -188,15 +172,5 @@ class _Message:
         """Return the Work of an asynchronous message."""
         if not self._options.async_op:
             return None
-        if self._down:
-            return MessageWork(self.wait, self._options.result, self._deadline, lambda: self.source)
-        return MessageWork(self.wait, self._options.result, self._deadline, refusal=self._refusal)
-
-    def _refusal(self) -> DistError | None:
-        """Return the error of an eager message, if its receiver has refused it by now; once."""
-        if self._eager_id > 0:
-            try:
-                self._client.request_json(Request.REFUSAL, {"group": self._group, "eager_id": self._eager_id})
-            except DistError as error:
-                return error
-        return None
+        source = (lambda: self.source) if self._down else None
+        return MessageWork(self.wait, self._options.result, self._deadline, source)

@@ -81,14 +81,15 @@ class SessionServer:
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
         self._thread.start()
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service. From any thread."""
         try:
             break_when_peer_vanishes(sock)
         except OSError:
+            admission.end()
             sock.close()
         else:
-            self._admit(sock)
+            self._admit(sock, admission)
 
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
@@ -130,14 +131,13 @@ class SessionServer:
                 continue
             try:
                 if admit_peer(sock, self._credentials):
-                    self._admit(close_in_children(sock))
+                    self._admit(close_in_children(sock), self._limit.admit(sock))
                     continue
             except Exception as error:
                 log_failure("an attached process is not served", error)
             sock.close()
 
-    def _admit(self, sock: socket.socket) -> None:
-        admission = self._limit.admit(sock)
+    def _admit(self, sock: socket.socket, admission: Admission) -> None:
         try:
             stream = FramedStream(sock)
         except OSError:

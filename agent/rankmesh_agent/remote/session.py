@@ -65,7 +65,6 @@ class Session:
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
         self.messages: dict[int, HeldMessage] = {}
-        self._store: StoreClient | None = None
         self._streams: set[FramedStream] = set()
         self._closed = False
 
@@ -91,11 +90,8 @@ class Session:
         with self._lock:
             self._closed = True
             streams = list(self._streams)
-            store = self._store
         for stream in streams:
             stream.shutdown()
-        if store is not None:
-            store.close()
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
         """Have the agent join the epoch of a larger world; the groups and messages before end. See Agent.grow."""
@@ -103,11 +99,7 @@ class Session:
         agent.watch_failures(self._lost.append)
         self._groups = {agent.world.id: agent.world}
         self.messages.clear()
-        with self._lock:
-            self._agent = agent
-            store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        self._agent = agent
         return agent
 
     # State, for the streams
@@ -129,10 +121,7 @@ class Session:
     @property
     def store(self) -> StoreClient:
         """The job's store."""
-        with self._lock:
-            if self._store is None:
-                self._store = self._agent.open_store()
-            return self._store
+        return self._agent.store
 
     def execute(self, frame: Frame) -> bytes:
         """Execute a request whose form is JSON; return the document of the response.
@@ -241,14 +230,6 @@ class Session:
         """Return the other ranks that the first failure names."""
         return {"ranks": self._agent.failed_ranks}
 
-    def refusal(self, document: Json) -> None:
-        """Raise the error of an eager message, by default of any, if its receiver has refused it."""
-        group = self._group_in(document)
-        if "eager_id" not in document:
-            group.raise_refusal()
-        elif (error := group.messages.take_refusal(document["eager_id"])) is not None:
-            raise error
-
     def num_waiting(self, document: Json) -> Json:
         """Return how many processes wait for the world to grow."""
         return {"count": self._agent.num_waiting(float(document["seconds"]))}
@@ -269,6 +250,5 @@ _REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
     Request.FAILURE: Session.failure,
     Request.FAILED_RANKS: Session.failed_ranks,
     Request.VERIFY: Session.verify,
-    Request.REFUSAL: Session.refusal,
     Request.NUM_WAITING: Session.num_waiting,
 }

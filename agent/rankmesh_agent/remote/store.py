@@ -7,7 +7,7 @@ from typing import TypeVar
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.store import Store
+from rankmesh_agent.store.store import Store, response_seconds
 from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 
@@ -26,7 +26,7 @@ class SessionStore(Store):
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         if timeout is None:
-            timeout = self.limit(command)
+            timeout = response_seconds(command)
         request = bytes(codec.encode_command(command, 1, timeout=timeout))
         try:
             frame = self._client.request(Request.STORE, request, command.seconds + timeout)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
-from rankmesh_agent.net.dial import connect
+from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.retry import until_accepted
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError
 from rankmesh_agent.store import codec
@@ -138,19 +135,9 @@ class Connector:
             ProtocolError: the peer does not speak the binary protocol.
             StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
-        try:
-            split = urlsplit(self._url)
-            named = bool(split.hostname) and split.port != 0  # an invalid port raises
-        except ValueError as error:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: {error}", address=self._url) from None
-        if not named:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
-        with contextlib.suppress(AuthenticationError):
-            return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
-        # The connection breaks without a message if the server ends, too; then the second attempt finds no server.
-        return self._open_connection(split, _until(ends))
+        return until_accepted(lambda: self._open_connection(_until(ends)), _until(ends))
 
-    def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
+    def _open_connection(self, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
             f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
         )
@@ -158,7 +145,7 @@ class Connector:
         if unix is not None:
             return self._greeted(unix, refusal, deadline)[0]
         size = store_frames.UNIX_NAME_BYTES
-        connection, name = self._greeted(self._connect(split, deadline), refusal, deadline, size)
+        connection, name = self._greeted(self._connect(deadline), refusal, deadline, size)
         self._unix_socket = store_frames.decode_unix_name(name)
         unix = self._connect_unix()
         if unix is None:
@@ -180,13 +167,11 @@ class Connector:
             connection.close()
             raise
 
-    def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
+    def _connect(self, deadline: Deadline) -> socket.socket:
         """Return a socket that is connected to the server's port."""
         seconds = min(_CONNECT_SECONDS, _positive(deadline))
         try:
-            sock = connect(split.scheme, str(split.hostname), split.port, seconds, self._token)
-            break_when_peer_vanishes(sock)
-            return sock
+            return connect_to(self._url, seconds, self._token)
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
@@ -194,7 +179,7 @@ class Connector:
             raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
 
     def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""
+        """Return a socket to the server on this host, and of this user; None if its unix socket is not known yet."""
         if not self._unix_socket:
             return None
         with limit_named(f"cannot connect to the store at {self._url}"):

@@ -105,8 +105,6 @@ class Request(enum.IntEnum):
     """Execute a command of the job's store."""
     SET_TIMEOUT = 30
     """Change the default timeout of a group's calls."""
-    REFUSAL = 31
-    """Raise the error of an earlier message, if its receiver has refused it."""
     NUM_WAITING = 33
     """Return how many processes wait for the world to grow."""
     GROW = 34

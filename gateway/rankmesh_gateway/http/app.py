@@ -11,7 +11,6 @@ from rankmesh_agent.http.middleware import Application, SecurityMiddleware, role
 from rankmesh_agent.http.server import create_application
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.credentials import Credentials, Role
-from rankmesh_agent.wire.errors import DistError
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http import handlers
@@ -21,7 +20,6 @@ from rankmesh_gateway.http.job_scope import confine
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import InvalidRequestError
 
 _role_of = role_table(
     {
@@ -112,8 +110,7 @@ def create_framework_app(
         "RankMesh gateway",
         "Who is in a job, in which groups, and how they are.",
         "gateway",
-        (DistError, InvalidRequestError),
-        handlers.problem_response,
+        handlers.problem_headers,
         responses=problems(*ANY_REQUEST),
         dependencies=[JOB_OF_BODY],
     )

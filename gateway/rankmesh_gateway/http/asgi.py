@@ -13,7 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
+from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
@@ -84,7 +84,7 @@ class GatewayApplication:
         try:
             job = check_body(scope, getattr(body, "job", None)) if posted else None
             reply = await handler(self._services, body, receive, job)
-        except (DistError, InvalidRequestError) as error:
+        except DistError as error:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
@@ -148,7 +148,7 @@ def _parse(kind: type[T], scope: Message, content: bytes) -> T:
     return json_text.read(kind, content)
 
 
-def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError | InvalidRequestError:
+def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError:
     """Return the error of a body of another structure: above all that its job is not the credential's."""
     document = json_text.loads(content)
     try:
@@ -180,9 +180,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _reject(send: Send, error: DistError | InvalidRequestError) -> None:
-    problem, headers = handlers.problem_response(error)
-    await _respond(send, problem.status, problem.body(), _problem_headers(headers))
+async def _reject(send: Send, error: DistError) -> None:
+    await _respond(send, error.status, problem_of(error).body(), _problem_headers(handlers.problem_headers(error)))
 
 
 def _problem_headers(headers: Mapping[str, str]) -> Headers:

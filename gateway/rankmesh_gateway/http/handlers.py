@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
-from rankmesh_agent.http.middleware import Receive, problem, problem_of
+from rankmesh_agent.http.middleware import Receive
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import (
@@ -32,7 +31,6 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
     MembersRequest,
-    Problem,
     RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
@@ -40,7 +38,7 @@ from rankmesh_gateway.diagnosis.service import PATIENCE_SECONDS, DiagnosisServic
 from rankmesh_gateway.schemas import Diagnosis, Overview, RankDetails, RegistrySnapshot, WaitingProcess
 from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
+from rankmesh_gateway.state.validation import GatewayClosingError
 
 T = TypeVar("T")
 
@@ -217,15 +215,13 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
 of what ``rankmesh status``, ``diagnose`` and ``stacks`` request."""
 
 
-def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
-    """Return the problem document of a rejected request, and the headers that go with it."""
-    if isinstance(error, InvalidRequestError):
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)), {}
+def problem_headers(error: DistError) -> dict[str, str]:
+    """Return the headers of the response to a rejected request."""
     # Another request on the same connection would keep a gateway from ending.
     headers = {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
     if isinstance(error, NoFreeAgentError):
         headers["retry-after"] = str(_RETRY_SECONDS)
-    return problem_of(error), headers
+    return headers
 
 
 async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:
