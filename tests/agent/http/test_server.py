@@ -342,9 +342,10 @@ class TestSlowClients:
     def test_a_head_that_comes_byte_by_byte(self, served):
         with socket.create_connection(served.listener.getsockname(), 20) as client:
             client.settimeout(0.05)
+            client.sendall(b"GET /")
             while True:
                 try:
-                    client.sendall(b"G")
+                    client.sendall(b"a")
                     assert client.recv(1) == b""
                     break
                 except TimeoutError:
