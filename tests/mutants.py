@@ -254,7 +254,7 @@ FAULTS = [
     Fault(STORE + "table.py", "                persist(changes)", "                pass", "agent/store sdk/test_stores_file.py", "changes are not written down"),
     Fault(STORE + "table.py", "                pops.pop(pop, None)", "                pass", TABLE, "who stopped waiting is kept"),
     Fault(STORE + "table.py", "if pop.set_running_or_notify_cancel():", "if True:", TABLE, "a value goes to somebody who stopped waiting"),
-    Fault(STORE + "table.py", "        self._closed = True\n        self.cancel_waits()", "        self.cancel_waits()", TABLE, "who waits after the end waits for ever"),
+    Fault(STORE + "table.py", "        self._closed = True\n        with", "        with", TABLE, "who waits after the end waits for ever"),
     Fault(STORE + "replies.py", "request_id.keyed and number != request_id.number", "False", TABLE, "a name answers another request"),
     Fault(STORE + "replies.py", "len(self._entries) < MAX_REPLIES and ", "", TABLE, "answers are kept without end"),
     Fault(STORE + "replies.py", "if self._bytes > MAX_REPLY_BYTES:", "if False:", TABLE, "large answers are kept without end"),

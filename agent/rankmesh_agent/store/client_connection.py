@@ -15,7 +15,7 @@ from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.retry import until_accepted
 from rankmesh_agent.net.spin import AdaptiveSpin
-from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
@@ -41,8 +41,6 @@ class ClientConnection(FramedStream):
 
     name = b""
     """The connection's name at both ends, after the handshake."""
-    sent_in_part = False
-    """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -66,41 +64,36 @@ class ClientConnection(FramedStream):
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
         frame = codec.encode_command(command, seq, request_id)
         data: bytes | bytearray
-        deadline = None  # only a call that does not end at once needs one
+        ends = time.monotonic() + timeout + command.seconds
         try:
             try:
                 sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
             except BlockingIOError:  # one slice of the time is over
                 sent = 0
             if sent != len(frame):
-                deadline = Deadline(timeout + command.seconds)
-                self.sent_in_part = True
-                self._send_all([memoryview(frame)[sent:]], deadline)
-                self.sent_in_part = False
+                self._send_all([memoryview(frame)[sent:]], _until(ends))
             try:
                 data = self.spin.poll() or self.sock.recv(_READ)
             except BlockingIOError:
-                deadline = deadline or Deadline(timeout + command.seconds - SLICE_SECONDS)
-                data = self._read_rest(b"", store_frames.HEADER_BYTES, deadline)
+                data = self._read_rest(b"", store_frames.HEADER_BYTES, ends)
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
         if not data:
             raise StreamClosedError("the server closed the connection")
         if len(data) < store_frames.HEADER_BYTES:
-            deadline = deadline or Deadline(timeout)
-            data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
+            data = self._read_rest(data, store_frames.HEADER_BYTES, ends)
         length, answered = store_frames.decode_header(data)
         if len(data) != (size := store_frames.HEADER_BYTES + length):
-            data = self._read_rest(data, size, deadline or Deadline(timeout))
+            data = self._read_rest(data, size, ends)
         if answered != seq:
             raise ProtocolError("the store's response belongs to another request")
         return codec.decode_result(command, data)
 
-    def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
+    def _read_rest(self, begun: bytes | bytearray, size: int, ends: float) -> bytearray:
         """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
             raise ProtocolError("the store sent more than a response")
-        return self.receive_bytes(size, deadline, begun)
+        return self.receive_bytes(size, _until(ends), begun)
 
 
 class Connector:

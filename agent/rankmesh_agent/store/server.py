@@ -153,16 +153,12 @@ class StoreServer:
 
     def close(self) -> None:
         """Close all connections, and end the thread. Does nothing the second time."""
-        self._stop()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_SECONDS)
-
-    def _stop(self) -> None:
-        """Make the thread close everything and end. From any thread."""
         with self._lock:
             self._closed = True
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
 
     # The thread
 
@@ -322,31 +318,24 @@ class StoreServer:
             self._close_connection(connection)
 
     def _receive(self, connection: Connection) -> None:
-        """Receive, and take the next step once all of its bytes have come."""
+        """Receive, and execute a request once all of its bytes have come."""
         received = connection.received
         # The exact size, as malloc maps a larger buffer anew each time; and a byte more, for a request that follows.
         size = min(connection.wanted - len(received) + 1, _READ_MORE) if received else _READ
-        data: bytes | bytearray = connection.sock.recv(size)
+        data = connection.sock.recv(size)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
             self._close_connection(connection)
             return
-        if received:
-            received += data
-            data = received
-        if len(data) >= connection.wanted:
-            length, seq = store_frames.decode_header(data)
-            wanted = store_frames.HEADER_BYTES + length
-            if len(data) == wanted:
-                if received:
-                    connection.received = bytearray()
-                    connection.wanted = store_frames.HEADER_BYTES
-                self._execute(connection, seq, data)
-                return
-            if len(data) > wanted:
-                raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
-            connection.wanted = wanted
-        if not received:
-            received += data
+        received += data
+        if len(received) < connection.wanted:
+            return
+        length, seq = store_frames.decode_header(received)
+        connection.wanted = store_frames.HEADER_BYTES + length
+        if len(received) > connection.wanted:
+            raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
+        if len(received) == connection.wanted:
+            connection.received, connection.wanted = bytearray(), store_frames.HEADER_BYTES
+            self._execute(connection, seq, received)
 
     def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Client]) -> None:
         """Continue the handshake.

@@ -288,19 +288,14 @@ class Table:
             pairs = [*values.items(), *((key, value) for key, queue in queues.items() for value in queue)]
             self._entries, self._bytes = len(pairs), sum(_size(key, value) for key, value in pairs)
 
-    def cancel_waits(self) -> None:
-        """Cancel the futures of all waits under way."""
-        with self._lock:
-            waiting = self._all_waits()
-        for future in waiting:
-            future.cancel()
-
-    # Shutdown
-
     def close(self) -> None:
         """Cancel the futures of all waits, now and later. Does nothing the second time."""
         self._closed = True
-        self.cancel_waits()
+        with self._lock:
+            waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
+            waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
+        for future in waiting:
+            future.cancel()
 
     # These need the lock
 
@@ -328,11 +323,6 @@ class Table:
                     f"the store has {now} {what}, and {more} more would exceed its limit of {most}: delete keys, or "
                     f"raise {setting} in the process that holds the store"
                 )
-
-    def _all_waits(self) -> set[Future[Any]]:
-        waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
-        waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
-        return waiting
 
     def _complete(self, changes: Changes) -> list[_Watch[Any]]:
         """Remove and return the watches that are complete now that all ``changes`` are made."""

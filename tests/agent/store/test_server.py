@@ -31,7 +31,7 @@ from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store import client_connection, codec, replies, server
+from rankmesh_agent.store import codec, replies, server
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
@@ -225,8 +225,7 @@ class TestAConnection:
         ],
         ids=["in pieces", "stops in the middle", "none", "another request's", "two", "garbage"],
     )
-    def test_responses(self, monkeypatch, threads, data, size, pause, result):
-        monkeypatch.setattr(client_connection, "SLICE_SECONDS", 0.01)
+    def test_responses(self, threads, data, size, pause, result):
         ours, theirs = socket.socketpair()
 
         def answer() -> None:
