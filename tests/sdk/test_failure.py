@@ -238,15 +238,15 @@ def test_the_first_failure_is_named_by_those_who_wait_for_its_victims(ranks: Ran
 
 
 def end_because_of_a_misfit(me: Me) -> None:
-    """Rank 1 ends because of what rank 0 has sent, which goes on; rank 2 waits for rank 1."""
+    """Rank 1 ends because of what rank 0 sends, a long message, and rank 0 goes on; rank 2 waits for rank 1."""
     me.init()
     dist.barrier()
     if me.rank == 0:
-        dist.send(np.ones(4), 1)
+        assert me.attempt(dist.send, np.ones(100_000), 1)["error"] == "DistBackendError"
         me.wait_for("reported")
     elif me.rank == 1:
         try:
-            dist.recv(np.ones(4, np.float32), 0)
+            dist.recv(np.ones(100_000, np.float32), 0)
         except dist.DistBackendError as error:
             me.report(ranks=list(error.ranks))
             raise
