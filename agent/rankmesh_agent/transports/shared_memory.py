@@ -59,7 +59,7 @@ if sys.platform == "linux":
     _mremap.restype = ctypes.c_void_p
     _munmap = _libc.munmap
     _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_MAP_FIXED = 0x10
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _lost: list[mmap.mmap] = []
@@ -233,8 +233,8 @@ def _map(descriptor: int, size: int) -> mmap.mmap:
     return memory
 
 
-def make_private(address: int, nbytes: int) -> None:
-    """Replace pages of shared memory by pages of this process alone, at the same addresses and with the same contents.
+def make_private(address: int, nbytes: int) -> bool:
+    """Replace pages of shared memory by pages of this process alone, at the same addresses.
 
     Other processes' writes do not reach them from then on. A write of another thread of this process that comes
     meanwhile may be lost.
@@ -243,18 +243,25 @@ def make_private(address: int, nbytes: int) -> None:
         address: of the first page.
         nbytes: bytes of the pages.
 
+    Returns:
+        Whether the pages have their contents; they are zero if there is no memory for a copy.
+
     Raises:
-        OSError: there is no memory for the pages; nothing has changed.
+        OSError: nothing has changed.
     """
     access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     pages = _mmap(None, nbytes, access, flags, -1, 0)
     if pages == _MAP_FAILED:
-        raise OSError(ctypes.get_errno(), "no memory for a private copy")
-    ctypes.memmove(pages, address, nbytes)
-    if _mremap(pages, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address) != address:
+        replaced = _mmap(address, nbytes, access, flags | _MAP_NORESERVE | _MAP_FIXED, -1, 0)
+    else:
+        ctypes.memmove(pages, address, nbytes)
+        replaced = _mremap(pages, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
+    if replaced != address:
         code = ctypes.get_errno()
-        _munmap(pages, nbytes)
+        if pages != _MAP_FAILED:
+            _munmap(pages, nbytes)
         raise OSError(code, os.strerror(code))
+    return bool(pages != _MAP_FAILED)
 
 
 def _close(descriptor: int) -> None:

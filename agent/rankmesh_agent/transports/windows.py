@@ -137,7 +137,8 @@ class MemoryWindows:
     def make_private(self, arguments: Iterable[Any]) -> None:
         """Replace this rank's registered arrays among a failed call's arguments by memory of this process alone.
 
-        The arrays keep their addresses and contents, and what late ranks write does not reach them.
+        The arrays keep their addresses, and their contents if there is memory for a copy; what late ranks write does
+        not reach them.
         """
         if not self.regions:
             return
@@ -149,7 +150,8 @@ class MemoryWindows:
                     end = -(-(address + array.nbytes) // _PAGE) * _PAGE
                     try:
                         with interrupts_deferred():
-                            shared_memory.make_private(begin, end - begin)
+                            if not shared_memory.make_private(begin, end - begin):
+                                _log.error("a registered array of a call that failed is zero now: no memory for a copy")
                     except OSError as error:
                         _log.error("a rank that is late can still write into a registered array: %s", error)
 

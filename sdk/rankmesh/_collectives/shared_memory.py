@@ -27,8 +27,9 @@ def empty(
     A collective of the group on such arrays, or on contiguous parts of them, reads and writes them in place instead of
     copying them through the segment; all ranks have to pass one, not necessarily the same part. In every other respect
     they are ordinary NumPy arrays. A call that fails leaves its arrays in memory of this rank alone: no rank that is
-    late changes them afterwards. Memory without references on any rank is freed when the group makes the next array,
-    and all of it when the group is destroyed and the arrays are gone.
+    late changes them afterwards. If there is no memory for a copy, they are zero then. Memory without references on any
+    rank is freed when the group makes the next array, and all of it when the group is destroyed and the arrays are
+    gone.
 
     If the members share no memory (several hosts, RANKMESH_TRANSPORT=tcp, a group of one), the array is in ordinary
     memory; programs work unchanged.

@@ -55,15 +55,28 @@ def test_pages_become_private_with_their_contents(shm):
     made = Mapping.create(str(shm), "job", 3 * 4096)
     opened = Mapping.open(str(shm), made.name, 3 * 4096)
     opened.bytes[:] = 1
-    make_private(made.address + 4096, 4096)
+    assert make_private(made.address + 4096, 4096)
     assert (made.bytes == 1).all()
     opened.bytes[:] = 2
     assert [made.bytes[0], made.bytes[4096], made.bytes[8191], made.bytes[8192]] == [2, 1, 1, 2]
     made.bytes[:] = 3
     assert [opened.bytes[0], opened.bytes[4096], opened.bytes[8191], opened.bytes[8192]] == [3, 2, 2, 3]
-    with pytest.raises(OSError, match="no memory"):
+    with pytest.raises(OSError, match="Cannot allocate memory"):
         make_private(made.address, 1 << 60)
     assert (made.bytes == 3).all()
+
+
+def test_pages_without_memory_for_a_copy_become_private_and_zero(shm, monkeypatch):
+    made = Mapping.create(str(shm), "job", 3 * 4096)
+    opened = Mapping.open(str(shm), made.name, 3 * 4096)
+    made.release()
+    made.bytes[:] = 1
+    original = shared_memory._mmap
+    no_copy = shared_memory._MAP_FAILED
+    monkeypatch.setattr(shared_memory, "_mmap", lambda at, *rest: original(at, *rest) if at else no_copy)
+    assert not make_private(made.address + 4096, 4096)
+    opened.bytes[:] = 2
+    assert [made.bytes[page * 4096] for page in range(3)] == [2, 0, 2]
 
 
 def test_an_orphan_that_was_removed_before_it_was_locked_is_made_again(shm, monkeypatch):
