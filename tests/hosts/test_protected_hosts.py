@@ -16,7 +16,7 @@ import gc, json
 import numpy as np
 import rankmesh as dist
 from rankmesh_agent.net.tls_socket import TlsSocket
-from rankmesh_agent.store.client import ClientConnection
+from rankmesh_agent.store.client_connection import ClientConnection
 
 def protection(sock):
     return "TLS" if isinstance(sock, TlsSocket) else "none"

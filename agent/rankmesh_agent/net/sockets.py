@@ -210,3 +210,13 @@ def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[st
     except OSError:
         addresses = set()
     return [*sorted(addresses), name], [name]
+
+
+def peer_closed(sock: socket.socket) -> bool:
+    """Return whether the peer has closed a connection on which nothing else can arrive now. Does not block."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
+from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.net.tls_socket import TlsError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
@@ -230,12 +231,7 @@ class FramedStream:
 
     def peer_closed(self) -> bool:
         """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
-        try:
-            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return peer_closed(self.sock)
 
     def shutdown(self) -> None:
         """End the connection, which also wakes a thread that waits for it; ``close`` must follow."""

@@ -33,6 +33,3 @@ class SessionStore(Store):
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
         return codec.decode_result(command, frame.document)
-
-    def close(self) -> None:
-        """Do nothing: the connections are the client's."""

@@ -237,7 +237,7 @@ class StoreClient(Store):
         again = False
         if command.seconds:
             self._waits.add(call)
-            call.failure = self._final
+            call.failure = call.failure or self._final
         try:
             while True:
                 acquire = self._pool.connect if again else self._pool.acquire
@@ -271,7 +271,8 @@ class StoreClient(Store):
                 raise self._wait_error(call, error) from None
             raise
         except BaseException as error:  # Ctrl-C too: by the closed connection the server learns that the wait is over
-            if isinstance(error, StreamClosedError) and command.writes and call.request_id is None:
+            unknown = isinstance(error, StreamClosedError | ProtocolError) and command.writes
+            if unknown and call.request_id is None:
                 call.request_id = RequestId(connection.name, connection.seq)
             self._pool.discard(connection)
             raise

@@ -105,15 +105,6 @@ class Connection:
             self.pending = self.timer.action = None
             return found
 
-    def peer_closed(self) -> bool:
-        """Return whether the client has closed the connection."""
-        try:
-            return not self.sock.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-
     def shut_down(self) -> None:
         """Make the server's thread close the connection. From any thread."""
         with contextlib.suppress(OSError):

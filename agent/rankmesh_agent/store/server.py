@@ -30,7 +30,7 @@ from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhau
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.net.peer_credentials import admit_peer
-from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes
+from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes, peer_closed
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
@@ -427,7 +427,7 @@ class StoreServer:
             if connection.take_pending(request) is None:
                 return
             try:
-                if not (request.command.writes and connection.peer_closed()):
+                if not (request.command.writes and peer_closed(connection.sock)):
                     connection.send(frame)
                     self._record_wait(connection, request, frame)
                     return

@@ -43,9 +43,8 @@ class Store(ABC):
         """Return a value to its queue; to the end of it where the server is remote."""
         self.execute(QueuePush(command.key, value))
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release connections, files and whatever else the store holds besides memory."""
+    def close(self) -> None:  # noqa: B027
+        """Release connections, files and whatever else the store holds besides memory; nothing, by default."""
 
 
 class LocalStore(Store):
@@ -75,9 +74,6 @@ class LocalStore(Store):
             if not future.cancel():
                 command.undo(self.table, future.result())
             raise
-
-    def close(self) -> None:
-        """Do nothing: a table holds only memory."""
 
 
 def response_seconds(command: Command[T]) -> float:

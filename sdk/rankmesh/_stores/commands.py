@@ -91,9 +91,6 @@ class UnusableStore(agent_store.Store):
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         raise DistStoreError(self._reason)
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 _stores: weakref.WeakSet[CommandStore] = weakref.WeakSet()
 

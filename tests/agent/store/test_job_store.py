@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from support.processes import free_port, wait_until
@@ -15,7 +16,7 @@ from support.processes import free_port, wait_until
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.store import client as store_client
-from rankmesh_agent.store.client_connection import Connector
+from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, QueueLen, QueuePop, QueuePush, Set, Wait
 from rankmesh_agent.store.job_store import JobStore
@@ -75,6 +76,20 @@ class TestBreaks:
             with losing(lost, times=3) as url:
                 assert job(url).execute(QueuePop("q", 30.0)) == left
         assert table.length("q") == 0
+
+    def test_a_malformed_response(self, job, url, table, monkeypatch):
+        call, malformed = ClientConnection.call, []
+
+        def break_the_first(*arguments: Any) -> Any:
+            result = call(*arguments)
+            if not malformed:
+                malformed.append(result)
+                raise ProtocolError("malformed")
+            return result
+
+        monkeypatch.setattr(ClientConnection, "call", break_the_first)
+        assert [job(url).execute(Add("n")) for _ in range(2)] == [1, 2]
+        assert malformed == [1]
 
     def test_a_pop_that_waits(self, job, losing, table, threads):
         """Each answer that is lost had the value; so has the last."""
