@@ -66,7 +66,7 @@ def _measure(
 def join(library: str) -> Adapter:
     """Join RankMesh with arrays on a GPU, on a stream of their own."""
     import cupy
-    from cupy.cuda import nccl, runtime
+    from cupy.cuda import runtime
 
     import rankmesh as dist
 
@@ -80,8 +80,7 @@ def join(library: str) -> Adapter:
     def all_reduce(array: Any) -> Callable[[], Any]:
         place = array.data.ptr
         if library == "bare-nccl":
-            types = nccl.NCCL_FLOAT32, nccl.NCCL_SUM
-            return partial(_nccl(dist).allReduce, place, place, array.size, *types, stream.ptr)
+            return bare_all_reduce(dist, array, stream.ptr)
         if library == "copy":
             kind, other = runtime.memcpyDeviceToDevice, cupy.empty_like(array)
             return lambda: runtime.memcpyAsync(other.data.ptr, place, array.nbytes, kind, stream.ptr)
@@ -92,10 +91,13 @@ def join(library: str) -> Adapter:
     return Adapter(rank, size, version, calls, dist.destroy_process_group, cupy.empty, stream.synchronize)
 
 
-def _nccl(dist: Any) -> Any:
-    """Return a bare communicator of the same ranks."""
-    from cupy.cuda import nccl
+def bare_all_reduce(dist: Any, array: Any, stream: int) -> Callable[[], Any]:
+    """Return a call of NCCL's own all_reduce of float32, over a communicator of the same ranks."""
+    from rankmesh_agent.device import runtime as cuda
 
-    name = [bytes(nccl.get_unique_id()) if dist.get_rank() == 0 else None]
+    nccl, rank, place = cuda.nccl(), dist.get_rank(), array.data.ptr
+    name = [bytes(nccl.get_unique_id()) if rank == 0 else None]
     dist.broadcast_object_list(name, 0)
-    return nccl.NcclCommunicator(dist.get_world_size(), name[0], dist.get_rank())
+    comm = nccl.comm_init_rank(dist.get_world_size(), nccl.UniqueId.from_buffer(name[0]), rank)
+    kind, op = int(nccl.DataType.Float32), int(nccl.RedOp.Sum)
+    return partial(nccl.all_reduce, place, place, array.size, kind, op, comm, stream)

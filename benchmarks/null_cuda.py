@@ -1,4 +1,4 @@
-"""A CuPy whose calls do nothing: what a call on arrays on GPUs takes over it is this project's own time on the host."""
+"""A CuPy and an nccl4py whose calls do nothing: what calls take over them is this project's own time on the host."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ def install() -> None:
         **dict.fromkeys(("eventDestroy", "eventRecord", "setDevice", "streamDestroy", "streamWaitEvent"), _nothing),
     )
     nccl = _module(
-        "cupy.cuda.nccl",
-        available=True,
+        "nccl.bindings.nccl",
+        NCCLError=RuntimeError,
+        UniqueId=SimpleNamespace(from_buffer=_nothing),
+        comm_get_async_error=lambda comm: 0,
+        comm_init_rank=_handle,
         get_unique_id=lambda: bytes(128),
         get_version=lambda: 99_999,
-        NcclCommunicator=_Communicator,
+        **dict.fromkeys(("all_reduce", "comm_destroy"), _nothing),
     )
-    cuda = _module("cupy.cuda", get_current_stream=lambda *device: stream, nccl=nccl, runtime=runtime)
+    _module("nccl", bindings=_module("nccl.bindings", nccl=nccl))
+    cuda = _module("cupy.cuda", get_current_stream=lambda *device: stream, runtime=runtime)
     _module("cupy", cuda=cuda, ndarray=_Array)
 
 
@@ -52,11 +56,6 @@ class _Array:
     def __init__(self, size: int, dtype: str) -> None:
         self.size, self.dtype = size, np.dtype(dtype)
         self.data = SimpleNamespace(ptr=next(_addresses), device_id=0)
-
-
-class _Communicator:
-    def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
-        self.allReduce = self.check_async_error = self.destroy = _nothing
 
 
 def _module(name: str, **contents: Any) -> ModuleType:

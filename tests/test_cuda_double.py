@@ -1,4 +1,4 @@
-"""The tests' double of CuPy: it is as asynchronous as a GPU, and orders what CUDA orders.
+"""The tests' double of CuPy and nccl4py: it is as asynchronous as a GPU, and orders what CUDA orders.
 
 Its NCCL and its missing parts are what tests/gpu runs over; so they are not tested here.
 """
@@ -193,9 +193,9 @@ def test_memory_that_is_not_there_any_more_is_noticed(ranks: Ranks) -> None:
     assert rank.reported["still"].startswith("cudaErrorIllegalAddress")
 
 
-def test_its_names_and_parameters_are_cupys(ranks: Ranks) -> None:
-    if importlib.util.find_spec("cupy") is None:
-        pytest.skip("CuPy is not installed")
+def test_its_names_and_parameters_are_those_of_cupy_and_nccl4py(ranks: Ranks) -> None:
+    if importlib.util.find_spec("cupy") is None or importlib.util.find_spec("nccl") is None:
+        pytest.skip("CuPy or nccl4py is not installed")
     own = ranks.command(str(DOUBLE / "names.py"), name="double", **on_gpus([0])(0))
     ranks.succeed([own])
     names = json.loads(own.stdout)

@@ -41,7 +41,7 @@ _PYTHON = sys.executable
 _RUN = [_PYTHON, "-m", "rankmesh.run", "--nproc-per-node"]
 _CHECKS, _FIGURES = ["-m", "tools.gpu_checks"], ["-m", "tools.gpu_figures"]
 _PYTEST = ("-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider")
-_NAMES = "tests/test_cuda_double.py::test_its_names_and_parameters_are_cupys"
+_NAMES = "tests/test_cuda_double.py::test_its_names_and_parameters_are_those_of_cupy_and_nccl4py"
 Environment = Callable[[bool], Mapping[str, str]]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 import pytest
 from support.gpus import on_gpus
 
+from rankmesh_agent.gpu.selection import SHARING_VERSION
+
 Variables = Callable[[int], dict[str, str]]
 
 
@@ -25,6 +27,14 @@ def why_no_gpu() -> tuple[int, str]:
     if done.returncode:
         return 0, done.stderr.strip().splitlines()[-1]
     return int(done.stdout), "CUDA finds none"
+
+
+@functools.cache
+def nccl_version() -> int:
+    """Return the version of the NCCL that ranks get, 0 if they get none."""
+    code = "from rankmesh_agent.device import runtime; print(runtime.nccl().get_version())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return int(done.stdout or 0)
 
 
 class Machine:
@@ -52,6 +62,13 @@ class Machine:
         """Return the ranks' variables where all share a GPU."""
         return (lambda rank: {"CUDA_VISIBLE_DEVICES": "0"}) if self.gpus else on_gpus([0] * size, **options)  # type: ignore[arg-type]
 
+    def together(self, size: int, **options: object) -> Variables:
+        """Return the ranks' variables where all share a GPU, which NCCL is told to take."""
+        if self.gpus and nccl_version() < SHARING_VERSION:
+            pytest.skip(f"ranks that share a GPU need NCCL {SHARING_VERSION}; this machine has {nccl_version()}")
+        shared = self.shared(size, **options)
+        return lambda rank: {**shared(rank), "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+
     def double(self, gpus: Iterable[int], **options: object) -> Variables:
         """Return the ranks' variables for GPUs that only the double can have: see on_gpus."""
         if self.gpus:
@@ -62,6 +79,8 @@ class Machine:
         """Return the ranks' variables, and the backend to ask for, with which an engine carries out the calls."""
         if name == "nccl":
             return self.own(size, **options), "nccl"
+        if name == "nccl, one gpu":
+            return self.together(size, **options), "nccl"
         return self.shared(size, **options), "gloo"
 
     def real(self) -> None:

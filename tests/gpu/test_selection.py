@@ -100,6 +100,27 @@ def test_the_engine_fits_the_gpus(
         assert "needs src" in started[0].reported["anyone"]["text"]
 
 
+def sharing(me: Me) -> None:
+    import cupy
+
+    me.init(timeout=60)
+    array = cupy.full(1000, me.rank + 1.0)
+    dist.all_reduce(array)
+    me.report(sum=float(array[-1].get()), config=dist.get_backend_config())
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("allowing", [3, 2])
+def test_ranks_may_share_a_gpu_where_all_allow_it(ranks: Ranks, machine: Any, allowing: int) -> None:
+    allowed, refused = machine.together(3), machine.shared(3)
+    started = ranks.start(sharing, 3, env=lambda rank: (allowed if rank < allowing else refused)(rank))
+    ranks.wait(started)
+    assert all(rank.code == 0 for rank in started), ranks.transcript()
+    config = "cpu:mesh,cuda:nccl" if allowing == 3 else "cpu:mesh,cuda:mesh"
+    assert [rank.reported for rank in started] == [{"sum": 6.0, "config": config}] * 3
+    assert ["NCCL_MULTI_RANK_GPU_ENABLE=1" in rank.complaints for rank in started] == [allowing < 3, False, False]
+
+
 def everything_else(me: Me) -> None:
     me.report(told=me.attempt(me.init, backend="nccl", timeout=20))
     me.init(timeout=60)

@@ -201,7 +201,12 @@ def combine_partials(op: ReduceOp, partials: Sequence[Array], members: int, out:
 
 
 def premultiplied(factor: complex, array: Array) -> Array:
-    """Return a copy of an array, multiplied by ``factor`` and rounded once to its own dtype."""
+    """Return a copy of an array, multiplied by ``factor`` and rounded once to its own dtype.
+
+    For an array on a GPU: the same elements with the factor, by which NCCL multiplies.
+    """
+    if not isinstance(array, np.ndarray):
+        return array.scaled(factor)
     out = np.empty_like(array)
     with np.errstate(all="ignore"):
         if array.dtype in WIDE:

@@ -30,14 +30,22 @@ class DeviceArray:
         device: CUDA device number in this process.
         owner: object that keeps the memory alive.
         streams: current streams of the array's library.
+        factor: by which PREMUL_SUM multiplies the elements as it reads them; None for 1.
     """
 
-    __slots__ = ("device", "dtype", "owner", "pointer", "size", "streams")
+    __slots__ = ("device", "dtype", "factor", "owner", "pointer", "size", "streams")
 
     ndim = 1
 
     def __init__(
-        self, pointer: int, size: int, dtype: np.dtype[Any], device: int, owner: object, streams: Streams
+        self,
+        pointer: int,
+        size: int,
+        dtype: np.dtype[Any],
+        device: int,
+        owner: object,
+        streams: Streams,
+        factor: complex | None = None,
     ) -> None:
         self.pointer = pointer
         self.size = size
@@ -45,6 +53,7 @@ class DeviceArray:
         self.device = device
         self.owner = owner
         self.streams = streams
+        self.factor = factor
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +63,12 @@ class DeviceArray:
     def __getitem__(self, part: slice) -> DeviceArray:
         begin, end, _ = part.indices(self.size)
         pointer = self.pointer + begin * self.dtype.itemsize
-        return DeviceArray(pointer, max(end - begin, 0), self.dtype, self.device, self.owner, self.streams)
+        size = max(end - begin, 0)
+        return DeviceArray(pointer, size, self.dtype, self.device, self.owner, self.streams, self.factor)
+
+    def scaled(self, factor: complex) -> DeviceArray:
+        """Return the same elements with a factor for PREMUL_SUM."""
+        return DeviceArray(self.pointer, self.size, self.dtype, self.device, self.owner, self.streams, factor)
 
     def __setitem__(self, part: slice, other: DeviceArray) -> None:
         """Copy another array into a slice, on the current stream."""

@@ -42,9 +42,9 @@ def install_hint() -> str:
 
 
 def nccl_hint() -> str:
-    """Return the command that installs NCCL for the installed CuPy."""
+    """Return the command that installs NCCL and its bindings for the installed CuPy."""
     cuda = max(_installed().values(), default=0) or driver_cuda_version() or min(_EXTRAS)
-    return f"pip install nvidia-nccl-cu{cuda}"
+    return f"pip install nccl4py nvidia-nccl-cu{cuda}"
 
 
 def conflict() -> str:
@@ -81,7 +81,7 @@ def _installed() -> dict[str, int]:
 def load_nccl() -> bool:
     """Load the NCCL library that torch has brought, and return whether there is one.
 
-    CuPy's binding then finds it among the libraries that the process has loaded, which have its name.
+    nccl4py then finds it among the libraries that the process has loaded, which have its name.
     """
     for path in _nccl_libraries():
         try:
@@ -94,7 +94,7 @@ def load_nccl() -> bool:
 
 
 def _nccl_libraries() -> Iterator[Path]:
-    """Yield the NCCL libraries of NVIDIA's package, which CuPy may refuse for its version, and of torch itself."""
+    """Yield the NCCL libraries of NVIDIA's package, wherever it is on the path, and of torch itself."""
     for module, folder in (("nvidia", "nccl/lib"), ("torch", "lib")):
         spec = importlib.util.find_spec(module)
         for location in (spec and spec.submodule_search_locations) or ():

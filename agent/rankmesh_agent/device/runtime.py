@@ -7,11 +7,9 @@ the calling thread's current device, which ``DeviceGuard`` sets.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.util
 import platform
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +60,12 @@ def nccl_unavailable_reason() -> str:
     if why:
         return why
     try:
-        available = bool(nccl().available)
+        nccl()
     except ImportError as error:
-        return f"NCCL cannot be loaded ({error}): {packages.nccl_hint()}"
-    return "" if available else f"CuPy finds no NCCL: {packages.nccl_hint()}"
+        return f"nccl4py is not installed ({error}): {packages.nccl_hint()}"
+    except RuntimeError as error:
+        return f"nccl4py finds no NCCL ({' '.join(str(error).split())}): {packages.nccl_hint()}"
+    return ""
 
 
 @functools.cache
@@ -85,12 +85,21 @@ def _runtime() -> Any:
 
 @functools.cache
 def nccl() -> Any:
-    """Return ``cupy.cuda.nccl``, over torch's NCCL if CuPy finds none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nccl_unavailable_reason has the remedy
-        from cupy.cuda import nccl
+    """Return the functions of NCCL as nccl4py binds them, over torch's library if it finds none.
 
-    return importlib.reload(nccl) if not nccl.available and packages.load_nccl() else nccl
+    Raises:
+        ImportError: nccl4py is not installed.
+        RuntimeError: there is no library.
+    """
+    from nccl.bindings import nccl
+
+    try:
+        nccl.get_version()
+    except RuntimeError:  # DynamicLibNotFoundError, of cuda.pathfinder
+        if not packages.load_nccl():
+            raise
+        nccl.get_version()
+    return nccl
 
 
 class CudaErrors:
@@ -109,8 +118,9 @@ class CudaErrors:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # CUDARuntimeError, NcclError, OutOfMemoryError
-        if isinstance(error, RuntimeError | MemoryError) and not isinstance(error, DistBackendError):
+        if error is None or isinstance(error, DistBackendError):
+            return
+        if isinstance(error, RuntimeError | MemoryError | nccl().NCCLError):  # CuPy's are of the first two kinds
             raise DistBackendError(f"{self._operation}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Backend over NCCL, by way of CuPy, for groups in which every rank has a GPU of its own.
+"""Backend over NCCL, by way of nccl4py, for groups in which every rank has a GPU of its own.
 
 Data that is not reduced moves as bytes. The arithmetic is NCCL's: it rounds half types at each step, and its kernels
 decide how MIN and MAX treat NaN. Reductions that NCCL does not have (16-bit integers, float8, 'xor', products of
@@ -55,6 +55,11 @@ _BOOL_OPS = {
 }  # fmt: skip
 """For bytes that are 0 or 1, 'or' is the maximum, and 'and' the minimum."""
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_OF_FLOATS = (ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+_HOST_IMMEDIATE = 1
+"""ncclScalarHostImmediate: the factor of PREMUL_SUM is read when the operation is created."""
+_IN_PROGRESS = 7
+"""ncclInProgress, which is no error."""
 _ID_BYTES = 128
 """Size of ncclUniqueId."""
 _POLL_SECONDS = 0.05
@@ -73,7 +78,7 @@ class _NcclReduction(NamedTuple):
     """A reduction as NCCL performs it.
 
     Attributes:
-        type, op: in NCCL's enumerations.
+        type, op: in NCCL's enumerations; the operation of PREMUL_SUM is created for each call.
         width: NCCL elements per element.
     """
 
@@ -89,63 +94,83 @@ def reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction | None:
         return _NcclReduction(_UINT8, _BOOL_OPS[op]) if op in _BOOL_OPS else None
     if dtype in _COMPONENTS:
         return _NcclReduction(_TYPES[_COMPONENTS[dtype]], _OPS[op], 2) if op in _SUMS else None
-    if dtype not in _TYPES or op not in _OPS or (op is ReduceOp.AVG and dtype.kind in "iu"):
+    if dtype not in _TYPES or (op in _OF_FLOATS and dtype.kind in "iu"):
         return None
-    return _NcclReduction(_TYPES[dtype], _OPS[op])
+    if op is ReduceOp.PREMUL_SUM:
+        return _NcclReduction(_TYPES[dtype], -1)
+    return _NcclReduction(_TYPES[dtype], _OPS[op]) if op in _OPS else None
 
 
 class _NcclRank:
     """This process's membership of an NCCL communicator, for one GPU.
 
     Args:
+        nccl: NCCL's functions.
         comm: the communicator.
         rank, size: in the communicator.
-        grouped: see NcclBackend.
     """
 
-    def __init__(self, comm: Any, rank: int, size: int, grouped: Callable[[], AbstractContextManager[object]]) -> None:
+    def __init__(self, nccl: Any, comm: Any, rank: int, size: int) -> None:
+        self._nccl = nccl
         self.comm = comm
         self.rank = rank
         self.size = size
-        self._grouped = grouped
+
+    @contextlib.contextmanager
+    def _reduction(self, array: DeviceArray, op: ReduceOp) -> Iterator[_NcclReduction]:
+        """Return how NCCL reduces an array; the reduction is one that it has, see GpuCommunicator.for_reduction."""
+        how = reduction(array.dtype, op)
+        assert how is not None
+        if array.factor is None:
+            yield how
+            return
+        factor = np.array([array.factor], array.dtype)
+        own = self._nccl.red_op_create_pre_mul_sum(factor.ctypes.data, how.type, _HOST_IMMEDIATE, self.comm)
+        try:
+            yield how._replace(op=own)
+        finally:
+            self._nccl.red_op_destroy(own, self.comm)
 
     def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
-        how, pointer = _reduction(array.dtype, op), array.pointer
-        self.comm.allReduce(pointer, pointer, array.size * how.width, how.type, how.op, launch.stream)
+        pointer = array.pointer
+        with self._reduction(array, op) as (kind, own, width):
+            self._nccl.all_reduce(pointer, pointer, array.size * width, kind, own, self.comm, launch.stream)
 
     def reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp, root: int) -> None:
-        how, pointer = _reduction(array.dtype, op), array.pointer
-        self.comm.reduce(pointer, pointer, array.size * how.width, how.type, how.op, root, launch.stream)
+        pointer = array.pointer
+        with self._reduction(array, op) as (kind, own, width):
+            self._nccl.reduce(pointer, pointer, array.size * width, kind, own, root, self.comm, launch.stream)
 
     def broadcast(self, launch: Launch, array: DeviceArray, root: int) -> None:
-        pointer = array.pointer
-        self.comm.broadcast(pointer, pointer, array.nbytes, _UINT8, root, launch.stream)
+        self._nccl.broadcast(array.pointer, array.pointer, array.nbytes, _UINT8, root, self.comm, launch.stream)
 
     def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = self.comm, launch.stream
         if _equal_sizes(outputs):  # at all ranks or none, unlike contiguity
             rows = outputs if _are_contiguous(outputs) else launch.scratch_rows(array, self.size)
-            comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
+            self._nccl.all_gather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, comm, stream)
             _copy_all(rows, outputs, stream)
             return
-        with self._grouped():
+        with _grouped(self._nccl):
             for root, output in enumerate(outputs):
                 source = array if root == self.rank else output
                 if output.nbytes:
-                    comm.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, stream)
+                    self._nccl.broadcast(source.pointer, output.pointer, output.nbytes, _UINT8, root, comm, stream)
 
     def reduce_scatter(self, launch: Launch, output: DeviceArray, inputs: Sequence[DeviceArray], op: ReduceOp) -> None:
-        how, comm, stream = _reduction(output.dtype, op), self.comm, launch.stream
-        if _equal_sizes(inputs):
-            rows = inputs if _are_contiguous(inputs) else launch.scratch_rows(output, self.size)
-            _copy_all(inputs, rows, stream)
-            comm.reduceScatter(rows[0].pointer, output.pointer, output.size * how.width, how.type, how.op, stream)
-            return
-        with self._grouped():
-            for root, part in enumerate(inputs):
-                pointer = output.pointer if root == self.rank else part.pointer
-                if part.size:
-                    comm.reduce(part.pointer, pointer, part.size * how.width, how.type, how.op, root, stream)
+        comm, stream = self.comm, launch.stream
+        with self._reduction(inputs[0], op) as (kind, own, width):
+            if _equal_sizes(inputs):
+                rows = inputs if _are_contiguous(inputs) else launch.scratch_rows(output, self.size)
+                _copy_all(inputs, rows, stream)
+                count = output.size * width
+                self._nccl.reduce_scatter(rows[0].pointer, output.pointer, count, kind, own, comm, stream)
+                return
+            with _grouped(self._nccl):
+                for root, part in enumerate(inputs):
+                    to = output.pointer if root == self.rank else part.pointer
+                    if part.size:
+                        self._nccl.reduce(part.pointer, to, part.size * width, kind, own, root, comm, stream)
 
     def gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray, root: int) -> None:
         self._exchange(launch, list(enumerate(outputs)), [(root, array)])
@@ -158,11 +183,11 @@ class _NcclRank:
 
     def _exchange(self, launch: Launch, incoming: _RankedArrays, outgoing: _RankedArrays) -> None:
         """Receive from, and send to, other ranks; this rank's array for itself is copied on the GPU."""
-        with self._grouped():
-            for call, arrays in (self.comm.send, outgoing), (self.comm.recv, incoming):
+        with _grouped(self._nccl):
+            for call, arrays in (self._nccl.send, outgoing), (self._nccl.recv, incoming):
                 for peer, array in arrays:
                     if peer != self.rank and array.nbytes:
-                        call(array.pointer, array.nbytes, _UINT8, peer, launch.stream)
+                        call(array.pointer, array.nbytes, _UINT8, peer, self.comm, launch.stream)
         output, mine = dict(incoming).get(self.rank), dict(outgoing).get(self.rank)
         if output is not None and mine is not None and mine.pointer != output.pointer:
             runtime.copy_async(output.pointer, mine.pointer, output.nbytes, launch.stream)
@@ -242,21 +267,16 @@ class NcclBackend(Backend):
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue the send of an array to a group rank."""
         comm, there = self._message_comm(launch, self._rank, peer)
-        comm.send(array.pointer, array.nbytes, _UINT8, there, launch.stream)
+        self._nccl.send(array.pointer, array.nbytes, _UINT8, there, comm, launch.stream)
 
     def recv(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue the receive of an array from a group rank."""
         comm, there = self._message_comm(launch, peer, self._rank)
-        comm.recv(array.pointer, array.nbytes, _UINT8, there, launch.stream)
+        self._nccl.recv(array.pointer, array.nbytes, _UINT8, there, comm, launch.stream)
 
-    @contextlib.contextmanager
-    def grouped(self) -> Iterator[None]:
+    def grouped(self) -> AbstractContextManager[None]:
         """Enqueue the calls of a block together at its end, so that none of them waits for another."""
-        self._nccl.groupStart()
-        try:
-            yield
-        finally:
-            self._nccl.groupEnd()
+        return _grouped(self._nccl)
 
     # Ends
 
@@ -266,9 +286,11 @@ class NcclBackend(Backend):
             comms = self._comms()
         for comm in comms:
             try:
-                comm.check_async_error()
-            except RuntimeError as error:  # NcclError
+                status = self._nccl.comm_get_async_error(comm)
+            except self._nccl.NCCLError as error:
                 return str(error)
+            if status not in (0, _IN_PROGRESS):
+                return f"{self._nccl.get_error_string(status)}; {self._nccl.get_last_error(comm)}"
         return ""
 
     def abort(self) -> None:
@@ -277,7 +299,7 @@ class NcclBackend(Backend):
         grouped = len(comms) > 1 and self._nccl.get_version() >= _GROUPED_ABORT_VERSION
         with self.grouped() if grouped else contextlib.nullcontext():
             for comm in comms:
-                comm.abort()
+                self._nccl.comm_abort(comm)
 
     def close(self) -> None:
         comms = self._take_comms()
@@ -286,7 +308,7 @@ class NcclBackend(Backend):
 
         def destroy() -> None:
             for comm in comms:
-                comm.destroy()
+                self._nccl.comm_destroy(comm)
 
         try:
             _run_with_deadline(Deadline(_DESTROY_SECONDS), destroy, lambda: None, f"group {self._group!r} ends")
@@ -327,7 +349,8 @@ class NcclBackend(Backend):
 
         def connect() -> _NcclRank:
             with runtime.DeviceGuard(device), runtime.CudaErrors(why):
-                return _NcclRank(self._nccl.NcclCommunicator(size, value, rank), rank, size, self.grouped)
+                comm = self._nccl.comm_init_rank(size, self._nccl.UniqueId.from_buffer(value), rank)
+                return _NcclRank(self._nccl, comm, rank, size)
 
         def check() -> None:
             error = self._host.failure or self._host.peer_lost_error(ranks, "connect")
@@ -373,11 +396,13 @@ def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Cal
     return results[0]
 
 
-def _reduction(dtype: np.dtype[Any], op: ReduceOp) -> _NcclReduction:
-    """Return how NCCL performs a reduction for which the communicator is NCCL's: see GpuCommunicator.for_reduction."""
-    how = reduction(dtype, op)
-    assert how is not None
-    return how
+@contextlib.contextmanager
+def _grouped(nccl: Any) -> Iterator[None]:
+    nccl.group_start()
+    try:
+        yield
+    finally:
+        nccl.group_end()
 
 
 def _equal_sizes(arrays: Sequence[DeviceArray]) -> bool:

@@ -1,7 +1,7 @@
 """Selection of the backend for a group's arrays on GPUs, agreed on by the ranks at the first call with such an array.
 
-NCCL is selected where every rank has a GPU of its own; it refuses ranks that share one. Their arrays go through host
-memory, as do those of ranks without NCCL.
+NCCL is selected where every rank has a GPU of its own. It refuses ranks that share one, unless the user allows it by
+NCCL's variable: their arrays go through host memory, as do those of ranks without NCCL.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rankmesh_agent.wire.errors import DistBackendError
 _log = logging.getLogger("rankmesh")
 _BYTES = 1024
 """Size of a rank's description, whose reason is cut to fit."""
+SHARING_VERSION = 23_000
+"""First version of NCCL that takes ranks which share a GPU."""
 
 
 class _Capabilities(NamedTuple):
@@ -31,10 +33,12 @@ class _Capabilities(NamedTuple):
     Attributes:
         gpu: the GPU of its arrays, equal for ranks that share it.
         no_nccl: why NCCL is unavailable, '' if it is available.
+        shares: whether its NCCL allows ranks that share a GPU.
     """
 
     gpu: str
     no_nccl: str
+    shares: bool
 
 
 class GpuBackendSelector:
@@ -43,11 +47,13 @@ class GpuBackendSelector:
     Args:
         host: the group's communicator for arrays in host memory.
         requested: ``nccl`` or ``auto``.
+        shares: whether the user allows ranks that share a GPU, by NCCL_MULTI_RANK_GPU_ENABLE=1.
     """
 
-    def __init__(self, host: Communicator, requested: str) -> None:
+    def __init__(self, host: Communicator, requested: str, shares: bool) -> None:
         self._host = host
         self._requested = requested
+        self._shares = shares
         # Two locks are held during waits for other ranks, as threads of two ranks may enter them in opposite orders.
         self._collectives_lock = threading.Lock()
         self._p2p_lock = threading.Lock()
@@ -76,7 +82,7 @@ class GpuBackendSelector:
         comm = self._peers.get(peer)
         if comm is None:
             with self._p2p_lock:
-                pair = {self._host.rank: _capabilities(device), peer: self._capabilities_of(device, peer)}
+                pair = {self._host.rank: self._capabilities(device), peer: self._capabilities_of(device, peer)}
                 why = self._why_not_nccl(pair)
                 if why:
                     self._warn(why)
@@ -104,7 +110,7 @@ class GpuBackendSelector:
         host = self._host
         if host.size == 1 and runtime.nccl_unavailable_reason():
             return host
-        mine, deadline = _encoded(_capabilities(device)), Deadline(host.timeout)
+        mine, deadline = _encoded(self._capabilities(device)), Deadline(host.timeout)
         found = exchange.share(host, mine, _BYTES, "the GPUs of the ranks", deadline) if host.size > 1 else [mine]
         self._known = [_Capabilities(*json.loads(value)) for value in found]
         why = self._why_not_nccl(dict(enumerate(self._known)))
@@ -117,24 +123,41 @@ class GpuBackendSelector:
         self._warn(why)
         return host
 
+    def _capabilities(self, device: int) -> _Capabilities:
+        """Return this rank's capabilities.
+
+        Raises:
+            DistBackendError: CuPy is missing; a torch tensor on a GPU does not need it.
+        """
+        reason = runtime.unavailable_reason()
+        if reason:
+            raise DistBackendError(f"an array on a GPU cannot be communicated: {reason}")
+        no_nccl = runtime.nccl_unavailable_reason()
+        shares = self._shares and not no_nccl and runtime.nccl().get_version() >= SHARING_VERSION
+        return _Capabilities(runtime.gpu_id(device), no_nccl, shares)
+
     def _capabilities_of(self, device: int, peer: int) -> _Capabilities:
         """Return the capabilities of another rank, from a message unless all ranks have told theirs."""
         if self._known:
             return self._known[peer]
         deadline = Deadline(self._host.timeout)
-        value = exchange.swap(self._host, peer, _encoded(_capabilities(device)), _BYTES, deadline)
+        value = exchange.swap(self._host, peer, _encoded(self._capabilities(device)), _BYTES, deadline)
         return _Capabilities(*json.loads(value))
 
     def _why_not_nccl(self, ranks: dict[int, _Capabilities]) -> str:
         """Return why NCCL cannot be used between some group ranks, '' if it can."""
         ranks_of_gpu = defaultdict(list)
+        allowed = all(found.shares for found in ranks.values())
         for rank, found in ranks.items():
             if found.no_nccl:
                 return f"rank {self._host.global_ranks[rank]} has no NCCL: {found.no_nccl}"
             ranks_of_gpu[found.gpu].append(self._host.global_ranks[rank])
         for sharing in ranks_of_gpu.values():
-            if len(sharing) > 1:
-                return f"ranks {', '.join(map(str, sharing))} share a GPU, which NCCL refuses"
+            if len(sharing) > 1 and not allowed:
+                return (
+                    f"ranks {', '.join(map(str, sharing))} share a GPU, which NCCL refuses (from 2.30 on it takes them "
+                    "where NCCL_MULTI_RANK_GPU_ENABLE=1 at all ranks)"
+                )
         return ""
 
     def _warn(self, why: str) -> None:
@@ -148,18 +171,6 @@ class GpuBackendSelector:
             if self._nccl is None:
                 self._nccl = GpuCommunicator(self._host, NcclBackend(self._host))
             return self._nccl
-
-
-def _capabilities(device: int) -> _Capabilities:
-    """Return this rank's capabilities.
-
-    Raises:
-        DistBackendError: an array on a GPU cannot be read, as CuPy is missing; a torch tensor does not need it.
-    """
-    reason = runtime.unavailable_reason()
-    if reason:
-        raise DistBackendError(f"an array on a GPU cannot be communicated: {reason}")
-    return _Capabilities(runtime.gpu_id(device), runtime.nccl_unavailable_reason())
 
 
 def _encoded(mine: _Capabilities) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rankmesh._collectives.arguments import (
     Timeout,
     chain,
@@ -218,8 +220,10 @@ reduce_scatter_tensor = reduce_scatter_single
 
 
 def premultiply(array: Array, write_back: WriteBack | None, factor: complex) -> tuple[Array, WriteBack | None]:
-    """Return a copy of ``array`` times ``factor`` to be reduced, and what copies the result back."""
+    """Return ``array`` times ``factor`` to be reduced, a copy in host memory, and what copies the result back."""
     product = premultiplied(factor, array)
+    if not isinstance(product, np.ndarray):
+        return product, write_back  # in place, on a GPU
 
     def copy_back() -> None:
         array[:] = product

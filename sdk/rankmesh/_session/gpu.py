@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import cast
 
 from rankmesh._session.backend import require_available
@@ -48,5 +49,6 @@ def _selector(group: Group) -> GpuBackendSelector | None:
     if found._gpu is None:
         if found._engines.device == "nccl":
             require_available("nccl")
-        found._gpu = GpuBackendSelector(found._communicator, found._engines.device)
+        shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+        found._gpu = GpuBackendSelector(found._communicator, found._engines.device, shares)
     return found._gpu

@@ -76,11 +76,11 @@ def test_the_hint_names_the_extra_that_fits_the_driver(
 @pytest.mark.parametrize(
     ("names", "driver", "package"),
     [
-        ([], None, "nvidia-nccl-cu12"),
-        ([], Driver(13_000), "nvidia-nccl-cu13"),
-        (["cupy-cuda12x"], Driver(13_000), "nvidia-nccl-cu12"),
-        (["cupy-cuda13x"], None, "nvidia-nccl-cu13"),
-        (["cupy"], Driver(13_000), "nvidia-nccl-cu13"),
+        ([], None, "nccl4py nvidia-nccl-cu12"),
+        ([], Driver(13_000), "nccl4py nvidia-nccl-cu13"),
+        (["cupy-cuda12x"], Driver(13_000), "nccl4py nvidia-nccl-cu12"),
+        (["cupy-cuda13x"], None, "nccl4py nvidia-nccl-cu13"),
+        (["cupy"], Driver(13_000), "nccl4py nvidia-nccl-cu13"),
     ],
 )
 def test_the_hint_for_nccl_fits_the_installed_cupy(
@@ -113,35 +113,34 @@ def test_a_package_for_a_newer_cuda_than_the_drivers_is_a_conflict(
     )
 
 
-CUPY = """
+BINDINGS = """
 import ctypes
-import warnings
 
-try:
-    ctypes.CDLL("libnccl.so.2")  # as a binding that is linked to it
-    available = True
-except OSError as error:
-    available = False
-    warnings.warn(f"nccl library could not be loaded ({error})")
+def get_version():
+    try:
+        ctypes.CDLL("libnccl.so.2")
+    except OSError as error:
+        raise RuntimeError(error)
 """
 PROGRAM = """
 import sys
 from rankmesh_agent.device import runtime
 
-print(runtime.nccl().available, runtime.nccl() is sys.modules["cupy.cuda.nccl"], "torch" in sys.modules)
+try:
+    print(runtime.nccl() is sys.modules["nccl.bindings.nccl"], "torch" in sys.modules)
+except RuntimeError:
+    print("none")
 """
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler for a library")
 @pytest.mark.parametrize("place", ["nvidia/nccl/lib", "torch/lib", None])
-def test_cupy_gets_the_nccl_of_torch(tmp_path: Path, place: str | None) -> None:
-    cuda = tmp_path / "cupy" / "cuda"
-    cuda.mkdir(parents=True)
-    for package in (tmp_path / "cupy", cuda):
+def test_nccl4py_gets_the_nccl_of_torch(tmp_path: Path, place: str | None) -> None:
+    bindings, torch = tmp_path / "nccl" / "bindings", tmp_path / "torch"
+    for package in (bindings, torch):
+        package.mkdir(parents=True)
         (package / "__init__.py").touch()
-    (cuda / "nccl.py").write_text(CUPY)
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").touch()
+    (bindings / "nccl.py").write_text(BINDINGS)
     if place is not None:
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / "empty.cpp").touch()
@@ -149,11 +148,11 @@ def test_cupy_gets_the_nccl_of_torch(tmp_path: Path, place: str | None) -> None:
         named = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", str(library), str(tmp_path / "empty.cpp")]
         subprocess.run([str(COMPILER), *named], check=True)
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "agent")])},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.stdout.split() == [str(place is not None), "True", "False"], done.stderr
+    assert done.stdout.split() == (["none"] if place is None else ["True", "False"]), done.stderr

@@ -1,6 +1,6 @@
-"""Prints what the CuPy that is loaded has of the names given, as JSON: the parameters of each; null if it is not there.
+"""Prints which of the names given CuPy and nccl4py have, as JSON: their parameters; null if they are not there.
 
-With no names given: the public names of this CuPy, which is then the double.
+With no names given: the public names of these, which are then the doubles.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 MODULES = (
-    *("cupy", "cupy.cuda", "cupy.cuda.memory", "cupy.cuda.nccl", "cupy.cuda.pinned_memory"),
-    "cupy.cuda.runtime",
+    *("cupy", "cupy.cuda", "cupy.cuda.memory", "cupy.cuda.pinned_memory", "cupy.cuda.runtime"),
+    "nccl.bindings.nccl",
 )
 _SPECIAL = (
     "__cuda_array_interface__",
@@ -44,7 +44,7 @@ def public() -> list[str]:
 
 
 def _ours(value: object, module: str) -> bool:
-    return getattr(value, "__module__", module).partition(".")[0] == "cupy"
+    return getattr(value, "__module__", module).partition(".")[0] == module.partition(".")[0]
 
 
 def parameters(path: str) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""A stand-in for CuPy on machines without a GPU, for tests: what it computes is right, and it is late.
+"""A stand-in for CuPy, beside one for nccl4py, on machines without a GPU: what it computes is right, and it is late.
 
 A stream is a thread that does what was enqueued, later; events order streams. NCCL's calls meet in one of the
 processes. What the code under test leaves unordered happens in an order that a seed decides; what it gave back,
@@ -11,7 +11,7 @@ Environment variables tell a process what it has:
 
 * ``CUDA_DOUBLE_GPUS``: names with commas, one a device; processes that give the same name share a GPU.
   Instances of one (MIG) have names that differ behind a slash. None: no GPU.
-* ``CUDA_DOUBLE_WITHOUT``: ``nccl`` is not there.
+* ``CUDA_DOUBLE_WITHOUT``: ``nccl``, whose library is not there then.
 * ``CUDA_DOUBLE_MEMORY``: bytes that a process can have of a GPU.
 * ``CUDA_DOUBLE_DELAY``: the longest pause before some work, in seconds; ``CUDA_DOUBLE_SEED`` decides which.
 """
