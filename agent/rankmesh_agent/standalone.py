@@ -97,7 +97,6 @@ class Standalone:
             host=host,
             http=self._http,
             on_change=self._heartbeats.wake,
-            on_end=self._on_lease_end,
         )
         self._sessions = SessionServer(self.leases, self.id, settings.credentials, settings.shm_dir)
 
@@ -141,19 +140,17 @@ class Standalone:
         self._gateway.close()
         self._http.close()
 
-    def _on_lease_end(self, lease_id: str, reason: str) -> None:
-        self._gc_passes = _GC_PASSES
-        self._sessions.end_lease(lease_id, reason)
-
     def _send_heartbeat(self) -> None:
         lease = self.leases.lease
         leases = [lease] if lease is not None else []
+        if leases:
+            self._gc_passes = _GC_PASSES
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
         if self._gateway.agent_heartbeat(beat):
             self._registered = time.monotonic()
         self.leases.log_failure()
         self.leases.release_if_idle()
-        if self._gc_passes:
+        if self._gc_passes and not leases:
             # Groups and their memory are in reference cycles. A process that then sleeps would keep that memory,
             # scarce in a container, until it has allocated enough objects for a collection.
             self._gc_passes -= 1

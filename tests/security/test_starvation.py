@@ -198,5 +198,5 @@ def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.Monke
         for _ in range(CLIENTS):
             sock = held.enter_context(socket.create_connection(("127.0.0.1", agent._http.port), DEADLINE))
             sock.sendall(preface(Service.ATTACH))
-        assert len(agent._sessions._limit.waiting) <= DESCRIPTORS // 16
+        assert len(agent._sessions._streams.limit.waiting) <= DESCRIPTORS // 16
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

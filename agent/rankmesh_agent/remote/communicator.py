@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import struct
 import time
 from datetime import timedelta
 from typing import Any
@@ -17,19 +16,25 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote import codec
 from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import GroupDescription
+from rankmesh_agent.remote.codec import error_data
+from rankmesh_agent.remote.requests import (
+    Cancel,
+    Failure,
+    GroupDescription,
+    Message,
+    Refusal,
+    Request,
+    SetGlobalRanks,
+    SetTimeout,
+    Wait,
+)
 from rankmesh_agent.remote.state import RemoteGroupState
-from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import BLOCKING, NO_OP, Request, Response
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
-_SOURCE = struct.Struct("!q")
-"""Document of the response to a completed message: the sender's rank, or the number of an eager message."""
 _REFUSAL_CHECK_SECONDS = 0.05
 """Minimum interval of requests for refusals, except after a send: each is a round trip."""
 _message_numbers = itertools.count(1)
@@ -57,7 +62,7 @@ class RemoteCommunicator(Communicator):
     @property
     def failure(self) -> DistError | None:
         if self.state.failure is None:
-            return self._client.failure(group=self.id)
+            return self._client.failure(Failure(self.id))
         return self.state.failure
 
     def set_global_ranks(self, global_ranks: tuple[int, ...]) -> None:
@@ -69,14 +74,13 @@ class RemoteCommunicator(Communicator):
         self._send_global_ranks(tuple(range(self.size)), world=True)
 
     def _send_global_ranks(self, global_ranks: tuple[int, ...], *, world: bool) -> None:
-        document = {"group": self.id, "numbers": list(global_ranks), "world": world}
-        self._client.request_json(Request.SET_GLOBAL_RANKS, document)
+        self._client.ask(SetGlobalRanks(self.id, list(global_ranks), world))
         super().set_global_ranks(global_ranks)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         super().set_timeout(timeout)
         # It is also the default of calls and groups that HTTP clients request from the agent.
-        self._client.request_json(Request.SET_TIMEOUT, {"group": self.id, "timeout": self.timeout})
+        self._client.ask(SetTimeout(self.id, self.timeout))
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
         """See Communicator. The engine runs in this process, once the agent has compared the members' calls."""
@@ -85,7 +89,7 @@ class RemoteCommunicator(Communicator):
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """See Communicator; the agent takes part in the call, and the array is memory of this process alone."""
         if self.queue.backend.allocates:
-            self.queue.submit((OpType.EMPTY, dtype, count), (count,), options)
+            self.queue.submit((OpType.EMPTY, dtype, count), (dtype, count), options)
         return np.empty(count, dtype)
 
     def close(self) -> None:
@@ -96,24 +100,27 @@ class RemoteCommunicator(Communicator):
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        work = self._message(Request.SEND, array, rank, tag, options).work()
+        work = self._message(array, rank, tag, options, sends=True).work()
         self.state.unanswered, self.state.refusal_check_at = True, 0.0
         return work
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
-        message = self._message(Request.RECEIVE, array, rank, tag, options)
+        message = self._message(array, rank, tag, options, sends=False)
         work = message.work()
-        return message.source if work is None else work
+        return message.result if work is None else work
 
     def raise_refusal(self, *, message: bool = False) -> None:
         """See Communicator. The agent has the answers; it looks for them itself before a message."""
         if not message:
             self.state.refusal_check_at = time.monotonic() + _REFUSAL_CHECK_SECONDS
-            self._client.request_json(Request.REFUSAL, {"group": self.id})
+            self._client.ask(Refusal(self.id))
 
-    def _message(self, kind: Request, array: Array, rank: int, tag: int, options: Options) -> _Message:
+    def _message(self, array: Array, rank: int, tag: int, options: Options, *, sends: bool) -> _Message:
         self.state.raise_if_failed()
-        return _Message(self._client, kind, self.id, array, rank, tag, options)
+        seconds, blocking = options.timeout, not options.async_op
+        shape = code_of(array.dtype), array.size
+        request = Message(self.id, next(_message_numbers), sends, rank, tag, *shape, seconds, blocking)
+        return _Message(self._client, request, array, options)
 
 
 class _Message:
@@ -121,82 +128,62 @@ class _Message:
 
     Args:
         client: of the agent.
-        kind: SEND or RECEIVE.
-        group: id of the group.
+        request: begins it.
         array: to send, or to receive into.
-        rank, tag, options: see Communicator.
+        options: see Communicator.
+
+    Attributes:
+        result: of the request, once it is complete.
     """
 
-    def __init__(
-        self, client: AgentClient, kind: Request, group: int, array: Array, rank: int, tag: int, options: Options
-    ) -> None:
-        received, sent = ([array], []) if kind == Request.RECEIVE else ([], [array])
+    def __init__(self, client: AgentClient, request: Message, array: Array, options: Options) -> None:
         self._client = client
-        self._group = group
-        self._down = [as_bytes(each) for each in received]
+        self._message = request
         self._options = options
         self._deadline = Deadline(options.timeout)
-        self._number = next(_message_numbers)
         self._done = False
-        self.source = -1
-        self._eager_id = 0
-        outputs, inputs = tuple(each.size for each in received), tuple(each.size for each in sent)
-        dtype, seconds, blocking = code_of(array.dtype), options.timeout, not options.async_op
-        call = attach_frames.Call(group, seconds, tag, self._number, rank, 0, NO_OP, dtype, outputs, inputs)
-        up = [as_bytes(each) for each in sent]
-        self._request(kind, call, seconds if blocking else 0.0, up, blocking=blocking)
+        self.result = -1
+        view = [as_bytes(array)]
+        up, self._down = (view, []) if request.sends else ([], view)
+        self._ask(request, request.seconds if request.blocking else 0.0, up, blocking=request.blocking)
 
     def wait(self, deadline: Deadline | None) -> bool:
         """See PendingMessage."""
-        if self._done:
-            return True
-        own = deadline is self._deadline
-        seconds = -1.0 if deadline is None else deadline.remaining()
-        call = attach_frames.Call(0, seconds, 0, self._number, 0, 0, NO_OP, 0, (), ())
-        return self._request(Request.WAIT, call, max(seconds, 0.0), [], blocking=own)
+        if not self._done:
+            own = deadline is self._deadline
+            seconds = None if deadline is None else deadline.remaining()
+            self._ask(Wait(self._message.number, seconds, own), seconds or 0.0, [], blocking=own)
+        return self._done
 
-    def _request(
-        self, kind: Request, call: attach_frames.Call, seconds: float, up: list[memoryview], *, blocking: bool
-    ) -> bool:
-        document, flags = attach_frames.encode_call(call), BLOCKING if blocking else 0
+    def _ask(self, request: Request[int | None], seconds: float, up: list[memoryview], *, blocking: bool) -> None:
         at_agent: list[BaseException] = []
         try:
-            frame = self._client.request(
-                kind, document, seconds, up=up, down=self._down, flags=flags, on_error=at_agent.append
-            )
+            result = self._client.ask(request, seconds, up=up, down=self._down, on_error=at_agent.append)
         except BaseException as error:
             if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
-                failure = codec.error_to_json(error)
                 with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-                    cancelled = {"messages": [self._number], "error": failure, "waited": blocking}
-                    self._client.request_json(Request.CANCEL, cancelled)
+                    self._client.ask(Cancel(self._message.number, error_data(error), blocking))
             raise
-        if frame.header.kind == Response.PENDING:
-            return False
-        if frame.document:
-            (number,) = _SOURCE.unpack(frame.document)
-            if self._down:
-                self.source = number
-            else:
-                self._eager_id = number
+        if result is None:
+            return
+        self.result = result
         self._done = True
         if self._options.on_complete is not None:
             self._options.on_complete()
-        return True
 
     def work(self) -> Work | None:
         """Return the Work of an asynchronous message."""
         if not self._options.async_op:
             return None
-        if self._down:
-            return MessageWork(self.wait, self._options.result, self._deadline, lambda: self.source)
-        return MessageWork(self.wait, self._options.result, self._deadline, refusal=self._refusal)
+        if self._message.sends:
+            return MessageWork(self.wait, self._options.result, self._deadline, refusal=self._refusal)
+        return MessageWork(self.wait, self._options.result, self._deadline, lambda: self.result)
 
     def _refusal(self) -> DistError | None:
         """Return the error of an eager message, if its receiver has refused it by now; once."""
-        if self._eager_id > 0:
+        if self.result > 0:
             try:
-                self._client.request_json(Request.REFUSAL, {"group": self._group, "eager_id": self._eager_id})
+                self._client.ask(Refusal(self._message.group, self.result))
             except DistError as error:
                 return error
         return None

@@ -9,9 +9,9 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import error_from_json, error_to_json
-from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistError, without_traceback
+from rankmesh_agent.remote.codec import error_data
+from rankmesh_agent.remote.requests import Abort, Failure
+from rankmesh_agent.wire.errors import without_traceback
 
 
 class RemoteGroupState(GroupState):
@@ -37,18 +37,11 @@ class RemoteGroupState(GroupState):
         """End the group because of an error in this process; the agent reports it to the members."""
         if self.failure is None:
             at_agent = error is self._agent_error
-            failure = self._client.failure(group=self._group) if at_agent else self._abort(error)
+            request = Failure(self._group) if at_agent else Abort(error_data(error), self._group)
+            with interrupts_deferred():
+                failure = self._client.failure(request)
             if failure is not None:
                 self.fail(without_traceback(failure))
-
-    def _abort(self, error: BaseException) -> DistError | None:
-        document = {"group": self._group, "error": error_to_json(error)}
-        try:
-            with interrupts_deferred():
-                failure = error_from_json(self._client.request_json(Request.ABORT, document))
-        except DistError as lost:
-            return lost
-        return failure if isinstance(failure, DistError) else None
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext. The agent checks the peers."""
