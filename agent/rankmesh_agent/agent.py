@@ -25,7 +25,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, er
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
+from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -62,15 +62,9 @@ class Agent:
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
-        world_size: ranks in the job.
+        terms: how this process joins; ``member.rank`` has its rank.
         host: address to listen on.
-        timeout: seconds for the join, and the default for calls.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
-        join_deadline: end of the join; other threads may restart it to end the join early. By default ``timeout``
-            from now.
-        instance: random name of this process and join; a new one if left out.
-        growth: how this process joins, in place of ``rank`` and ``world_size``.
 
     Attributes:
         settings: see above.
@@ -88,18 +82,12 @@ class Agent:
         self,
         settings: Settings,
         find_gateway: Callable[[], str | None],
+        terms: JoinTerms,
         *,
-        rank: int,
-        world_size: int,
         host: str,
-        timeout: float,
         http: HttpServer | None = None,
-        join_deadline: Deadline | None = None,
-        instance: str = "",
-        growth: GrowthRole = NO_GROWTH,
     ) -> None:
         raise_limit()
-        deadline = join_deadline or Deadline(timeout)
         self.settings = settings
         self._find_gateway, self._host = find_gateway, host
         self._started = time.monotonic()
@@ -111,37 +99,23 @@ class Agent:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
             self._http = http
-            job = self._job = JobMembership(
-                settings,
-                find_gateway,
-                rank=rank,
-                world_size=world_size,
-                growth=growth,
-                host=host,
-                http=http,
-                deadline=deadline,
-                connect_seconds=timeout,
-                instance=instance,
-            )
+            job = self._job = JobMembership(settings, find_gateway, terms, host, http)
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
             undo.push(self._leave_without_world)
             self.member, self.engine = job.member, job.engine
             self.group_registry = GroupRegistry(job, settings, self._recorder)
-            if growth.predecessor is not None:
-                growth.predecessor.check_same(job.store)
+            terms.check_store(job.store)
             self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
             undo.callback(self._job_store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
-            limit = timeout
-            if job.grown:
-                limit = max(deadline.remaining(), MIN_SETUP_SECONDS)
+            limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
                 self.world = self.group_registry.make(range(job.world_size), "world", limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
-            self.world.set_timeout(timeout)
+            self.world.set_timeout(terms.timeout)
             self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
             self.engine.own_waits.append(self._job_store_waits)
             self._failure_notifier = FailureNotifier(self.engine)
@@ -220,7 +194,7 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see GrowthRole.
+            check: see JoinTerms.
 
         Raises:
             JoinTimeoutError: ranks or waiting processes are missing; names them.
@@ -233,19 +207,18 @@ class Agent:
             self.engine.progress()
             self.world.raise_if_member_lost("grow_group")
 
-        deadline = Deadline(seconds)
-        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size, f"{self.world.id:016x}")
-        return Agent(
-            self.settings,
-            self._find_gateway,
-            rank=rank,
-            world_size=world_size,
-            host=self._host,
-            timeout=self.world.timeout,
-            http=None if self._own_http is not None else self._http,
-            join_deadline=deadline,
-            growth=GrowthRole(world=world, check=check_all, predecessor=self._job_store),
+        world = GrowingWorld(self._job.epoch, self.world.size, f"{self.world.id:016x}")
+        terms = JoinTerms(
+            self.world.rank,
+            world_size,
+            self.world.timeout,
+            Deadline(seconds),
+            growth=world,
+            check=check_all,
+            check_store=self._job_store.check_same,
         )
+        http = None if self._own_http is not None else self._http
+        return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
     def confined(self, grant: Grant) -> Agent:
         """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
@@ -388,7 +361,7 @@ class Agent:
         lost = dict(self.engine.lost_peers)
         return AgentStats(
             self._recorder.operations(),
-            self._job.gateway.heartbeat_stats(),
+            self._job.beats.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
         )

@@ -19,6 +19,7 @@ from rankmesh_agent.diagnostics.snapshot import SnapshotServer
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership.heartbeats import AgentHeartbeats
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
@@ -87,6 +88,7 @@ class Standalone:
         self._closed = False
         self._gc_passes = 0
         self._gateway = GatewayClient(find_gateway, settings.token)
+        self._beats = AgentHeartbeats(self._gateway)
         self._heartbeats = HeartbeatThread(self._send_heartbeat)
         self._registered: float | None = None
         """When the gateway accepted the latest heartbeat."""
@@ -146,7 +148,7 @@ class Standalone:
         if leases:
             self._gc_passes = _GC_PASSES
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
-        if self._gateway.agent_heartbeat(beat):
+        if self._beats.send(beat):
             self._registered = time.monotonic()
         self.leases.log_failure()
         self.leases.release_if_idle()

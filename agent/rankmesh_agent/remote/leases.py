@@ -15,7 +15,7 @@ from typing import Any
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.job_membership import GrowthRole
+from rankmesh_agent.job_membership import JoinTerms
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.credentials import Grant
@@ -266,18 +266,16 @@ class LeaseManager:
 
     def _join(self, active: ActiveLease, wanted: LeaseTerms) -> Agent:
         try:
-            agent = Agent(
-                replace(self._settings, job=wanted.job),
-                self._find_gateway,
-                rank=wanted.rank,
-                world_size=wanted.world_size,
-                host=self._host,
-                timeout=wanted.timeout,
-                http=self._http,
-                join_deadline=active.join_deadline,
-                instance=active.instance,
-                growth=GrowthRole(awaits=wanted.awaits_growth),
+            terms = JoinTerms(
+                wanted.rank,
+                wanted.world_size,
+                wanted.timeout,
+                active.join_deadline,
+                active.instance,
+                awaits_growth=wanted.awaits_growth,
             )
+            settings = replace(self._settings, job=wanted.job)
+            agent = Agent(settings, self._find_gateway, terms, host=self._host, http=self._http)
         except BaseException as error:
             if active.end_reason is None:
                 _log.warning("%s of job %r has not joined: %s", _rank(active.lease), wanted.job, error)

@@ -39,7 +39,6 @@ from rankmesh_agent.wire.schemas.job import (
     MembersRequest,
     RankInfo,
     RankState,
-    RestartReply,
     failed_seconds,
     suspect_seconds,
 )
