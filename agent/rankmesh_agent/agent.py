@@ -41,11 +41,8 @@ from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
-    FlightRecord,
     GroupInfo,
-    GroupRequest,
     GrowingWorld,
-    InFlight,
     Member,
 )
 from rankmesh_agent.wire.snapshot import MAX_DUMPED, RankDump, RankSnapshot
@@ -69,8 +66,11 @@ class Agent:
     Attributes:
         settings: see above.
         member: this rank, as its peers know it.
+        members: all ranks of the job; of most ranks of a large world, host and process alone.
         engine: the connections to the peers.
         group_registry: the groups of this rank.
+        recorder: the latest calls and messages.
+        store: the job's store.
         world: the group of all ranks.
 
     Raises:
@@ -93,7 +93,7 @@ class Agent:
         self._started = time.monotonic()
         self._leaving = False
         self._own_http: HttpServer | None = None
-        self._recorder = FlightRecorder(settings.flight_recorder)
+        self.recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
@@ -103,10 +103,11 @@ class Agent:
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
             undo.push(self._leave_without_world)
-            self.member, self.engine = job.member, job.engine
-            self.group_registry = GroupRegistry(job, settings, self._recorder)
+            self.member, self.members, self.engine = job.member, job.members, job.engine
+            self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
             self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
+            self.store = self._job_store.shared
             undo.callback(self._job_store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
@@ -123,7 +124,7 @@ class Agent:
             undo.callback(self._disconnects.close)
             self._serve_http()
             if settings.dump_dir:
-                self._recorder.on_failure = self._dumps.on_failure
+                self.recorder.on_failure = self._dumps.on_failure
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -138,19 +139,6 @@ class Agent:
         if error is not None:
             self._job.leave_after_error("it could not set up the world group", error)
 
-    def members(self) -> list[Member]:
-        """Return the job's members, by rank."""
-        return [member for _, member in sorted(self._job.members.items())]
-
-    def host_of(self, rank: int) -> str:
-        """Return a rank's host id, which is equal for ranks that share memory."""
-        return self._job.members[rank].host_id
-
-    @property
-    def store(self) -> StoreClient:
-        """The job's store."""
-        return self._job_store.shared
-
     def open_store(self) -> StoreClient:
         """Return a client of the job's store; the caller closes it."""
         return self._job_store.client()
@@ -163,7 +151,7 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.reason_to_end(self.member.rank, self._recorder.last_success())[1]
+        return self.group_registry.reason_to_end(self.member.rank, self.recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
@@ -273,24 +261,9 @@ class Agent:
 
         use_mpi(next(each for each in self.group_registry.all() if each is group), compare_calls)
 
-    def make_group(
-        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]:
-        """Make a group that is requested over HTTP; see GroupRegistry.make_over_http."""
-        timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
-        return self.group_registry.make_over_http(wanted, timeout, begun)
-
-    def delete_group(self, group: LocalCommunicator) -> None:
-        """End a group that was made over HTTP; see GroupRegistry.drop_over_http."""
-        self.group_registry.drop_over_http(group)
-
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
         return [group.info() for group in self.group_registry.all()]
-
-    def group(self, name: str) -> LocalCommunicator | None:
-        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
-        return self.group_registry.find(name)
 
     # State, for the HTTP endpoints
 
@@ -329,7 +302,7 @@ class Agent:
             self._job.epoch,
             self.member.rank,
             attached=attached,
-            recorder=self._recorder,
+            recorder=self.recorder,
             awaited=self._awaited(),
             store_waits=self._job_store.pending_waits(),
         )
@@ -340,7 +313,7 @@ class Agent:
         found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
         found.time = time.time() - time.monotonic() + at
         found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
-        add_calls(found, self._recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
+        add_calls(found, self.recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
         return found
 
     def _awaited(self) -> set[float]:
@@ -348,19 +321,11 @@ class Agent:
         groups = self.group_registry.all()
         return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
-        return self._recorder.in_flight(group)
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the latest calls and messages: see FlightRecorder.records."""
-        return self._recorder.records(group, last)
-
     def vitals(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(
-            self._recorder.operations(),
+            self.recorder.operations(),
             self._job.beats.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
@@ -391,10 +356,10 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
-                since = math.inf if failed else self._recorder.last_success()
+                since = math.inf if failed else self.recorder.last_success()
                 first, failed_ranks = self.group_registry.reason_to_end(self.member.rank, since)
                 if first is None:
-                    exit_text = after_error(exit_text, self._recorder.last_error())
+                    exit_text = after_error(exit_text, self.recorder.last_error())
                 self.group_registry.leave()
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
                 self._job.leave(reason, goodbye, failed_ranks)

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
@@ -32,9 +33,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHeartbeat,
     AgentInfo,
     AgentLeave,
-    FlightRecord,
     GroupInfo,
-    InFlight,
     Member,
 )
 from rankmesh_agent.wire.snapshot import RankSnapshot
@@ -58,6 +57,7 @@ class Standalone:
 
     Attributes:
         settings: see above.
+        recorder: has no calls: they are those of the leases.
         id: random id.
         name: see above.
         urls: all base URLs.
@@ -79,6 +79,7 @@ class Standalone:
         urls: Sequence[str] = (),
     ) -> None:
         self.settings = settings
+        self.recorder = FlightRecorder(0)
         self.id = secrets.token_hex(16)
         self.name = name or socket.gethostname()
         self._find_gateway = find_gateway
@@ -184,14 +185,6 @@ class Standalone:
 
     def groups(self) -> list[GroupInfo]:
         """Return no groups."""
-        return []
-
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return None: there is no such group."""
-        return None
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return no calls."""
         return []
 
     def vitals(self) -> AgentStats:

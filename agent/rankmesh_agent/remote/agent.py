@@ -61,6 +61,7 @@ class RemoteAgent:
     Attributes:
         settings: see above.
         member: the rank, as its peers know it: the agent.
+        members: all ranks of the job, see Agent.
         world: the group of all ranks.
 
     Raises:
@@ -96,8 +97,8 @@ class RemoteAgent:
 
     def _enter(self, joined: Joined) -> None:
         """Enter the epoch that the agent has joined."""
-        self._members = {member.rank: member for member in joined.members}
-        self.member = self._client.member = self._members[joined.rank]
+        self.members = {member.rank: member for member in joined.members}
+        self.member = self._client.member = self.members[joined.rank]
         self.world = self._make_group(joined.world)
 
     def num_waiting(self, seconds: float) -> int:
@@ -198,10 +199,6 @@ class RemoteAgent:
             "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
             "standalone agent (hosting=embedded)"
         )
-
-    def host_of(self, rank: int) -> str:
-        """Return the host id of a rank's agent, which is equal for ranks that share memory."""
-        return self._members[rank].host_id
 
     def open_store(self) -> Store:
         """Return the job's store, by way of the agent; the caller closes it."""

@@ -63,7 +63,12 @@ class Joined(NamedTuple):
     @classmethod
     def of(cls, agent: Agent, lease: str = "") -> Joined:
         """Return the description of an agent that has joined its job."""
-        return cls(lease, agent.member.rank, agent.members(), GroupDescription.of(agent.world))
+        return cls(
+            lease,
+            agent.member.rank,
+            [member for _, member in sorted(agent.members.items())],
+            GroupDescription.of(agent.world),
+        )
 
 
 class Request(msgspec.Struct, Generic[R], tag=True):

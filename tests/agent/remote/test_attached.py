@@ -417,7 +417,7 @@ def test_the_agent_records_the_calls(standalones, nearby):
     group = next(group for group in current.groups() if group.name == "world")
     assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
     assert group.bytes == 3 * 800
-    records = current._recorder.records("world")
+    records = current.recorder.records("world")
     assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
     for agent in made:
         agent.close()

@@ -11,6 +11,7 @@ from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.client import StoreClient
@@ -18,10 +19,8 @@ from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
-    FlightRecord,
     GroupInfo,
     GroupRequest,
-    InFlight,
     Lease,
     LeaseState,
     LeaseTerms,
@@ -38,21 +37,30 @@ class AgentState(Protocol):
     def ready(self) -> bool: ...
     def info(self) -> AgentInfo: ...
     def groups(self) -> list[GroupInfo]: ...
-    def in_flight(self, group: str) -> list[InFlight] | None: ...
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]: ...
+    @property
+    def recorder(self) -> FlightRecorder: ...
     def vitals(self) -> AgentStats: ...
 
 
+class Groups(Protocol):
+    """The groups of an agent that is in a job: see GroupRegistry. The methods that make and drop a group block."""
+
+    def find(self, name: str) -> LocalCommunicator | None: ...
+    def make_over_http(
+        self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]: ...
+    def drop_over_http(self, group: LocalCommunicator) -> None: ...
+
+
 class CurrentAgent(AgentState, Protocol):
-    """An agent that is in a job: see Agent. The methods that make and delete a group block."""
+    """An agent that is in a job: see Agent."""
 
     @property
     def store(self) -> StoreClient: ...
-    def group(self, name: str) -> LocalCommunicator | None: ...
-    def make_group(
-        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]: ...
-    def delete_group(self, group: LocalCommunicator) -> None: ...
+    @property
+    def group_registry(self) -> Groups: ...
+    @property
+    def world(self) -> LocalCommunicator: ...
 
 
 class AcquiredLease(Protocol):

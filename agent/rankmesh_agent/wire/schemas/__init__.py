@@ -5,7 +5,6 @@ from rankmesh_agent.wire.schemas.groups import (
     FlightRecord,
     FlightState,
     FrameOrigin,
-    GroupAbort,
     GroupInfo,
     GroupRequest,
     InFlight,
