@@ -18,27 +18,23 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.stream import ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.remote.call_stream import CallStream
+from rankmesh_agent.remote.calls import Cancel, Collective, Message, Refusal, Verify, Wait
 from rankmesh_agent.remote.codec import encode
 from rankmesh_agent.remote.requests import (
     Abort,
-    Cancel,
-    Collective,
     DropGroup,
     FailedRanks,
     Failure,
     LostRanks,
-    Message,
     NewGroup,
     NumWaiting,
     RecordFailure,
-    Refusal,
     Release,
     SetGlobalRanks,
     SetTimeout,
-    Verify,
-    Wait,
+    StoreCommand,
 )
+from rankmesh_agent.remote.server import serve_calls
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.store import codec, commands
@@ -47,6 +43,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER, MAX_DOCUMENT, STAGED, Kind
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.ops import OpType, ReduceOp
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 GROUP = 7
 FLOATS = code_of(np.dtype(np.float32))
@@ -102,8 +99,8 @@ class _Blocking:
         return lambda *_: None
 
 
-def frame(document: bytes, payload: bytes = b"", flags: int = 0, kind: int = Kind.REQUEST) -> bytes:
-    return attach_frames.encode(kind, document, len(payload), flags) + payload
+def frame(document: bytes, payload: bytes = b"") -> bytes:
+    return attach_frames.encode(Kind.REQUEST, document, len(payload)) + payload
 
 
 def call(what: OpType, outputs: list[int], inputs: list[int], **fields: Any) -> bytes:
@@ -130,7 +127,7 @@ def calls() -> Iterator[bytes]:
     yield message(sends=True)
     yield message(sends=False)
     for command in (commands.Set("key", b"value"), commands.Get("key", 0.0), commands.MultiGet(("key",), 0.0)):
-        yield frame(codec.encode_command(command, 1), kind=Kind.STORE)
+        yield frame(encode(StoreCommand(bytes(codec.encode_command(command, 1)))))
     staged = encode(Collective(GROUP, OpType.ALL_REDUCE, 0.01, FLOATS, [16], []))
     yield attach_frames.encode(Kind.REQUEST, staged, 64, STAGED)
     for request in (
@@ -159,9 +156,25 @@ def stream(*sent: bytes) -> AgentStream:
     return AgentStream(Script(*sent))  # type: ignore[arg-type]
 
 
-def serve_calls(*sent: bytes) -> None:
+class Leases:
+    """The lease of an agent, as a session knows it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def acquire(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(end_reason=None)
+
+    def grow(self, *_: Any) -> Agent:
+        return self._agent
+
+
+def serve(*sent: bytes) -> None:
     with contextlib.closing(Agent()) as agent:
-        CallStream(Session(agent, lambda *_: agent), stream(*sent)).serve()  # type: ignore[arg-type]
+        served = stream(*sent)
+        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""), 1.0)  # type: ignore[arg-type]
+        session.enter(agent)  # type: ignore[arg-type]
+        serve_calls(session, served)
 
 
 def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> None:
@@ -169,13 +182,12 @@ def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> No
     @given(sequences_like(list(calls())))
     @example([[frame(b"\x91" * 100_000)]])
     @example([[frame(b"\xff")]])
-    @example([[frame(b"", kind=Kind.OK)]])
     @example([[frame(encode({"type": "NumWaiting", "seconds": 1e300}))]])
     @example([[frame(encode({"type": "DropGroup", "group": math.inf}))]])
     @example([[frame(encode({"type": "Cancel", "number": math.nan}))]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
-            serve_calls(*sent)
+            serve(*sent)
 
     with memory_within(MEMORY), caplog.at_level(logging.ERROR):
         run()
@@ -183,7 +195,7 @@ def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_nothing_is_allocated_for_a_document_that_has_not_come() -> None:
-    head = HEADER.pack(Kind.STORE, 0, MAX_DOCUMENT, 0)
+    head = HEADER.pack(Kind.REQUEST, 0, MAX_DOCUMENT, 0)
     with allocations_within(4 << 20), pytest.raises(StreamClosedError):
         stream(head).receive(None)
 
@@ -193,7 +205,7 @@ def test_nothing_is_allocated_for_arrays_that_have_not_come() -> None:
     collective = Collective(GROUP, OpType.ALL_REDUCE, 1.0, FLOATS, [lengths], [])
     with allocations_within(8 << 20):
         for request in (collective, Message(GROUP, 3, True, 0, 5, FLOATS, lengths, 1.0, blocking=True)):
-            serve_calls(attach_frames.encode(Kind.REQUEST, encode(request), 4 * lengths))
+            serve(attach_frames.encode(Kind.REQUEST, encode(request), 4 * lengths))
 
 
 def test_memory_grows_with_what_has_come() -> None:

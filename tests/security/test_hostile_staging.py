@@ -11,8 +11,8 @@ from support.staged import FLOATS, MIB, SEALS, Recorder, all_reduce, described, 
 
 from rankmesh_agent.net.stream import StreamClosedError
 from rankmesh_agent.remote import staging
+from rankmesh_agent.remote.calls import Message
 from rankmesh_agent.remote.codec import encode
-from rankmesh_agent.remote.requests import Message
 from rankmesh_agent.remote.staging import AgentStream, StagedStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import STAGED, Kind

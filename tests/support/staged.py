@@ -14,9 +14,9 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.remote.call_stream import CallStream
+from rankmesh_agent.remote.calls import Collective
 from rankmesh_agent.remote.codec import encode
-from rankmesh_agent.remote.requests import Collective
+from rankmesh_agent.remote.server import serve_calls
 from rankmesh_agent.remote.staging import AgentStream, StagedStream
 from rankmesh_agent.wire.attach_frames import Kind
 from rankmesh_agent.wire.dtypes import code_of
@@ -64,11 +64,10 @@ def served_stream() -> Iterator[tuple[StagedStream, AgentStream, Recorder]]:
     """A process's end of a stream, its agent's, which a thread serves, and the session there."""
     ours, theirs = socket.socketpair()
     process, agent, session = StagedStream(ours), AgentStream(theirs), Recorder()
-    served = CallStream(session, agent)  # type: ignore[arg-type]
 
     def serve() -> None:
         with contextlib.closing(agent):
-            served.serve()
+            serve_calls(session, agent)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -87,7 +86,7 @@ def described(count: int, filled: tuple[int, ...] = ()) -> bytes:
 def all_reduce(process: StagedStream, count: int) -> np.ndarray:
     array = np.arange(count, dtype=np.float32)
     view = as_bytes(array)
-    process.send_request(Kind.REQUEST, described(count), [view], 0)
+    process.send_request(described(count), [view], 0)
     frame = process.receive(None)
     if frame.header.kind == Kind.OK:
         process.receive_arrays(frame.header, [view], 0)

@@ -15,7 +15,7 @@ from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient, AgentDialer
-from rankmesh_agent.remote.codec import error_data, error_from
+from rankmesh_agent.remote.codec import GroupDescription, Joined, error_data, error_from
 from rankmesh_agent.remote.communicator import RemoteCommunicator
 from rankmesh_agent.remote.requests import (
     Abort,
@@ -23,9 +23,7 @@ from rankmesh_agent.remote.requests import (
     DropGroup,
     FailedRanks,
     Failure,
-    GroupDescription,
     Grow,
-    Joined,
     LostRanks,
     NewGroup,
     NumWaiting,

@@ -9,8 +9,7 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.requests import Arguments, Collective, Verify
+from rankmesh_agent.remote.calls import Arguments, Collective, Verify
 from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire.dtypes import NONE, code_of
 from rankmesh_agent.wire.ops import Call
@@ -20,20 +19,16 @@ class RemoteBackend(Backend):
     """Has the agent run the calls.
 
     Args:
-        client: of the agent.
-        group: id of the group.
+        state: of the group.
         rank: this group rank.
         medium: what carries the group's data.
-        state: of the group.
     """
 
     name: ClassVar[str] = "mesh"
     allocates = True
 
-    def __init__(self, client: AgentClient, group: int, rank: int, medium: str, state: RemoteGroupState) -> None:
+    def __init__(self, state: RemoteGroupState, rank: int, medium: str) -> None:
         self.medium = medium
-        self._client = client
-        self._group = group
         self._rank = rank
         self._state = state
 
@@ -42,7 +37,7 @@ class RemoteBackend(Backend):
             inputs, outputs, in_place, root, op = Arguments.of(call.kind, self._rank, values)
             state = self._state
             collective = Collective(
-                self._group,
+                state.group,
                 call.kind,
                 state.deadline.seconds,
                 _code(call),
@@ -57,9 +52,7 @@ class RemoteBackend(Backend):
             )
             up = [as_bytes(array) for array in inputs]
             down = up if in_place else [as_bytes(array) for array in outputs]
-            self._client.ask(
-                collective, collective.seconds, up=up, down=down, in_place=in_place, on_error=state.on_agent_error
-            )
+            state.ask(collective, up=up, down=down, in_place=in_place)
 
         return request
 
@@ -75,24 +68,19 @@ class EngineBackend(CustomBackend):
 
     Args:
         name, engine: see CustomBackend.
-        client: of the agent.
-        group: id of the group.
         state: of the group.
     """
 
-    def __init__(self, name: str, engine: Any, client: AgentClient, group: int, state: RemoteGroupState) -> None:
+    def __init__(self, name: str, engine: Any, state: RemoteGroupState) -> None:
         self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own
         self._engine = engine
-        self._client = client
-        self._group = group
         self._state = state
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        call, seconds = context.call, self._state.deadline.seconds
+        call, state = context.call, self._state
         counts = None if call.counts is None else list(call.counts)
-        compared = call.count, call.reduce_op, call.root, counts, call.subject
-        verify = Verify(self._group, self.name, seconds, context.describe(), call.kind, _code(call), *compared)
-        self._client.ask(verify, seconds, on_error=self._state.on_agent_error)
+        compared = _code(call), call.count, call.reduce_op, call.root, counts, call.subject
+        state.ask(Verify(state.group, self.name, state.deadline.seconds, context.describe(), call.kind, *compared))
         algorithm(*arguments)
 
 

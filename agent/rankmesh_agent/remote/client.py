@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from msgspec import msgpack
 
@@ -20,8 +20,8 @@ from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote.codec import ErrorData, decode, encode, error_from
-from rankmesh_agent.remote.requests import Acquire, Joined, Release, Request
+from rankmesh_agent.remote.codec import ErrorData, Joined, decode, encode, error_from
+from rankmesh_agent.remote.requests import Acquire, Release, Request
 from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
@@ -178,22 +178,20 @@ class AgentClient:
         self._control = stream
         return joined
 
-    def exchange(
+    def ask(
         self,
-        kind: Kind,
-        document: bytes,
-        seconds: float,
+        request: Request[R],
+        seconds: float = 0.0,
         *,
         up: Views = (),
         down: Views = (),
         in_place: bool = False,
         on_error: Callable[[BaseException], None] | None = None,
-    ) -> Frame:
-        """Send a request over a stream of the pool, and return the response.
+    ) -> R:
+        """Send a request over a stream of the pool, and return its result.
 
         Args:
-            kind: of the request.
-            document: the request's document.
+            request: the request.
             seconds: how long it may take.
             up: arrays that go along.
             down: memory for the arrays that come back, if there are any.
@@ -207,7 +205,7 @@ class AgentClient:
         try:
             stream = pool.acquire(self._open_stream)
             try:
-                stream.send_request(kind, document, up, 0 if in_place else sum(map(len, down)))
+                stream.send_request(encode(request), up, 0 if in_place else sum(map(len, down)))
                 frame = stream.receive(Deadline(seconds + _RESPONSE_GRACE_SECONDS))
                 if frame.header.kind == Kind.OK:
                     stream.receive_arrays(frame.header, down, 0 if in_place else sum(map(len, up)))
@@ -225,17 +223,6 @@ class AgentClient:
             if on_error is not None:
                 on_error(refusal)
             raise refusal
-        return frame
-
-    def ask(self, request: Request[R], seconds: float = 0.0, **how: Any) -> R:
-        """Send a request; return its result.
-
-        Args:
-            request: the request.
-            seconds: how long it may take.
-            how: see ``exchange``.
-        """
-        frame = self.exchange(Kind.REQUEST, encode(request), seconds, **how)
         return decode(request.results(), frame.document or _NIL)
 
     def failure(self, request: Request[ErrorData | None]) -> DistError | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import msgpack
 
+from rankmesh_agent.agent import Agent
+from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
+from rankmesh_agent.wire.schemas import Member
 
 T = TypeVar("T")
 ErrorData = dict[str, Any]
@@ -66,3 +69,41 @@ def decode(decoder: msgpack.Decoder[T], document: bytes | bytearray) -> T:
         return decoder.decode(document)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise ProtocolError(f"an attached process, or its agent, sent a malformed document: {error}") from error
+
+
+class GroupDescription(NamedTuple):
+    """A group, as the agent describes it to the attached process.
+
+    Attributes:
+        id, name, ranks, timeout, medium: see Communicator.
+    """
+
+    id: int
+    name: str
+    ranks: list[int]
+    timeout: float
+    medium: str
+
+    @classmethod
+    def of(cls, group: LocalCommunicator) -> GroupDescription:
+        """Return the description of a group."""
+        return cls(group.id, group.name, list(group.ranks), group.timeout, group.medium)
+
+
+class Joined(NamedTuple):
+    """A rank of a job that an agent has joined: the lease's id, the rank, all members, and the group of all ranks."""
+
+    lease: str
+    rank: int
+    members: list[Member]
+    world: GroupDescription
+
+    @classmethod
+    def of(cls, agent: Agent, lease: str = "") -> Joined:
+        """Return the description of an agent that has joined its job."""
+        return cls(
+            lease,
+            agent.member.rank,
+            [member for _, member in sorted(agent.members.items())],
+            GroupDescription.of(agent.world),
+        )

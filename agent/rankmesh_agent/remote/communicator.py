@@ -17,19 +17,10 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
+from rankmesh_agent.remote.calls import Cancel, Message, Refusal, Wait
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import error_data
-from rankmesh_agent.remote.requests import (
-    Cancel,
-    Failure,
-    GroupDescription,
-    Message,
-    Refusal,
-    Request,
-    SetGlobalRanks,
-    SetTimeout,
-    Wait,
-)
+from rankmesh_agent.remote.codec import GroupDescription, error_data
+from rankmesh_agent.remote.requests import Failure, Request, SetGlobalRanks, SetTimeout
 from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
@@ -55,7 +46,7 @@ class RemoteCommunicator(Communicator):
         super().__init__(description.id, description.name, description.ranks, client.member.rank, description.timeout)
         self._client = client
         self.state = RemoteGroupState(client, self.id, self.name, self.ranks)
-        backend = RemoteBackend(client, self.id, self.rank, description.medium, self.state)
+        backend = RemoteBackend(self.state, self.rank, description.medium)
         self.queue = CallQueue(self.state, backend)
         self._submit = self.queue.submit
 
@@ -84,7 +75,7 @@ class RemoteCommunicator(Communicator):
 
     def use_custom_backend(self, name: str, engine: Any) -> None:
         """See Communicator. The engine runs in this process, once the agent has compared the members' calls."""
-        self.use_backend(EngineBackend(name, engine, self._client, self.id, self.state))
+        self.use_backend(EngineBackend(name, engine, self.state))
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """See Communicator; the agent takes part in the call, and the array is memory of this process alone."""

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import Admission
@@ -23,22 +24,24 @@ from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.stream_threads import StreamThreads
 from rankmesh_agent.remote.address import listen, socket_path
-from rankmesh_agent.remote.call_stream import CallStream
+from rankmesh_agent.remote.calls import REQUESTS
 from rankmesh_agent.remote.codec import decode, encode, error_data
-from rankmesh_agent.remote.lease_stream import LeaseStream
 from rankmesh_agent.remote.leases import LeaseManager
-from rankmesh_agent.remote.requests import REQUESTS, Acquire
+from rankmesh_agent.remote.requests import Acquire, Release
+from rankmesh_agent.remote.session import Session
 from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
 from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError, ProtocolError
 from rankmesh_agent.wire.hello import Service
 
 _GREETING_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
 _MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
+_MAX_REASON = 500
+"""Characters of a reason."""
 _STOP_SECONDS = 5.0
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
@@ -65,7 +68,8 @@ class SessionServer:
         self._tls = tls_settings()
         self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "attached processes")
         self._places = threading.BoundedSemaphore(_MAX_STREAMS)
-        self._lease_streams: dict[str, LeaseStream] = {}
+        self._sessions: dict[str, Session] = {}
+        """By their leases' ids."""
         self._closed = False
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -163,22 +167,50 @@ class SessionServer:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
             if job_digest(request.terms.job) != attachment.job:
                 raise ForbiddenJobError("the credential given is that of another job than the lease's")
-            lease = LeaseStream(self._leases, stream, request)
+            session = Session(self._leases, stream, request.terms, request.joining)
         except DistError as error:
             stream.send(attach_frames.encode(Kind.ERROR, encode(error_data(error))))
             return
-        number = lease.active.lease.id
-        self._lease_streams[number] = lease
+        lease = session.active.lease
+        reason = f"its process ({lease.holder}) ended without a goodbye"
+        how: dict[str, Any] = {"failed": True}
+        self._sessions[lease.id] = session
+        session.await_join()
         try:
-            lease.serve()
+            release = decode(REQUESTS, stream.receive(None).document)
+            if not isinstance(release, Release):
+                raise ProtocolError(f"an attached process sent a {type(release).__name__} over its lease's connection")
+            reason = release.reason[:_MAX_REASON]
+            how = {"raised": release.raised, "exit_text": release.exit_text[:_MAX_REASON]}
+        except (StreamClosedError, StreamTimeoutError):
+            pass
         finally:
-            self._lease_streams.pop(number, None)
+            session.release(reason, **how)
+            del self._sessions[lease.id]
+        session.respond(Kind.OK)
 
     def _serve_calls(self, stream: AgentStream, attachment: Attachment) -> None:
-        lease = self._lease_streams.get(attachment.lease)
-        if lease is None or (attachment.agent, attachment.job) != (self._agent_id, job_digest(lease.active.lease.job)):
-            return
-        session = lease.session
-        if session is not None:  # else the lease has ended
+        session = self._sessions.get(attachment.lease)
+        if session is not None and attachment[:2] == (self._agent_id, job_digest(session.active.lease.job)):
             with session.serving(stream):
-                CallStream(session, stream).serve()
+                serve_calls(session, stream)
+
+
+def serve_calls(session: Session, stream: AgentStream) -> None:
+    """Execute the requests of a stream until it ends."""
+    while True:
+        try:
+            frame = stream.receive_request()
+            try:
+                result = decode(REQUESTS, frame.document).execute(session, stream)
+                kind, document = Kind.OK, b"" if result is None else encode(result)
+            except (StreamClosedError, StreamTimeoutError, ProtocolError):
+                raise
+            except Exception as error:
+                kind, document = Kind.ERROR, encode(error_data(session.ended() or error))
+            stream.respond(kind, document)
+        except (StreamClosedError, StreamTimeoutError):
+            return
+        except ProtocolError as error:
+            _log.warning("an attached process violates the protocol: %s", error.message)
+            return

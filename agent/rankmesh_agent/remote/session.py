@@ -1,19 +1,26 @@
-"""Session of an attached process at its agent: what the requests of its streams use."""
+"""Session of an attached process at its agent: the lease, and what the requests of its streams use."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.messages import PendingMessage
-from rankmesh_agent.net.stream import FramedStream, StreamClosedError
-from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote.codec import Joined, encode, error_data
+from rankmesh_agent.remote.leases import LeaseManager
+from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.wire import attach_frames
+from rankmesh_agent.wire.attach_frames import Kind
+from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, LeaseEndedError
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 
 class HeldMessage(NamedTuple):
@@ -31,72 +38,124 @@ class HeldMessage(NamedTuple):
 
 
 class Session:
-    """The agent's side of a lease.
+    """An attached process at its agent, which joins the process's job.
 
     Args:
-        agent: has joined the job.
-        grow: has the agent join the epoch of a larger world, see LeaseManager.
-        ended: returns the error of calls after the agent has ended the lease; None if it has not.
+        leases: of the agent.
+        stream: of the process; it is the lease.
+        terms: of the lease.
+        join_seconds: seconds that the join may take.
 
     Attributes:
-        agent, ended: see above.
+        active: the lease.
+        agent: the agent once it has joined the job.
         groups: the process's groups, by their ids.
         messages: its messages in progress, by its own numbers.
         lost: errors of the ranks that have failed since it has asked for them.
         store: the job's store.
+
+    Raises:
+        AgentTakenError: the agent is leased already.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        grow: Callable[[int, float, Callable[[], None]], Agent],
-        ended: Callable[[], DistError | None] = lambda: None,
-    ) -> None:
-        self.ended = ended
+    agent: Agent
+    groups: dict[int, LocalCommunicator]
+    messages: dict[int, HeldMessage]
+    store: StoreClient
+
+    def __init__(self, leases: LeaseManager, stream: FramedStream, terms: LeaseTerms, join_seconds: float) -> None:
         self.lost: deque[DistBackendError] = deque()
-        self._grow = grow
+        self._leases = leases
+        self._stream = stream
+        self._send_lock = threading.Lock()
         self._lock = threading.Lock()
-        self._streams: set[FramedStream] = set()
-        self._closed = False
-        self._enter(agent)
+        self._streams: set[FramedStream] | None = None
+        """The streams for calls; None while there may be none: before the join, and after the end."""
+        self._released = False
+        # The join takes as long as it takes; meanwhile, the server detects the end of the process.
+        self.active = leases.acquire(terms, join_seconds=join_seconds, on_end=self._on_end)
 
-    def _enter(self, agent: Agent) -> None:
-        agent.watch_failures(self.lost.append)
-        self.agent = agent
-        self.groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
-        self.messages: dict[int, HeldMessage] = {}
-        self.store = agent.open_store()
+    def await_join(self) -> None:
+        """Have the process get the response to its lease request when the join is over."""
+        self.active.joining.add_done_callback(self._on_joined)
 
-    @contextmanager
+    def release(self, reason: str, **how: Any) -> None:
+        """End the lease and the streams, for the process; see LeaseManager.release."""
+        self._released = True
+        self._leases.release(self.active.lease.id, reason, **how)
+        self._close()
+        wait([self.active.joining])
+
+    def respond(self, kind: Kind, document: bytes = b"") -> None:
+        """Send a response on the lease's stream; nothing if the process is gone."""
+        with self._send_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._stream.send(attach_frames.encode(kind, document))
+
+    def ended(self) -> LeaseEndedError | None:
+        """Return the error of calls after the agent, and not the process, has ended the lease."""
+        reason = "" if self._released else self.active.end_reason
+        return LeaseEndedError(reason) if reason else None
+
+    @contextlib.contextmanager
     def serving(self, stream: FramedStream) -> Iterator[None]:
-        """Have ``close`` end a stream that is being served.
+        """Have the end of the session end a stream that is being served.
 
         Raises:
-            StreamClosedError: the session is closed already.
+            StreamClosedError: the process is not in the job, or not any more.
         """
         with self._lock:
-            if self._closed:
+            if self._streams is None:
                 raise StreamClosedError("the lease has ended")
             self._streams.add(stream)
         try:
             yield
         finally:
             with self._lock:
-                self._streams.discard(stream)
+                if self._streams is not None:
+                    self._streams.discard(stream)
 
-    def close(self) -> None:
-        """End the streams: their threads end with the calls in progress."""
+    def _on_joined(self, joining: Future[Agent]) -> None:
+        error = joining.exception()
+        if error is not None:
+            self.respond(Kind.ERROR, encode(error_data(error)))
+            self._stream.shutdown()
+            return
+        self.enter(joining.result())
         with self._lock:
-            self._closed = True
-            streams = list(self._streams)
+            self._streams = set()
+        if self._released:
+            self._close()
+        self.respond(Kind.OK, encode(Joined.of(self.agent, self.active.lease.id)))
+
+    def _on_end(self, reason: str) -> None:
+        if self._close() and not self._released:
+            self.respond(Kind.ERROR, encode(error_data(LeaseEndedError(reason))))
+            self._stream.shutdown()
+
+    def _close(self) -> bool:
+        """End the streams: their threads end with the calls in progress. Return whether that is new."""
+        with self._lock:
+            streams, self._streams = self._streams, None
+        if streams is None:
+            return False
         for stream in streams:
             stream.shutdown()
         self.store.close()
+        return True
+
+    # For the requests
+
+    def enter(self, agent: Agent) -> None:
+        """Enter the epoch that the agent has joined."""
+        agent.watch_failures(self.lost.append)
+        self.agent = agent
+        self.groups, self.messages = {agent.world.id: agent.world}, {}
+        self.store = agent.open_store()
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> None:
         """Have the agent join the epoch of a larger world; the groups and messages before end. See Agent.grow."""
         before = self.store
-        self._enter(self._grow(world_size, seconds, check))
+        self.enter(self._leases.grow(self.active, world_size, seconds, check))
         before.close()
 
     def group(self, number: int) -> LocalCommunicator:

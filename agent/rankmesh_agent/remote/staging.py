@@ -100,11 +100,11 @@ class StagedStream(FramedStream):
         self._staging: Mapping | None = None
         self._staged = False
 
-    def send_request(self, kind: Kind, document: bytes, up: Sequence[memoryview], room: int) -> None:
+    def send_request(self, document: bytes, up: Sequence[memoryview], room: int) -> None:
         """Send a request and its arrays.
 
         Args:
-            kind, document: of the request.
+            document: of the request.
             up: its arrays.
             room: bytes of arrays that the response may have behind those of the request.
         """
@@ -112,14 +112,14 @@ class StagedStream(FramedStream):
         descriptors = self._reserve(nbytes + room)
         staging = self._staging if self._staged else None
         if staging is None:
-            self.send(attach_frames.encode(kind, document, nbytes), up)
+            self.send(attach_frames.encode(Kind.REQUEST, document, nbytes), up)
             return
         begin = 0
         for view in up:
             staging.bytes[begin : begin + len(view)] = np.frombuffer(view, np.uint8)
             begin += len(view)
         try:
-            self.send(attach_frames.encode(kind, document, nbytes, STAGED), (), descriptors)
+            self.send(attach_frames.encode(Kind.REQUEST, document, nbytes, STAGED), (), descriptors)
         finally:
             if descriptors:
                 staging.release()

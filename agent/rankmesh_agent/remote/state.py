@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import error_data
-from rankmesh_agent.remote.requests import Abort, Failure
+from rankmesh_agent.remote.requests import Abort, Failure, Request
 from rankmesh_agent.wire.errors import without_traceback
 
 
@@ -22,22 +23,30 @@ class RemoteGroupState(GroupState):
         group: id of the group.
         name: the group's name for people.
         ranks: the members, by group rank.
+
+    Attributes:
+        group: see above.
     """
 
     def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
         super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
+        self.group = group
         self._client = client
         self._agent_error: BaseException | None = None
+        """The error that the agent raised in the latest call: it has ended the group already, if it has to."""
 
-    def on_agent_error(self, error: BaseException) -> None:
-        """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
+    def ask(self, request: Request[None], **arrays: Any) -> None:
+        """Have the agent execute a call of the group; see AgentClient.ask for its arrays."""
+        self._client.ask(request, self.deadline.seconds, on_error=self._on_agent_error, **arrays)
+
+    def _on_agent_error(self, error: BaseException) -> None:
         self._agent_error = error
 
     def abort(self, error: BaseException) -> None:
         """End the group because of an error in this process; the agent reports it to the members."""
         if self.failure is None:
             at_agent = error is self._agent_error
-            request = Failure(self._group) if at_agent else Abort(error_data(error), self._group)
+            request = Failure(self.group) if at_agent else Abort(error_data(error), self.group)
             with interrupts_deferred():
                 failure = self._client.failure(request)
             if failure is not None:

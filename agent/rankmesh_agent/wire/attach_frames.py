@@ -7,8 +7,7 @@ frames. On each connection the client has one request at a time in progress::
     0       1     kind      see Kind
     1       1     flags     STAGED
     2       2     zero
-    4       4     document  bytes of the document that follows: of a request or a result (remote.requests), in
-                            MessagePack, or a command of the store (wire.store_frames)
+    4       4     document  bytes of the document that follows: a request or a result (remote.requests)
     8       8     payload   bytes of arrays, one after the other: behind the document, or at the start of the staging
                             buffer of the connection (STAGED)
 
@@ -50,8 +49,6 @@ class Kind(enum.IntEnum):
 
     REQUEST = 1
     """A request of the client."""
-    STORE = 2
-    """A command of the job's store, which the agent is to execute."""
     OK = 128
     """The result of the request."""
     ERROR = 129

@@ -8,20 +8,17 @@ import struct
 import pytest
 from msgspec import msgpack
 
+from rankmesh_agent.remote.calls import REQUESTS, Collective, Message, Wait
 from rankmesh_agent.remote.codec import decode, encode, error_data, error_from
 from rankmesh_agent.remote.requests import (
-    REQUESTS,
     Abort,
     Acquire,
-    Collective,
     FailedRanks,
     Failure,
-    Message,
     NewGroup,
     NumWaiting,
     Request,
     SetTimeout,
-    Wait,
 )
 from rankmesh_agent.wire.errors import ProtocolError, RankFailedError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
