@@ -208,7 +208,7 @@ class Agent:
         http = None if self._own_http is not None else self._http
         return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
-    def confined(self, grant: Grant) -> Agent:
+    def current(self, grant: Grant) -> Agent:
         """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
 
         Raises:

@@ -192,7 +192,7 @@ class Standalone:
         return AgentStats()
 
     def _snapshot(self, grant: Grant) -> RankSnapshot | None:
-        agent = self.leases.agent if grant.job is None else self.leases.confined(grant)
+        agent = self.leases.agent if grant.job is None else self.leases.current(grant)
         return None if agent is None else agent.snapshot(attached=True)
 
     def _snapshot_credentials(self) -> Credentials:

@@ -70,12 +70,12 @@ class LeasedJob(contextlib.ExitStack):
                 body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": SECONDS}
                 self._post("/v1/groups", body)
                 for rank in GROUPS[place]:  # only now: making the group is one of its calls
-                    group = self.agents[rank].leases.require_agent().group_registry.find(self.groups[place])
+                    group = self.agents[rank].leases.current().group_registry.find(self.groups[place])
                     assert group is not None
                     group.set_timeout(GROUP_SECONDS)
 
     def _has_failed(self, name: str) -> bool:
-        group = self.agents[0].leases.require_agent().group_registry.find(name)
+        group = self.agents[0].leases.current().group_registry.find(name)
         return group is None or group.failure is not None
 
     def _detach(self) -> None:

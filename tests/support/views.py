@@ -85,11 +85,9 @@ class FakeAgent:
     def recorder(self) -> FakeAgent:
         return self
 
-    def require_agent(self) -> FakeAgent:
-        return self
-
-    def confined(self, grant: Grant) -> FakeAgent:
-        grant.require(self.settings.job)
+    def current(self, grant: Grant | None = None) -> FakeAgent:
+        if grant is not None:
+            grant.require(self.settings.job)
         return self
 
     def health(self) -> AgentHealth:

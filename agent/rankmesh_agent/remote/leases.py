@@ -97,20 +97,8 @@ class LeaseManager:
         active = self._active
         return active.agent if active is not None else None
 
-    def require_agent(self) -> Agent:
-        """Return the Agent that has joined a job, and restart the lease's idle time.
-
-        Raises:
-            NotLeasedError: there is none.
-        """
-        agent = self.agent
-        if agent is None:
-            raise self._not_leased()
-        self._touch()
-        return agent
-
-    def confined(self, grant: Grant) -> Agent:
-        """Return the Agent that has joined the job of a credential, and restart the lease's idle time.
+    def current(self, grant: Grant | None = None) -> Agent:
+        """Return the Agent that has joined a job, as a credential permits, and restart the lease's idle time.
 
         Raises:
             NotLeasedError: there is none.
@@ -118,12 +106,12 @@ class LeaseManager:
         """
         with self._lock:
             active = self._active
-            agent = None if active is None else active.agent
-            if active is None or agent is None:
+            if active is None or active.agent is None:
                 raise self._not_leased()
-            grant.require_lease(active.lease.job, active.lease.id)
-        self._touch()
-        return agent
+            if grant is not None:
+                grant.require_lease(active.lease.job, active.lease.id)
+            active.last_used = time.monotonic()
+            return active.agent
 
     def state(self) -> LeaseState:
         """Return the lease, and whether it has joined its job.
@@ -230,7 +218,7 @@ class LeaseManager:
                 return
             agent = active.agent
         if agent is not None and any(group.inflight for group in agent.groups()):
-            self._touch()
+            active.last_used = time.monotonic()
             return
         _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
         self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
@@ -327,11 +315,6 @@ class LeaseManager:
                 return
             active.failure_logged = True
         _log.warning("rank %d of job %r: %s", active.lease.rank, active.lease.job, failure)
-
-    def _touch(self) -> None:
-        active = self._active
-        if active is not None:
-            active.last_used = time.monotonic()
 
     def _ended(self, reason: str) -> LeaseEndedError:
         return LeaseEndedError(f"the lease of agent {self._name!r} has ended: {reason}")
