@@ -80,8 +80,8 @@ DIFFERS = {
     "supports_complex": "True for PRODUCT as well",
     "launch": "`python -m rankmesh.launch`, or `rankmesh run`",
     "Work.get_future": "not for point-to-point messages, as in torch",
-    "recv": "a size mismatch raises on both sides",
-    "send": "a size mismatch raises on both sides",
+    "recv": "a size mismatch raises on both sides; of a short message it ends the group",
+    "send": "a size mismatch raises on both sides; of a short message it ends the group",
 }
 """Differences of a name, beyond more arguments."""
 

@@ -31,7 +31,6 @@ from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
-from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire.credentials import Grant
@@ -106,9 +105,8 @@ class Agent:
             self.member, self.members, self.engine = job.member, job.members, job.engine
             self.group_registry = GroupRegistry(job, settings, self.recorder)
             terms.check_store(job.store)
-            self._job_store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
-            self.store = self._job_store.shared
-            undo.callback(self._job_store.close)
+            self.store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
+            undo.callback(self.store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
             limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
@@ -117,10 +115,10 @@ class Agent:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
             self.world.set_timeout(terms.timeout)
-            self._store_waits = StoreWaitMonitor(self.engine, self._job_store, self.world)
-            self.engine.own_waits.append(self._job_store_waits)
+            self._store_waits = StoreWaitMonitor(self.engine, self.store, self.world)
+            self.engine.own_waits.append(self._own_store_waits)
             self._failure_notifier = FailureNotifier(self.engine)
-            self._disconnects = DisconnectMonitor(self.engine, self._job_store.waiting)
+            self._disconnects = DisconnectMonitor(self.engine, self.store.waits_under_way)
             undo.callback(self._disconnects.close)
             self._serve_http()
             if settings.dump_dir:
@@ -138,10 +136,6 @@ class Agent:
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._job.leave_after_error("it could not set up the world group", error)
-
-    def open_store(self) -> StoreClient:
-        """Return a client of the job's store; the caller closes it."""
-        return self._job_store.client()
 
     @property
     def first_failure(self) -> DistError | None:
@@ -203,7 +197,7 @@ class Agent:
             Deadline(seconds),
             growth=world,
             check=check_all,
-            check_store=self._job_store.check_same,
+            check_store=self.store.check_same,
         )
         http = None if self._own_http is not None else self._http
         return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
@@ -304,7 +298,7 @@ class Agent:
             attached=attached,
             recorder=self.recorder,
             awaited=self._awaited(),
-            store_waits=self._job_store.pending_waits(),
+            store_waits=self.store.pending_waits(),
         )
 
     def _dump(self, at: float, awaited: Collection[float]) -> RankDump:
@@ -313,7 +307,7 @@ class Agent:
         found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
         found.time = time.time() - time.monotonic() + at
         found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
-        add_calls(found, self.recorder, awaited, self._job_store.pending_waits(), at, MAX_DUMPED)
+        add_calls(found, self.recorder, awaited, self.store.pending_waits(), at, MAX_DUMPED)
         return found
 
     def _awaited(self) -> set[float]:
@@ -348,7 +342,7 @@ class Agent:
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
             if self._own_http is not None:
                 steps.callback(self._own_http.close)
-            steps.callback(self._job_store.close)
+            steps.callback(self.store.close)
             steps.callback(self._job.close)
             steps.callback(self.group_registry.close)
             steps.callback(self._heartbeats.stop)
@@ -386,9 +380,9 @@ class Agent:
         if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
             self.engine.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
-    def _job_store_waits(self) -> list[Wait]:
+    def _own_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
-        return [Wait(0, -1, "a call of the job's store", [])] if self._job_store.waiting() else []
+        return [Wait(0, -1, "a call of the job's store", [])] if self.store.waits_under_way() else []
 
     def _limits(self, since: float) -> list[tuple[Member, str]]:
         """Return the ranks of the world that have had no free descriptor since a time, with their reports."""

@@ -44,7 +44,7 @@ class StoreWaitMonitor:
 
     def progress(self) -> None:
         """Receive the failures that other ranks report, if a wait is under way. Called from time to time."""
-        if self._job_store.waiting():
+        if self._job_store.waits_under_way():
             self._engine.progress()
 
     # With the engine's lock held

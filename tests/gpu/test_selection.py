@@ -28,10 +28,9 @@ def chosen(me: Me, backend: str | None, refused: bool) -> None:
     array = cupy.full(1000, me.rank + 1.0)
     dist.all_reduce(array)
     choice = dist.group.WORLD._gpu
-    found = None if choice is None else choice._collectives
     me.report(
         sum=float(array[-1].get()),
-        engine="host" if found is None else found.backend,
+        engine="host" if choice is None else choice.backend_name,
         backend=dist.get_backend(),
         config=dist.get_backend_config(),
     )

@@ -22,6 +22,7 @@ from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.server import SessionServer
@@ -31,8 +32,10 @@ from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire.hello import Service, hello, preface
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 from rankmesh_gateway.http import asgi
+from rankmesh_gateway.http.app import create_services
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state import registry_file
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
 
@@ -105,7 +108,7 @@ def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
         for served in (False, True):
             ours, theirs = tcp_pair()
             with ours:
-                server.handle(theirs)
+                server.handle(theirs, ConnectionLimit("test").admit(theirs))
                 ours.sendall(preface(Service.STORE) + hello("secret", NO_STORE_ID))
                 try:
                     assert bool(ours.recv(1)) is served
@@ -139,7 +142,8 @@ async def scan(registry: Registry, until: Callable[[], object]) -> None:
     async def send(_: object) -> None:
         return
 
-    running = asyncio.ensure_future(GatewayApplication(registry, lambda: None)({"type": "lifespan"}, receive, send))
+    app = GatewayApplication(create_services(registry, "", JobStores(registry, "")), lambda: None)
+    running = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
     await asyncio.to_thread(wait_until, until, "the next scan")
     ended.set()
     await running

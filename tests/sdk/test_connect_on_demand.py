@@ -84,6 +84,23 @@ def test_who_waits_for_a_rank_that_has_left_is_told(me: Me) -> None:
     me.wait_for("told")
 
 
+@TRANSPORTS
+@on_ranks(SIZE, env=ON_DEMAND)
+def test_who_waits_for_a_rank_that_has_left_a_group_is_told(me: Me) -> None:
+    """Rank 1 connects to it only then, on a machine that is not busy."""
+    me.init()
+    group = dist.new_group(range(SIZE))
+    if me.rank == 1 + FAR:
+        dist.destroy_process_group(group)
+        me.mark("left")
+    if me.rank == 1:
+        me.wait_for("left")
+        with pytest.raises(dist.DistBackendError, match=f"rank {1 + FAR} .*left the group"):
+            dist.recv(np.empty(3), 1 + FAR, group=group, timeout=10)
+        me.mark("told")
+    me.wait_for("told")
+
+
 @on_ranks(SIZE, env=ON_DEMAND | {"RANKMESH_TRANSPORT": "tcp"})
 def test_who_left_in_order_has_not_failed_although_its_goodbye_is_read_late(me: Me) -> None:
     me.init()

@@ -18,7 +18,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.net.stream import ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.remote.calls import Cancel, Collective, Message, Refusal, Verify, Wait
+from rankmesh_agent.remote.calls import Cancel, Collective, Message, Verify, Wait
 from rankmesh_agent.remote.codec import encode
 from rankmesh_agent.remote.requests import (
     Abort,
@@ -63,7 +63,8 @@ class Agent:
         self.first_failure, self.failed_ranks = None, []
         self._table = Table()
 
-    def open_store(self) -> Any:
+    @property
+    def store(self) -> Any:
         return _Blocking(self._table)
 
     def new_group(self, ranks: Any, timeout: float, global_ranks: Any) -> Any:
@@ -137,7 +138,6 @@ def calls() -> Iterator[bytes]:
         SetTimeout(GROUP, 0.01),
         Failure(GROUP),
         Failure(naming=[0]),
-        Refusal(GROUP, 1),
         NumWaiting(0.01),
         FailedRanks(),
         Verify(GROUP, "outside", 0.01, "", OpType.BARRIER, 0, 0, None, None, None, ""),

@@ -201,13 +201,6 @@ def test_frames_for_groups_that_do_not_exist_end_the_connection(rank: Rank) -> N
     assert "rank 1 sent too many frames for groups" in rank.ending()
 
 
-def test_refusals_of_what_was_never_sent_end_the_connection(rank: Rank) -> None:
-    for number in range(1, 20_000, 100):
-        if not rank.ending():
-            rank.deliver(*(frame(Opcode.REFUSE, b"no", part=number + each) for each in range(100)))
-    assert "rank 1 refused more messages than it has been sent" in rank.ending()
-
-
 def test_the_end_of_a_rank_outside_the_world_ends_the_connection(rank: Rank) -> None:
     rank.receive(frame(Opcode.GOODBYE, group=0, tag=1 << 40))
     assert "which is not in the world" in rank.ending()

@@ -59,7 +59,7 @@ class Server:
         admission = self.server._limit.admit(accepted)
         assert self.server._poll is not None
         connection = self.server._register(self.server._poll, accepted, admission)
-        connection.handshake, connection.found_table = None, self.table
+        connection.handshake, connection.table = None, self.table
         admission.end()
         self.server._timers.clear()
         client.setblocking(False)

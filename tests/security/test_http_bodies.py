@@ -16,6 +16,7 @@ from support.threads import world
 from support.views import FakeAgent
 
 from rankmesh._collectives.object_frames import Incoming, Outgoing
+from rankmesh._collectives.serialize import Message
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.http.app import create_app, create_store_app
 from rankmesh_agent.wire.errors import CollectiveMismatchError, ProtocolError
@@ -100,7 +101,7 @@ async def test_reserved_tags_are_refused(call: str, tag: int) -> None:
 
 
 async def test_encoded_objects_are_refused() -> None:
-    record = Outgoing(b"x").record
+    record = Outgoing(Message(b"x", [], pickled=False)).record
     stack = np.stack([np.zeros_like(record), record])
     with world(2, "tcp") as ranks:
         async with clients(applications(ranks)) as (client, _):
@@ -124,8 +125,8 @@ def test_rests_of_objects_match_no_call_of_a_client() -> None:
 
 
 def test_a_rest_with_the_tag_of_a_users_message_is_refused() -> None:
-    record = Outgoing(bytes(2000)).record.copy()
-    record[24:32] = np.frombuffer((5).to_bytes(8, "big"), np.uint8)
+    record = Outgoing(Message(bytes(2000), [], pickled=False)).record.copy()
+    record[16:24] = np.frombuffer((5).to_bytes(8, "big"), np.uint8)
     with pytest.raises(ProtocolError, match="tag 5"):
         Incoming(record)
 

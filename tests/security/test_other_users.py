@@ -29,6 +29,7 @@ from rankmesh_agent.remote.address import socket_path
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.commands import Add, Set
+from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.tcp import TcpTransport
 from rankmesh_agent.wire import attach_frames, store_frames
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -177,9 +178,8 @@ def test_another_users_port_does_not_get_the_token(client: Callable[[str], objec
 
 
 def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
-    with contextlib.closing(rank.open_store()) as client:
-        client.execute(Set("k", b"v"))
-        name = client._connector._unix_socket
+    rank.store.execute(Set("k", b"v"))
+    name = rank.store._connector._unix_socket
     assert name
 
     def connect() -> str:
@@ -191,11 +191,16 @@ def test_another_user_is_cut_off_the_stores_unix_socket(rank: Any):
     assert as_other_user(connect).startswith(("ConnectionResetError", "BrokenPipeError"))
 
 
+def own_store(rank: Any) -> JobStore:
+    """Return another client of the job's store."""
+    return JobStore(rank.info().gateway, rank.settings.job_token, rank.store.id)
+
+
 def test_another_users_unix_socket_is_not_taken_for_the_stores(rank: Any, monkeypatch: pytest.MonkeyPatch):
     """A response that was changed on its way may name it; the client then uses the port."""
     name = f"rankmesh-test-{os.getpid()}"
     for user, reached in ((lambda listen: listen(), True), (as_other_user, False)):
-        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(rank.open_store()) as client:
+        with socket.socket(socket.AF_UNIX) as rogue, contextlib.closing(own_store(rank)) as client:
             rogue.bind(f"\0{name}")
             user(lambda: rogue.listen(1))
             client._connector._unix_socket = name

@@ -84,7 +84,7 @@ def test_calls_of_an_attached_process(attached: RemoteAgent, relay: Relay, direc
 
 
 def test_commands_of_an_attached_process(attached: RemoteAgent, relay: Relay, direction: str, name: str) -> None:
-    store = attached.open_store()
+    store = attached.store
     store.execute(Set("secret", b"which nobody sees"))
     relay.tamper(direction, TAMPERS[name])
     done = 0

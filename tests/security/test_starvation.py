@@ -55,7 +55,7 @@ def train(me: Me) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     me.init()
     agent: Any = require_session().agent
-    me.report(gateway=agent.info().gateway, store=agent._job_store.id)
+    me.report(gateway=agent.info().gateway, store=agent.store.id)
     (me.folder / f"steps-{me.rank}").write_bytes(bytes(8))
     with (me.folder / f"steps-{me.rank}").open("r+b") as file:
         steps = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
@@ -191,12 +191,12 @@ def is_answered(mesh_port: int, token: str) -> bool:
 
 
 def test_silent_clients_keep_no_process_from_attaching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConnectionLimit, "size", DESCRIPTORS // 16)
+    monkeypatch.setattr(ConnectionLimit, "size", DESCRIPTORS // 8)
     agent = Standalone(Settings(token=TOKEN), lambda: "http://127.0.0.1:9", host="127.0.0.1", name="agent")
     agent.start()
     with contextlib.closing(agent), contextlib.ExitStack() as held:
         for _ in range(CLIENTS):
             sock = held.enter_context(socket.create_connection(("127.0.0.1", agent._http.port), DEADLINE))
             sock.sendall(preface(Service.ATTACH))
-        assert len(agent._sessions._streams.limit.waiting) <= DESCRIPTORS // 16
+        assert len(agent._http._acceptor._limit.waiting) <= DESCRIPTORS // 8
         AgentDialer(offer(agent), "", "job", for_job(TOKEN, "job")).connect(Deadline(DEADLINE)).close()

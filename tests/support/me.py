@@ -96,7 +96,7 @@ class Me:
         from rankmesh._session.session import require_session
 
         agent: Any = require_session().agent  # this process's own
-        store = agent._job_store
+        store = agent.store
 
         def watch() -> None:
             wait_until(lambda: len(store.pending_waits()) == waits, f"{waits} waits for keys")

@@ -13,7 +13,7 @@ from rankmesh._tensors.buffers import buffer_of, flat_in, flat_out
 
 
 class OnGpu(torch.Tensor):
-    """Elements that are only to be had with cpu() and copy_()."""
+    """Elements that are only to be had by a copy to what empty_like() makes in pinned memory."""
 
     def __new__(cls, elements: torch.Tensor) -> OnGpu:
         return elements.as_subclass(cls)
@@ -27,11 +27,13 @@ class OnGpu(torch.Tensor):
             return True
         if name in ("numpy", "data_ptr", "__array__", "__dlpack__"):
             raise AssertionError(f"{name}() of what is on a GPU")
+        if name == "empty_like":
+            assert options.pop("pin_memory")  # which a torch without CUDA lacks
         with torch._C.DisableTorchFunctionSubclass():
             made = function(*arguments, **(options or {}))
         if not isinstance(made, torch.Tensor):
             return made
-        return made.as_subclass(torch.Tensor).clone() if name == "cpu" else made.as_subclass(cls)
+        return made.as_subclass(torch.Tensor if name == "empty_like" else cls)
 
 
 class Synchronized:

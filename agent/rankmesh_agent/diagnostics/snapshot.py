@@ -10,7 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.diagnostics.stacks import stacks
@@ -19,7 +19,7 @@ from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.stream_threads import StreamThreads
-from rankmesh_agent.store.client import KeyWaitInfo
+from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
@@ -54,7 +54,7 @@ def snapshot(
     attached: bool,
     recorder: FlightRecorder,
     awaited: Collection[float],
-    store_waits: Collection[KeyWaitInfo],
+    store_waits: Collection[StoreCall[Any]],
 ) -> RankSnapshot:
     """Return the snapshot of a rank.
 
@@ -73,7 +73,7 @@ def add_calls(
     found: RankSnapshot,
     recorder: FlightRecorder,
     awaited: Collection[float],
-    store_waits: Collection[KeyWaitInfo],
+    store_waits: Collection[StoreCall[Any]],
     at: float,
     max_ended: int,
 ) -> None:
@@ -111,7 +111,9 @@ def add_calls(
         call.error = error[:_MAX_ERROR_CHARACTERS]
         found.ended.append(call)
     found.store_waits += [
-        SnapshotStoreWait(wait.op, list(wait.keys[:_MAX_KEYS]), max(0.0, at - wait.since), wait.seconds)
+        SnapshotStoreWait(
+            wait.command.name, list(wait.awaited_keys()[:_MAX_KEYS]), max(0.0, at - wait.began), wait.command.seconds
+        )
         for wait in list(store_waits)[:MAX_CALLS]
     ]
 
@@ -149,12 +151,12 @@ class SnapshotServer:
     def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
         self._take = take
         self._token, self._tls = token, tls_settings()
-        self._clients = StreamThreads(FramedStream, self._serve, "rankmesh-snapshot", "connections for a snapshot")
+        self._clients = StreamThreads(FramedStream, self._serve, "rankmesh-snapshot", "a client of snapshots")
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service, in a thread of its own. From any thread."""
-        self._clients.start(sock)
+        self._clients.start(sock, admission)
 
     def close(self) -> None:
         """End the connections, and wait for their threads. Does nothing the second time."""

@@ -15,10 +15,9 @@ from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
 from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
-from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.options import OnComplete, Options
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.dtypes import display
@@ -41,7 +40,6 @@ class GpuCommunicator(Communicator):
     Args:
         host: the group's communicator for arrays in host memory.
         backend: runs the collectives and the messages.
-        exchange: through which the backend's ranks exchange identities and handles.
 
     Attributes:
         gpu_backend: the backend that runs the calls.
@@ -49,19 +47,19 @@ class GpuCommunicator(Communicator):
 
     on_device = True
 
-    def __init__(self, host: Communicator, backend: nccl.NcclBackend, exchange: StoreExchange) -> None:
+    def __init__(self, host: Communicator, backend: nccl.NcclBackend) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self.state, self.queue = host.state, host.queue
         self.gpu_backend = backend
-        self._exchange = exchange
         self._submit = self._submit_one
         self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
         self._peers = [rank for rank in range(host.size) if rank != host.rank]
-        self._watchdog = GpuWatchdog(host, backend, exchange)
+        self._watchdog = GpuWatchdog(host, backend)
         self._queued: Work | None = None  # the launch of the latest asynchronous call
         self._streams_lock = threading.Lock()
+        self._connect_lock = threading.Lock()
         self._messages_lock = threading.RLock()
         self._batched: list[_Message] | None = None
         self._closed = self._warned = False
@@ -76,48 +74,20 @@ class GpuCommunicator(Communicator):
         self._warned = True
         return self._host
 
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator: messages of arrays in host memory are meant."""
-        self._host.raise_refusal(message=message)
-
     # Collectives
 
     def _submit_one(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
         """Make a call whose arrays are DeviceArrays: see CallQueue.submit."""
         key, description = _on_gpus(key)
-        launch = self._new_launch(description, _device_arrays(arguments, description), options, options.on_complete)
-        return self._submit_launches(key, (launch,), arguments, options)
-
-    def submit_multigpu(
-        self, key: tuple[Any, ...], each: Sequence[Sequence[Any]], on_complete: Sequence[OnComplete], options: Options
-    ) -> Work | None:
-        """Make a call in which every rank takes part with several GPUs, as if each GPU were a rank.
-
-        Args:
-            key: the fields of the Call.
-            each: the arguments of the call's algorithm, by GPU.
-            on_complete: see Launch; by GPU.
-            options: of the call.
-
-        Raises:
-            ValueError: two arrays of this rank are on one GPU.
-        """
-        key, description = _on_gpus(key, f"{len(each)} GPUs a rank")
-        launches = [
-            self._new_launch(description, _device_arrays(own, description), options, after)
-            for own, after in zip(each, on_complete, strict=True)
-        ]
-        if len({launch.device for launch in launches}) < len(launches):
-            raise ValueError(f"{description}: two arrays of this rank are on one GPU, which NCCL refuses")
-        return self._submit_launches(key, launches, (launches, each), options)
-
-    def _submit_launches(
-        self, key: tuple[Any, ...], launches: Sequence[Launch], arguments: Sequence[Any], options: Options
-    ) -> Work | None:
+        arrays = _device_arrays(arguments, description)
+        launch = self._new_launch(description, arrays, options, self._peers)
+        if not self.gpu_backend.is_connected(launch.device):
+            with self._connect_lock:
+                self.gpu_backend.connect_all(launch)
         launch_options = options
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
-        arguments = launches[0], _WatchedLaunches(self, self._watchdog, launches), *arguments
+        arguments = launch, _WatchedLaunches(self, self._watchdog, launch), *arguments
         if not options.async_op:
             self.queue.submit(key, arguments, launch_options)
             return None
@@ -125,15 +95,14 @@ class GpuCommunicator(Communicator):
         if not self.queue.execute_if_idle(key, arguments, launch_options):
             queued = self.queue.submit(key, arguments, launch_options)
         self._queued = queued
-        return LaunchedWork(launches, queued, options.result, self._watchdog.future_of)
+        return LaunchedWork(launch, queued, options.result, self._watchdog.future_of)
 
     def _new_launch(
         self,
         description: str,
         arrays: Sequence[DeviceArray],
         options: Options,
-        on_complete: OnComplete,
-        peers: Sequence[int] | None = None,
+        peers: Sequence[int],
         purpose: str = "",
     ) -> Launch:
         """Return a launch on the caller's current stream, or for an asynchronous call on a stream of the group's own.
@@ -145,14 +114,13 @@ class GpuCommunicator(Communicator):
         for array in arrays[1:]:
             if array.device != device:
                 raise ValueError(
-                    f"{description}: the arrays are on GPUs {device} and {array.device}; one call works on one, and "
-                    "the functions ending in _multigpu on several"
+                    f"{description}: the arrays are on GPUs {device} and {array.device}; a call works on one"
                 )
         stream = streams.current(device)
         if options.async_op:
             stream = self._stream_behind(stream, device, purpose)
-        peers = self._peers if peers is None else peers
-        return Launch(description, arrays, stream, on_complete, Deadline(options.timeout), self._events, peers)
+        deadline = Deadline(options.timeout)
+        return Launch(description, arrays, stream, options.on_complete, deadline, self._events, peers)
 
     def _stream_behind(self, stream: int, device: int, purpose: str) -> int:
         """Return the group's own stream for a purpose, made to wait for the work enqueued on another stream."""
@@ -198,7 +166,7 @@ class GpuCommunicator(Communicator):
         global_rank = self.global_ranks[peer]
         argument = "dst" if op == "send" else "src"
         description = f"{op}({display(array.dtype)}[{array.size}], {argument}={global_rank})"
-        launch = self._new_launch(description, [array], options, options.on_complete, [peer], f"{op} {peer}")
+        launch = self._new_launch(description, [array], options, [peer], f"{op} {peer}")
         with self._messages_lock:
             message = _Message(launch, op, array, peer)
             if self._batched is None:
@@ -208,7 +176,7 @@ class GpuCommunicator(Communicator):
         if not options.async_op:
             return None
         source = global_rank if op == "recv" else None
-        return LaunchedWork([launch], None, options.result, self._watchdog.future_of, source)
+        return LaunchedWork(launch, None, options.result, self._watchdog.future_of, source)
 
     @contextlib.contextmanager
     def batch_messages(self) -> Iterator[None]:
@@ -227,7 +195,7 @@ class GpuCommunicator(Communicator):
         """Enqueue messages together. All ranks connect the pairs in the same order, which rules out a deadlock."""
         launches = [message.launch for message in messages]
         pairs = {(each.peer, self.rank) if each.op == "recv" else (self.rank, each.peer): each for each in messages}
-        watched = _WatchedLaunches(self, self._watchdog, launches, collective=False)
+        watched = _WatchedLaunches(self, self._watchdog, *launches)
         with runtime.DeviceGuard(launches[0].device), watched, runtime.CudaErrors("messages between GPUs"):
             for sender, receiver in sorted(pairs):
                 launch = pairs[sender, receiver].launch
@@ -281,7 +249,6 @@ class GpuCommunicator(Communicator):
             with runtime.DeviceGuard(device):
                 runtime.destroy_stream(stream)
         self._events.close()
-        self._exchange.delete_keys()
 
 
 class _WatchedLaunches:
@@ -292,33 +259,27 @@ class _WatchedLaunches:
     Args:
         comm: of the launches.
         watchdog: watches them.
-        launches: of one call, whose arrays may be on several GPUs, or of messages that are enqueued together.
-        collective: whether it is a collective.
+        launches: a collective's, or those of messages that are enqueued together.
 
     Raises:
         DistError: the group has failed, which is why the launches could not be enqueued.
     """
 
-    __slots__ = ("_collective", "_comm", "_launches", "_watchdog")
+    __slots__ = ("_comm", "_launches", "_watchdog")
 
-    def __init__(
-        self, comm: GpuCommunicator, watchdog: GpuWatchdog, launches: Sequence[Launch], *, collective: bool = True
-    ) -> None:
-        self._comm, self._watchdog, self._launches, self._collective = comm, watchdog, launches, collective
+    def __init__(self, comm: GpuCommunicator, watchdog: GpuWatchdog, *launches: Launch) -> None:
+        self._comm, self._watchdog, self._launches = comm, watchdog, launches
 
     def __enter__(self) -> None:
-        collective = self._collective
         for launch in self._launches:
-            self._watchdog.add(launch, collective=collective)
-            collective = False  # it counts once
+            self._watchdog.add(launch)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._give_up(error)
             return
         try:
-            self._launches[0].record_end()
-            for launch in self._launches[1:]:
+            for launch in self._launches:
                 with runtime.DeviceGuard(launch.device):
                     launch.record_end()
         except BaseException as failed:
@@ -343,10 +304,9 @@ class _Message(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def _on_gpus(key: tuple[Any, ...], subject: str | None = None) -> tuple[tuple[Any, ...], str]:
+def _on_gpus(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], str]:
     """Return the key of a call on GPUs, given that of the same call on the host, and its description."""
-    fields = (*key, *_KEY_DEFAULTS[len(key) :])
-    full = (*(fields if subject is None else (*fields[:-1], subject)), _DEVICE_TYPE)
+    full = (*key, *_KEY_DEFAULTS[len(key) :], _DEVICE_TYPE)
     return full, str(Call(*full))
 
 

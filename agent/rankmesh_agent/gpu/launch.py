@@ -62,11 +62,11 @@ class Launch:
         ended: whether the call was found to be completed, or has failed.
         error: of a call that failed, else None.
         future: the future that completes with the call, once one was requested.
-        seq: number of the collective, the same at all ranks; 0 for a message.
+        seq, fingerprint: of the collective, the same at all ranks; 0 for a message.
     """
 
     __slots__ = (
-        *("description", "device", "streams", "stream", "deadline", "peers", "error", "future", "seq"),
+        *("description", "device", "streams", "stream", "deadline", "peers", "error", "future", "seq", "fingerprint"),
         *("_arrays", "_on_complete", "_events", "_event", "_scratch", "ended", "_lock"),
     )
 
@@ -88,7 +88,7 @@ class Launch:
         self.deadline = deadline
         self.error: DistError | None = None
         self.future: Future | None = None
-        self.seq = 0
+        self.seq = self.fingerprint = 0
         self._arrays: Sequence[DeviceArray] | None = arrays
         self._on_complete = on_complete
         self._events = events
@@ -167,7 +167,7 @@ class LaunchedWork(Work):
     """Work of an asynchronous call on arrays on GPUs. ``wait`` makes the current stream wait, not the host.
 
     Args:
-        launches: the call, one launch a GPU.
+        launch: the call.
         queued: the Work of the launch itself, which waits for earlier calls of the group; None if it is launched.
         result: the caller's arrays.
         future_of: returns a future that completes with a launch.
@@ -176,13 +176,13 @@ class LaunchedWork(Work):
 
     def __init__(
         self,
-        launches: Sequence[Launch],
+        launch: Launch,
         queued: Work | None,
         result: list[Any],
         future_of: Callable[[Launch], Future],
         source: int | None = None,
     ) -> None:
-        self._launches = launches
+        self._launch = launch
         self._queued = queued
         self._result = result
         self._future_of = future_of
@@ -192,11 +192,11 @@ class LaunchedWork(Work):
         queued = self._queued
         if queued is not None and (not queued.is_completed() or queued.exception() is not None):
             return queued.is_completed()
-        return all(launch.is_completed() for launch in self._launches)
+        return self._launch.is_completed()
 
     def exception(self) -> BaseException | None:
         failed = None if self._queued is None else self._queued.exception()
-        return failed or next((launch.error for launch in self._launches if launch.error is not None), None)
+        return failed or self._launch.error
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Make the current stream wait for the call; with a timeout, block the host until the call has ended.
@@ -217,17 +217,17 @@ class LaunchedWork(Work):
         limit = None if seconds is None else Deadline(seconds)
         if self._queued is not None:
             self._queued.wait(timeout)
-        for launch in self._launches:
-            while limit is not None and not launch.is_completed():
-                if limit.expired():
-                    raise CollectiveTimeoutError(
-                        f"{launch.description} did not end within {limit.seconds:.3g} s of waiting; it goes on",
-                        op=launch.op,
-                    )
-                time.sleep(_POLL_SECONDS)
-            if launch.error is not None:
-                raise launch.error
-            launch.block_stream(launch.streams.current(launch.device))
+        launch = self._launch
+        while limit is not None and not launch.is_completed():
+            if limit.expired():
+                raise CollectiveTimeoutError(
+                    f"{launch.description} did not end within {limit.seconds:.3g} s of waiting; it goes on",
+                    op=launch.op,
+                )
+            time.sleep(_POLL_SECONDS)
+        if launch.error is not None:
+            raise launch.error
+        launch.block_stream(launch.streams.current(launch.device))
         return True
 
     def result(self) -> list[Any]:
@@ -238,10 +238,10 @@ class LaunchedWork(Work):
         return super().source_rank() if self._source is None else self._source
 
     def get_future(self) -> Future:
-        """Return a future that completes, with ``result()`` as its value, when the GPUs have completed the call."""
+        """Return a future that completes, with ``result()`` as its value, when the GPU has completed the call."""
         ended = Future()
         launched = [] if self._queued is None else [self._queued.get_future()]
-        _complete_after([*launched, *map(self._future_of, self._launches)], self._result, ended)
+        _complete_after([*launched, self._future_of(self._launch)], self._result, ended)
         return ended
 
 

@@ -22,8 +22,9 @@ from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
+from rankmesh_agent.gpu import exchange
 from rankmesh_agent.gpu.launch import Launch
-from rankmesh_agent.gpu.store_exchange import StoreExchange
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, GroupAbortedError
 from rankmesh_agent.wire.ops import Call, ReduceOp
@@ -54,6 +55,8 @@ _BOOL_OPS = {
 }  # fmt: skip
 """For bytes that are 0 or 1, 'or' is the maximum, and 'and' the minimum."""
 _SUMS = (ReduceOp.SUM, ReduceOp.AVG)
+_ID_BYTES = 128
+"""Size of ncclUniqueId."""
 _POLL_SECONDS = 0.05
 _DESTROY_SECONDS = 30.0
 """Time limit for destroying communicators, which NCCL does together with the other ranks of the host."""
@@ -62,8 +65,8 @@ _GROUPED_ABORT_VERSION = 22200
 T = TypeVar("T")
 _RankedArrays = Sequence[tuple[int, DeviceArray]]
 """Arrays with the ranks that they come from, or go to."""
-_Key = tuple[tuple[int, ...], tuple[int, ...]]
-"""Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's devices."""
+_Key = tuple[tuple[int, ...], int]
+"""Key of a communicator: sender and receiver of its messages, () for collectives; and this rank's device."""
 
 
 class _NcclReduction(NamedTuple):
@@ -97,17 +100,13 @@ class _NcclRank:
     Args:
         comm: the communicator.
         rank, size: in the communicator.
-        multigpu: whether this process has several members of it, whose calls run as one NCCL group.
         grouped: see NcclBackend.
     """
 
-    def __init__(
-        self, comm: Any, rank: int, size: int, multigpu: bool, grouped: Callable[[], AbstractContextManager[object]]
-    ) -> None:
+    def __init__(self, comm: Any, rank: int, size: int, grouped: Callable[[], AbstractContextManager[object]]) -> None:
         self.comm = comm
         self.rank = rank
         self.size = size
-        self._multigpu = multigpu
         self._grouped = grouped
 
     def all_reduce(self, launch: Launch, array: DeviceArray, op: ReduceOp) -> None:
@@ -124,8 +123,7 @@ class _NcclRank:
 
     def all_gather(self, launch: Launch, outputs: Sequence[DeviceArray], array: DeviceArray) -> None:
         comm, stream = self.comm, launch.stream
-        # Equal sizes hold at all ranks or none, unlike contiguity. An NCCL group would run behind the copies made here.
-        if _equal_sizes(outputs) and not self._multigpu:
+        if _equal_sizes(outputs):  # at all ranks or none, unlike contiguity
             rows = outputs if _are_contiguous(outputs) else launch.scratch_rows(array, self.size)
             comm.allGather(array.pointer, rows[0].pointer, array.nbytes, _UINT8, stream)
             _copy_all(rows, outputs, stream)
@@ -177,31 +175,25 @@ class NcclBackend(Backend):
     its work is enqueued on the launch's stream.
 
     Args:
-        exchange: through which the ranks exchange the ids of communicators.
-        rank: this group rank.
-        size: number of ranks in the group.
-        group: name of the group, for error messages.
+        host: the group's communicator for arrays in host memory, over which the ids of NCCL's communicators travel.
     """
 
     name: ClassVar[str] = "nccl"
     medium = "nccl"
     device: ClassVar[str] = "cuda"
 
-    def __init__(self, exchange: StoreExchange, rank: int, size: int, group: str) -> None:
-        self._exchange = exchange
-        self._rank = rank
-        self._size = size
-        self._group = group
+    def __init__(self, host: Communicator) -> None:
+        self._host = host
+        self._rank = host.rank
+        self._group = host.name
         self._nccl = runtime.nccl()
-        self._connections: dict[_Key, list[_NcclRank]] = {}
+        self._connections: dict[_Key, _NcclRank] = {}
         self._lock = threading.Lock()
         self._aborted = False
 
     def algorithm(self, call: Call) -> Algorithm:
-        """Return the algorithm of a call. A call with a subject has several arrays, each on a GPU of its own."""
-        return functools.partial(
-            self._run_multigpu if call.subject else self._run_single, getattr(_NcclRank, call.name)
-        )
+        """Return the method with the name of the collective, of this rank's member of a communicator."""
+        return functools.partial(self._call, getattr(_NcclRank, call.name))
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         """Enqueue a call.
@@ -212,29 +204,40 @@ class NcclBackend(Backend):
             context: see Backend.
         """
         launch, watched, *own = arguments
+        launch.seq, launch.fingerprint = context.seq, context.call.fingerprint
         with runtime.DeviceGuard(launch.device), watched, runtime.CudaErrors(launch.description):
             algorithm(launch, *own)
 
-    def _run_single(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
-        members = self._connections.get(((), (launch.device,)))
-        if members is None:
-            members = self._members((), (launch.device,), range(self._size), launch)
-        method(members[0], launch, *own)
+    def _call(self, method: Callable[..., None], launch: Launch, *own: Any) -> None:
+        method(self._connections[(), launch.device], launch, *own)
 
-    def _run_multigpu(
-        self, method: Callable[..., None], first: Launch, launches: Sequence[Launch], each: Sequence[Sequence[Any]]
-    ) -> None:
-        members = self._members((), tuple(launch.device for launch in launches), range(self._size), first)
-        with self.grouped():
-            for member, launch, own in zip(members, launches, each, strict=True):
-                with runtime.DeviceGuard(launch.device):
-                    method(member, launch, *own)
+    def is_connected(self, device: int) -> bool:
+        """Return whether the ranks are connected for collectives on arrays on a device."""
+        return ((), device) in self._connections
+
+    def connect_all(self, launch: Launch) -> None:
+        """Connect all ranks for collectives on arrays on the launch's device; a collective call of the group.
+
+        A rank with arrays on several devices has a communicator for each, which all ranks create in the same order.
+        """
+        if self.is_connected(launch.device):
+            return
+        value = exchange.broadcast(self._host, self._new_id(self._rank == 0), "an id of NCCL", launch.deadline)
+        self._connect((), range(self._host.size), value, launch)
 
     # Messages
 
     def connect(self, launch: Launch, sender: int, receiver: int) -> None:
         """Set up messages from one group rank to another, one of which is this rank; waits for the other."""
-        self._members((sender, receiver), (launch.device,), sorted((sender, receiver)), launch)
+        if ((sender, receiver), launch.device) in self._connections:
+            return
+        ranks, host, lane = sorted((sender, receiver)), self._host, 1 + (sender < receiver)
+        if self._rank == ranks[0]:
+            value = self._new_id(True)
+            exchange.send(host, ranks[1], value, lane, launch.deadline)
+        else:
+            value = exchange.receive(host, ranks[0], _ID_BYTES, lane, launch.deadline)
+        self._connect((sender, receiver), ranks, value, launch)
 
     def send(self, launch: Launch, array: DeviceArray, peer: int) -> None:
         """Enqueue the send of an array to a group rank."""
@@ -300,7 +303,7 @@ class NcclBackend(Backend):
 
     def _comms(self) -> list[Any]:
         """Return the communicators, in the same order at all ranks. With the lock held."""
-        return [member.comm for _, members in sorted(self._connections.items()) for member in members]
+        return [member.comm for _, member in sorted(self._connections.items())]
 
     # Communicators
 
@@ -309,46 +312,32 @@ class NcclBackend(Backend):
 
         Each direction has its own: a communicator runs its calls in order, and two ranks may both send first.
         """
-        ranks = sorted((sender, receiver))
-        (member,) = self._members((sender, receiver), (launch.device,), ranks, launch)
+        member = self._connections[(sender, receiver), launch.device]
         return member.comm, 1 - member.rank
 
-    def _members(
-        self, which: tuple[int, ...], devices: tuple[int, ...], ranks: Sequence[int], launch: Launch
-    ) -> list[_NcclRank]:
-        """Return this rank's members of a communicator of some ranks, one per device; created at first use."""
-        members = self._connections.get((which, devices))
-        if members is not None:
-            return members
+    def _new_id(self, first: bool) -> bytes:
+        """Return the id of a new communicator at its first rank, and as many bytes at the others."""
+        return bytes(self._nccl.get_unique_id()) if first else bytes(_ID_BYTES)
+
+    def _connect(self, which: tuple[int, ...], ranks: Sequence[int], value: bytes, launch: Launch) -> None:
+        """Create this rank's member of a communicator of some ranks, which waits for the other ranks."""
         if self._aborted:
             raise GroupAbortedError(f"group {self._group!r} has ended")
-        # Ranks create the communicators of the same ranks in the same order, whatever their device numbers are.
+        size, rank, device = len(ranks), list(ranks).index(self._rank), launch.device
+
+        def connect() -> _NcclRank:
+            with runtime.DeviceGuard(device), runtime.CudaErrors(why):
+                return _NcclRank(self._nccl.NcclCommunicator(size, value, rank), rank, size, self.grouped)
+
+        def check() -> None:
+            error = self._host.failure or self._host.peer_lost_error(ranks, "connect")
+            if error is not None:
+                raise error
+
+        why = f"{launch.description} in group {self._group!r} connects the GPUs"
+        member = _run_with_deadline(launch.deadline, connect, check, why)
         with self._lock:
-            number = sum(other == which for other, _ in self._connections)
-        name = ">".join(map(str, which)) or "all"
-        members = self._init_comm(f"nccl/{name}/{number}", devices, ranks, launch)
-        with self._lock:
-            self._connections[which, devices] = members
-        return members
-
-    def _init_comm(self, what: str, devices: tuple[int, ...], ranks: Sequence[int], launch: Launch) -> list[_NcclRank]:
-        """Create a communicator: its first rank publishes the id, and the others that they are about to join."""
-        own = self._nccl.get_unique_id() if self._rank == ranks[0] else b""
-        deadline, why = launch.deadline, f"{launch.description} in group {self._group!r} connects the GPUs"
-        self._exchange.publish(what, bytes(own))
-        found = self._exchange.gather(what, ranks, deadline, why)[0]
-        size, first = len(ranks) * len(devices), list(ranks).index(self._rank) * len(devices)
-
-        def connect() -> list[_NcclRank]:
-            members, multigpu = [], len(devices) > 1
-            with self.grouped() if multigpu else contextlib.nullcontext():
-                for rank, device in enumerate(devices, first):
-                    with runtime.DeviceGuard(device):
-                        comm = self._nccl.NcclCommunicator(size, found, rank)
-                        members.append(_NcclRank(comm, rank, size, multigpu, self.grouped))
-            return members
-
-        return _run_with_deadline(deadline, connect, lambda: self._exchange.check(ranks), why)
+            self._connections[which, device] = member
 
 
 def _run_with_deadline(deadline: Deadline, function: Callable[[], T], check: Callable[[], None], purpose: str) -> T:

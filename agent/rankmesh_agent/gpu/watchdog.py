@@ -15,7 +15,6 @@ from collections import deque
 from rankmesh_agent.backends.fingerprint import call_table
 from rankmesh_agent.gpu.launch import Launch
 from rankmesh_agent.gpu.nccl import NcclBackend
-from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.group.work import Future
@@ -31,7 +30,7 @@ _IDLE_SECONDS = 1.0
 _CLOSE_SECONDS = 5.0
 """Longest wait for the thread at the end; an abort may take long."""
 _SLOW_SECONDS = 1.0
-"""Age at which a rank publishes that a call is in flight; at the timeout, a rank that has not done so is missing."""
+"""Age at which a rank reports that a call is in flight; at the timeout, a rank that has not done so is missing."""
 
 
 class GpuWatchdog:
@@ -40,27 +39,22 @@ class GpuWatchdog:
     Args:
         comm: the group's communicator for host memory, which has the group's failure and global ranks.
         backend: runs the calls.
-        exchange: through which the ranks publish slow calls.
     """
 
-    def __init__(self, comm: Communicator, backend: NcclBackend, exchange: StoreExchange) -> None:
+    def __init__(self, comm: Communicator, backend: NcclBackend) -> None:
         self._comm = comm
         self._backend = backend
-        self._exchange = exchange
         self._launches: list[Launch] = []
         self._added: deque[Launch] = deque()  # without the lock: appending is atomic, and quick
-        self._seq = 0
-        self._slow_seq = 0
+        self._reported = 0
         self._changed = threading.Condition()
         self._idle_since = 0.0
         self._paused = False
         self._watchdog = Watchdog(f"rankmesh-{comm.name}-gpu", _CLOSE_SECONDS)
         self._started = False
 
-    def add(self, launch: Launch, *, collective: bool) -> None:
+    def add(self, launch: Launch) -> None:
         """Watch a call that is being launched. All members launch collectives in the same order."""
-        if collective:
-            self._seq = launch.seq = self._seq + 1
         self._added.append(launch)
         if self._paused or not self._started:
             self._start()
@@ -164,8 +158,7 @@ class GpuWatchdog:
             elif late is not None:
                 error = self._timeout_error(late)
             else:
-                with contextlib.suppress(DistError):  # the rank that hosts the store is lost; its loss is detected soon
-                    self._publish_if_slow()
+                self._report_if_slow()
                 error = self._peer_lost_error(launches)
                 if error is None:
                     return
@@ -200,32 +193,30 @@ class GpuWatchdog:
                 return self._comm.peer_lost_error(launch.peers, launch.op)
         return None
 
-    def _publish_if_slow(self) -> None:
-        """Publish, once, that the oldest call is slow."""
+    def _report_if_slow(self) -> None:
+        """Report the oldest call in flight, once, if it is slow, and receive what other ranks report."""
         with self._changed:
-            first = next(iter(self._in_flight()), None)
-        if first is None or first.seq <= self._slow_seq:
+            first = next((launch for launch in self._in_flight() if launch.seq), None)
+        if first is None or first.deadline.elapsed() <= min(_SLOW_SECONDS, first.deadline.seconds / 2):
             return
-        if first.deadline.elapsed() > min(_SLOW_SECONDS, first.deadline.seconds / 2):
-            self._slow_seq = first.seq
-            self._exchange.publish("slow", f"{first.seq} {first.description}".encode())
+        if first.seq > self._reported:
+            self._reported = first.seq
+            self._comm.report_progress(first.seq, first.fingerprint, first.description)
+        self._comm.progress_of_others()
 
     def _timeout_error(self, launch: Launch) -> CollectiveTimeoutError:
-        """Return the error of a call that passed its deadline. It names the ranks that did not publish the call."""
-        seq = launch.seq
-        global_ranks = self._comm.global_ranks
-        published: list[bytes | None] = [None] * len(global_ranks)
-        with contextlib.suppress(DistError):
-            published = [self._exchange.peek("slow", rank) for rank in range(len(global_ranks))]
-        slow = [(0, "") if value is None else _parse_slow(value) for value in published]
-        missing = [global_ranks[rank] for rank, (at, _) in enumerate(slow) if at < seq]
-        calls = {global_ranks[rank]: call for rank, (at, call) in enumerate(slow) if seq and at == seq}
-        group = self._comm.name
+        """Return the error of a call that passed its deadline. It names the ranks that have not reported the call."""
+        seq, ranks, group = launch.seq, self._comm.global_ranks, self._comm.name
+        reports = self._comm.progress_of_others()
+        others = [rank for rank in launch.peers if rank not in reports or reports[rank].seq < seq]
+        calls = {ranks[self._comm.rank]: launch.description}
+        calls |= {ranks[rank]: report.description for rank, report in reports.items() if seq and report.seq == seq}
         message = (
             f"{launch.description} in group {group!r} did not end on the GPU within {launch.deadline.seconds:.1f} s"
         )
         if len(set(calls.values())) > 1:
             message += f"; the ranks did not make the same call: {call_table(calls)}"
+        missing = [ranks[rank] for rank in others]
         if missing:
             message += f"; missing: {', '.join(f'rank {rank}' for rank in missing)}"
         return CollectiveTimeoutError(message, ranks=missing, op=launch.op, group=group)
@@ -236,8 +227,3 @@ def _complete(future: Future, launch: Launch) -> None:
         future.set_result(None)
     else:
         future.set_exception(launch.error)
-
-
-def _parse_slow(value: bytes) -> tuple[int, str]:
-    seq, _, call = value.decode(errors="replace").partition(" ")
-    return int(seq), call

@@ -20,6 +20,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
@@ -151,6 +152,13 @@ class Communicator(ABC):
         """
         return None
 
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:  # noqa: B027  # see below
+        """Report a call under way to the other members, without waiting; an attached process cannot."""
+
+    def progress_of_others(self) -> Mapping[int, CallProgress]:
+        """Return the calls that the other members have reported last, by group rank."""
+        return {}
+
     @abstractmethod
     def close(self) -> None:
         """End the group at this rank: queued calls fail, the worker ends. Does nothing the second time."""
@@ -202,9 +210,11 @@ class Communicator(ABC):
             return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
         return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
-    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options) -> Work | None:
+    def reduce(self, array: Array, op: ReduceOp, root: int, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
-        key = _REDUCE, array.dtype, array.size, op, self.state.global_ranks[root]
+        key: _Key = (_REDUCE, array.dtype, array.size, op, self.state.global_ranks[root])
+        if subject:
+            key = *key, None, subject
         return self._submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options, subject: str = "") -> Work | None:
@@ -294,17 +304,6 @@ class Communicator(ABC):
     @abstractmethod
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         """Receive into ``array`` from a rank, or from ANY; return the source's global rank, or the Work."""
-
-    @abstractmethod
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """Raise the error of an earlier message that its receiver has refused, if the answer has come; once.
-
-        Called before each call of the group begins if ``state.unanswered`` and ``state.refusal_check_at`` has
-        come. The call is not made then.
-
-        Args:
-            message: the call is a point-to-point message.
-        """
 
     def batch_messages(self) -> AbstractContextManager[object]:
         """Send the messages that begin in the block together, where one could hold up another."""

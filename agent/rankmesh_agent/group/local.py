@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
@@ -75,7 +76,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state = LocalGroupState(engine, group, name, self.ranks, members, recorder)
         self.link = MessageLink(engine, group, self.ranks, self.rank)
         self.link.departed = self.state.departed
-        self.matcher = MessageMatcher(engine, group, self.state.global_rank)
+        self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
         self._submit = self.queue.submit
@@ -101,6 +102,16 @@ class LocalCommunicator(Communicator, FrameSink):
         except DistError as error:
             return error
         return None
+
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
+        """See Communicator."""
+        self.link.report_progress(seq, fingerprint, description)
+
+    def progress_of_others(self) -> Mapping[int, CallProgress]:
+        """See Communicator."""
+        self.engine.progress()
+        self.link.pass_on_progress()
+        return self.link.progress
 
     def raise_if_member_lost(self, during: str) -> None:
         """Raise the group's failure, or the error of the loss of a member.
@@ -182,10 +193,6 @@ class LocalCommunicator(Communicator, FrameSink):
         state = self.state
         return state.global_ranks[state.ranks.index(transfer.source)]  # state.global_rank, without the call
 
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator."""
-        self.messages.raise_refusal()
-
     def recorded(self) -> Sequence[RecordedCalls]:
         """See Communicator."""
         return [self.queue, self.messages]
@@ -206,9 +213,6 @@ class LocalCommunicator(Communicator, FrameSink):
         self.queue.backend.leave()
         with self.engine.lock:
             self.state.mark_destroyed()
-            unread = list(self.matcher.refusals.values())
-        for refusal in unread:
-            _log.warning("group %r has ended, and a message was lost before: %s", self.name, refusal.message)
         self.engine.unregister_sink(self.id)
         with self.engine.lock:
             self.engine.own_waits.remove(self._waits)

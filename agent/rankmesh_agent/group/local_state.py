@@ -226,6 +226,8 @@ class LocalGroupState(GroupState):
         with self.engine.lock:
             if self.failure is None:
                 self._send_to_all([header, payload])
+                if self.engine.on_demand:
+                    self.engine.departures.append((self.ranks, [header, payload]))
 
     def mark_destroyed(self) -> None:
         """See GroupState. The goodbye of this rank gives the reason, not the calls that fail here now."""
@@ -252,15 +254,25 @@ class LocalGroupState(GroupState):
             if own:
                 details.setdefault("ranks", [self.global_rank(self.engine.rank)])
             sent = from_code(GroupAbortedError.code, f"{me} gave up: {failure.message}", **details)
-        payload = json_text.encode(to_frame(sent))
         with interrupts_deferred():
             with self.engine.lock:
-                self.fail(without_traceback(failure))
-                if not self._abort_sent:
-                    self._abort_sent = True
-                    self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
+                self._end(failure, sent)
                 self.engine.unregister_sink(self._group)
             self.engine.flush(_ABORT_FLUSH_SECONDS)
+
+    def on_misfit(self, why: str) -> None:
+        """End the group because of a message that is done at its sender. With the engine's lock held."""
+        me = self.global_rank(self.engine.rank)
+        failure = GroupAbortedError(f"rank {me} refused the message: {why}", op="recv", group=self.name)
+        self._end(failure, failure)
+
+    def _end(self, failure: DistError, sent: DistError) -> None:
+        """Record the failure, and send an error to the members unless they know. With the engine's lock held."""
+        self.fail(without_traceback(failure))
+        if not self._abort_sent:
+            self._abort_sent = True
+            payload = json_text.encode(to_frame(sent))
+            self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
 
     def broadcast_abort(self) -> None:
         """See GroupState. This rank may leave because of the failure, and must not be blamed.

@@ -10,7 +10,6 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,11 @@ from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire.dtypes import code_of
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, without_traceback
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, without_traceback
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 Array = np.ndarray[Any, Any]
-_REFUSAL_CHECK_SECONDS = 1e-4
-"""Minimum interval of looks for refusals: each takes some microseconds, and no answer comes sooner."""
 _SWEEP_SIZE = 2 * MAX_IN_FLIGHT
 """Pending messages before a new one makes the group look for those that have ended."""
 
@@ -42,7 +39,7 @@ class GroupMessages:
 
     Args:
         state: failure state of the group.
-        matcher: of the progress engine; it has the refusals of receivers, whatever carries the messages.
+        matcher: of the progress engine.
 
     Attributes:
         transport: carries the messages, by default the matcher; may be replaced while no message is pending.
@@ -54,7 +51,6 @@ class GroupMessages:
         self.transport: MessageTransport = matcher
         self._sources = tuple(rank for rank in state.ranks if rank != state.engine.rank)
         self._op_stats = {"send": OpStats(), "recv": OpStats()}
-        self._sent_at = 0.0
         self._lock = threading.Lock()
         self._pending: dict[int, PendingMessage] = {}
         self.waiting: dict[tuple[int, int], PendingMessage] = {}
@@ -80,10 +76,8 @@ class GroupMessages:
             message = PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
             if options.async_op:
                 source = message.source if op == "recv" else None
-                refusal = partial(self.take_refusal, transfer.eager_id) if transfer.eager_id else None
-                return MessageWork(
-                    message.complete, options.result, message.deadline, source, message.abandon, refusal
-                ), transfer
+                work = MessageWork(message.complete, options.result, message.deadline, source, message.abandon)
+                return work, transfer
             message.complete(message.deadline)
             return None, transfer
         # Carried at once, as most short messages are: without a PendingMessage.
@@ -110,32 +104,7 @@ class GroupMessages:
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)
             if options.async_op and not transfer.done and rank != state.engine.rank:
                 transport.progress_in_background(transfer)
-        if op == "send":
-            self._sent_at = time.monotonic()
-            state.refusal_check_at = min(state.refusal_check_at, self._sent_at + _REFUSAL_CHECK_SECONDS)
-            state.unanswered = True
         return transfer
-
-    def raise_refusal(self) -> None:
-        """Raise the error of an earlier message that its receiver has refused, if the answer has come; once.
-
-        Every call of the group, collectives included, begins with this where ``state.unanswered``, at most once in
-        _REFUSAL_CHECK_SECONDS, and ever more rarely the longer the latest send is ago. The call is not made then and
-        has taken no sequence number: this rank makes it again, and remains in step with the others, which wait for it
-        meanwhile.
-        """
-        state, now = self.state, time.monotonic()
-        state.refusal_check_at = now + max(_REFUSAL_CHECK_SECONDS, now - self._sent_at)
-        state.engine.progress()
-        if self.matcher.refusals:
-            with state.engine.lock:
-                self.matcher.raise_refusal()
-
-    def take_refusal(self, eager_id: int) -> DistBackendError | None:
-        """Return the error of an eager message, if its receiver has refused it by now; once."""
-        self.state.engine.progress()
-        with self.state.engine.lock:
-            return self.matcher.take_refusal(eager_id)
 
     def partners(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that may be at the other end of a message to or from ``rank``."""

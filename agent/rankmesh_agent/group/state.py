@@ -46,8 +46,6 @@ class GroupState(ABC):
         details: see Options.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
-        unanswered: whether a message of this rank was sent that its receiver may still refuse.
-        refusal_check_at: earliest time of the next look for refusals, by the monotonic clock.
         name, ranks, recorder, lock: see above.
     """
 
@@ -67,8 +65,6 @@ class GroupState(ABC):
         self.started_at: float | None = None
         self.deadline = Deadline(0)
         self.details: Details = None
-        self.unanswered = False
-        self.refusal_check_at = 0.0
         self.name = name
         self.ranks = self.global_ranks = ranks
         self.recorder = recorder
@@ -131,7 +127,6 @@ class GroupState(ABC):
     def end_in_child(self) -> None:
         """End the group in a forked child, without a message to the members."""
         reset_lock(self.lock)
-        self.unanswered = False
         self.failure = GroupAbortedError(
             f"group {self.name!r} is the group of process {os.getppid()}, which has forked this one: a forked child is "
             "not a rank; call init_process_group in it to join a job of its own",

@@ -292,7 +292,6 @@ class MessageWork(Work):
         source: returns the global rank of a received message's sender.
         abandon: gives the message up because of an error: waits for it fail, and if its data is on the way, the group
             ends, too.
-        refusal: returns the error of a message that its receiver refuses after its end, if it has done so by now; once.
 
     Attributes:
         abandon: see above.
@@ -305,10 +304,8 @@ class MessageWork(Work):
         deadline: Deadline,
         source: Callable[[], int] | None = None,
         abandon: Callable[[BaseException], None] = lambda error: None,
-        refusal: Callable[[], DistError | None] | None = None,
     ) -> None:
         self._complete_message = complete
-        self._refusal = refusal
         self._arrays = arrays
         self._deadline = deadline
         self._source = source
@@ -332,8 +329,7 @@ class MessageWork(Work):
         return self._done
 
     def exception(self) -> BaseException | None:
-        if self.is_completed():
-            self._look_for_refusal()
+        self.is_completed()
         return self._error
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
@@ -355,14 +351,9 @@ class MessageWork(Work):
                 raise
             finally:
                 self._completing.release()
-        self._look_for_refusal()
         if self._error is not None:
             raise without_traceback(self._error)
         return True
-
-    def _look_for_refusal(self) -> None:
-        if self._refusal is not None and self._error is None:
-            self._error = self._refusal()
 
     def result(self) -> list[Any]:
         self.wait()

@@ -45,7 +45,7 @@ class Acceptor:
 
     Args:
         listener: a listening socket; its owner shuts it down to end ``run``, and closes it.
-        services: serve the connections that begin with a PREFACE, which block from then on.
+        services: serve the connections that begin with a PREFACE, which block from then on, and end their admission.
         prefaces: first bytes of the other protocols, besides HTTP and TLS.
         forward: takes all other connections.
     """
@@ -53,7 +53,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        services: Mapping[Service, Callable[[socket.socket], None]],
+        services: Mapping[Service, Callable[[socket.socket, Admission], None]],
         prefaces: Iterable[bytes],
         forward: Callable[[Accepted], object],
     ) -> None:
@@ -61,7 +61,7 @@ class Acceptor:
         self._services = services
         self._prefaces = tuple(prefaces)
         self._forward = forward
-        self._limit = ConnectionLimit("connections whose clients have sent no request")
+        self._limit = ConnectionLimit("connections whose clients have sent no request and no credential")
         self._undecided: dict[int, Admission] = {}  # oldest first
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
@@ -127,13 +127,15 @@ class Acceptor:
 
     def _examine(self, descriptor: int, event: int) -> None:
         """Look at what a client has sent, and have it served if that suffices."""
-        sock = self._undecided[descriptor].sock
+        admission = self._undecided[descriptor]
+        sock = admission.sock
         try:
             start = sock.recv(PREFACE_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return
         except OSError:
             start = b""
+        admission.peeked = len(start)
         kind = is_preface(start)
         if start and kind is not None and not any(each != start and each.startswith(start) for each in self._prefaces):
             self._serve(self._remove(descriptor), start, is_service=kind)
@@ -143,17 +145,16 @@ class Acceptor:
             self._close(descriptor)  # else too few bytes have come to decide
 
     def _serve(self, admission: Admission, start: bytes, *, is_service: bool) -> None:
-        sock = admission.sock
+        sock, admission.peeked = admission.sock, 0
         try:
             if not is_service:
                 self._forward(Accepted(sock, start, admission))
                 return
-            admission.end()
             sock.setblocking(True)
             service = service_of(start)
             handler = None if service is None else self._services.get(service)
             if handler is not None:
-                handler(sock)
+                handler(sock, admission)
                 return
             sock.recv(MOST_BYTES)
             sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

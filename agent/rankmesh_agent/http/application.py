@@ -31,9 +31,6 @@ from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import Problem
 from rankmesh_agent.wire.version import __version__
 
-ProblemResponse = tuple[Problem, Mapping[str, str]]
-"""A problem document, and the headers of its response."""
-
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _PROBLEM_CONTENT = {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -98,8 +95,7 @@ class WebApplication(FastAPI):
         title: title of the OpenAPI document.
         description: description of the OpenAPI document.
         service: the service in a word, for the text of internal errors.
-        error_types: the exceptions that reject a request.
-        problem_response: returns the response to such an exception.
+        headers_of: returns the headers of the response to an error that rejects a request.
         options: options of FastAPI.
     """
 
@@ -108,8 +104,7 @@ class WebApplication(FastAPI):
         title: str,
         description: str,
         service: str,
-        error_types: tuple[type[Exception], ...] = (DistError,),
-        problem_response: Callable[[Any], ProblemResponse] = lambda error: (problem_of(error), {}),
+        headers_of: Callable[[Any], Mapping[str, str]] = lambda error: {},
         **options: Any,
     ) -> None:
         super().__init__(
@@ -122,14 +117,13 @@ class WebApplication(FastAPI):
             **options,
         )
 
-        async def on_error(_: Request, error: Exception) -> JSONResponse:
-            return _problem_response(*problem_response(error))
+        async def on_error(_: Request, error: DistError) -> JSONResponse:
+            return _problem_response(problem_of(error), headers_of(error))
 
         async def on_bug(request: Request, error: Exception) -> JSONResponse:
             return _problem_response(bug(service, request.method, request.url.path, error))
 
-        for kind in error_types:
-            self.exception_handler(kind)(on_error)
+        self.exception_handler(DistError)(on_error)
         self.exception_handler(RequestValidationError)(_on_invalid_request)
         self.exception_handler(InvalidBodyError)(_on_invalid_body)
         self.exception_handler(HTTPException)(_on_http_error)

@@ -23,6 +23,7 @@ from rankmesh_agent.config.settings import Settings, protection, require_token_b
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net import tls
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
 from rankmesh_agent.net.fork import import_lock
 from rankmesh_agent.net.sockets import bind, interfaces, reachable_addresses, url_for, url_of
@@ -49,8 +50,8 @@ def create_application(factory: Callable[[], T]) -> T:
 class ConnectionHandler(Protocol):
     """Server of the connections that begin with the PREFACE of a service."""
 
-    def handle(self, sock: socket.socket) -> None:
-        """Serve a connection. From any thread."""
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
+        """Serve a connection; end its admission when the client is accepted, or before the close. From any thread."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -188,8 +189,8 @@ class HttpServer:
                 self._uvicorn.take_accepted()
 
         handlers = {service: handler.handle for service, handler in services.items()}
-        acceptor = Acceptor(self._listener, handlers, protocols, forward)
-        accepting = threading.Thread(target=self._accept, args=(acceptor,), name=f"{self._name}-accept", daemon=True)
+        self._acceptor = Acceptor(self._listener, handlers, protocols, forward)
+        accepting = threading.Thread(target=self._accept, name=f"{self._name}-accept", daemon=True)
         self._threads = [accepting, serving]
         if not on_demand:
             serving.start()
@@ -212,9 +213,9 @@ class HttpServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
-    def _accept(self, acceptor: Acceptor) -> None:
+    def _accept(self) -> None:
         try:
-            acceptor.run()
+            self._acceptor.run()
         finally:
             self._listener.close()  # resets the connections that wait in its queue
             if self.failure or self._stopping:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
 import time
 from http import HTTPStatus
 from typing import Any
@@ -14,9 +13,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from rankmesh_agent.http.acceptor import HEAD_SECONDS
 from rankmesh_agent.http.middleware import encode_problem, problem
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
-from rankmesh_agent.net.descriptors import DescriptorLimitError, reason
-from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
-from rankmesh_agent.wire.errors import DistError
 
 MAX_HEAD_BYTES = 64 << 10
 """Limit of a request's head, and so of its URL."""
@@ -28,27 +24,22 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
     Args:
         admission: the connection's place among those whose clients have sent no request.
         idle: limits the connections that wait for the next request, or for the rest of one.
-        same_user: whether to refuse other users' processes.
         options: those of uvicorn.
     """
 
-    app_state: dict[str, Any]
     cycle: Any
     transport: Any
     server_state: Any
 
-    def __init__(self, admission: Admission, idle: ConnectionLimit, *, same_user: bool, **options: Any) -> None:
+    def __init__(self, admission: Admission, idle: ConnectionLimit, **options: Any) -> None:
         super().__init__(**options)
         self._admission = admission
         self._idle = idle
-        self._same_user = same_user
         self._head_bytes = 0
         self._deadline = math.inf
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self._same_user:
-            self.app_state = {**self.app_state, "refusal": _refusal(transport.get_extra_info("socket"))}
         self._deadline = time.monotonic() + HEAD_SECONDS
         self._admission.renew()  # it may have completed the handshake of TLS
 
@@ -112,14 +103,3 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # th
         self._deadline = math.inf
         if cycle.response_complete or cycle.more_body:
             self._admission = self._idle.admit(self.transport.get_extra_info("socket"))
-
-
-def _refusal(sock: socket.socket) -> DistError | None:
-    """Return why the requests of a connection are refused, None if they are not."""
-    try:
-        check_peer(sock)
-    except PeerRefusedError as error:
-        return error
-    except OSError as error:
-        return DescriptorLimitError(f"cannot determine the user of the client: {reason(error)}")
-    return None

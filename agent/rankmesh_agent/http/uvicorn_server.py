@@ -20,11 +20,11 @@ from rankmesh_agent.http.acceptor import HEAD_SECONDS, Accepted
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES, LimitedProtocol
 from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import ConnectionLimit
-from rankmesh_agent.net.descriptors import is_exhausted, warn_exhausted
-from rankmesh_agent.net.peer_credentials import warn_refused
+from rankmesh_agent.net.descriptors import DescriptorLimitError, is_exhausted, reason, warn_exhausted
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
 from rankmesh_agent.net.tls import RECORD, refuse_plain, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
-from rankmesh_agent.wire.errors import AuthenticationError
+from rankmesh_agent.wire.errors import AuthenticationError, DistError
 
 _KEEP_ALIVE_SECONDS = 75
 """Seconds that an idle connection is kept: ranks of a large job send a heartbeat in some tens of seconds."""
@@ -144,10 +144,9 @@ class EventDrivenServer(uvicorn.Server):
             return LimitedProtocol(
                 admission,
                 self._idle,
-                same_user=self._same_user,
                 config=self.config,
                 server_state=self.server_state,
-                app_state=self.lifespan.state,
+                app_state=self.lifespan.state | ({"refusal": _refusal(sock)} if self._same_user else {}),
             )
 
         limit = None if context is None else HEAD_SECONDS
@@ -201,3 +200,14 @@ class EventDrivenServer(uvicorn.Server):
             warn_exhausted("a client of the HTTP port is not served", error)
         else:
             loop.default_exception_handler(context)
+
+
+def _refusal(sock: socket.socket) -> DistError | None:
+    """Return why the requests of a connection are refused, None if they are not."""
+    try:
+        check_peer(sock)
+    except PeerRefusedError as error:
+        return error
+    except OSError as error:
+        return DescriptorLimitError(f"cannot determine the user of the client: {reason(error)}")
+    return None

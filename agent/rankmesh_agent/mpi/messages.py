@@ -8,9 +8,9 @@
 
 The header has dtype and size, which MPI does not compare. Headers and bodies have tags of their own; MPI keeps the
 messages between two ranks with one tag in order. A receive whose dtype or size differs from the message's consumes the
-message and raises. Its sender is informed outside of MPI, and raises at its next message to or from that rank. Messages
-in flight progress while a thread waits for one or begins one, and at each check of the watchdog. Every method is called
-with the mesh's lock held, except ``wait`` and ``progress``.
+message and raises, and the group ends: the sender's next call raises the error. Messages in flight progress while a
+thread waits for one or begins one, and at each check of the watchdog. Every method is called with the mesh's lock held,
+except ``wait`` and ``progress``.
 
 MPI can cancel a receive whose header has not arrived, and nothing else. Other requests in flight when the group ends
 stay in ``_orphaned``, with the memory that MPI reads or writes, until they complete.
@@ -92,7 +92,7 @@ class MpiMessages:
 
     Args:
         comm: mpi4py's communicator of the group.
-        group: the group, whose matcher has the messages that peers have refused.
+        group: the group, which a message that does not fit ends.
 
     Attributes:
         max_count: largest count of an MPI call, in bytes; smaller in tests.
@@ -117,9 +117,7 @@ class MpiMessages:
 
         Raises:
             ValueError: the tag is out of range.
-            DistBackendError: the rank refused an earlier message.
         """
-        self._matcher.raise_refusal(rank)
         mpi_tag, to = self._mpi_tag(tag), self._ranks.index(rank)
         transfer = Transfer()
         header = _HEADER.pack(dtype, len(view))
@@ -139,9 +137,7 @@ class MpiMessages:
 
         Raises:
             ValueError: the tag is out of range.
-            DistBackendError: the rank refused an earlier message.
         """
-        self._matcher.raise_refusal(source)
         mpi_tag = self._mpi_tag(tag)
         header = np.empty(_HEADER.size + INLINE, np.uint8)
         source_rank = self._mpi.ANY_SOURCE if source == ANY else self._ranks.index(source)

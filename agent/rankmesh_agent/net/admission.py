@@ -2,15 +2,19 @@
 
 Each listener has its own limit, a part of the limit of open descriptors: the rest stays for the rank itself. At the
 limit, a new connection takes the place of the one that has waited longest. So clients that send nothing keep no other
-one out.
+one out. A connection with bytes that its server has yet to read does not wait for its client: when many ranks join at
+once, their requests wait for a busy server.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import resource
 import socket
+import sys
+import termios
 import time
 from collections import OrderedDict
 
@@ -32,13 +36,25 @@ class Admission:
     Args:
         limit: the limit.
         sock: the connection; ``end`` must precede its close.
+
+    Attributes:
+        peeked: number of bytes that the server has read and left in the socket.
     """
 
     def __init__(self, limit: ConnectionLimit, sock: socket.socket) -> None:
         self._limit = limit
         self.sock = sock
         self.since = time.monotonic()
+        self.peeked = 0
         self.has_ended = False
+
+    def has_unread(self) -> bool:
+        """Return whether the client has sent bytes that the server has yet to read."""
+        try:
+            unread = fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, bytes(4))
+        except (OSError, ValueError):
+            return False
+        return int.from_bytes(unread, sys.byteorder) > self.peeked
 
     def renew(self) -> None:
         """Put the connection behind all others: its client has completed a step."""
@@ -66,7 +82,7 @@ class ConnectionLimit:
         evicted: those that have lost their places, and that their server has yet to close.
     """
 
-    def __init__(self, what: str, share: int = 16, most: int = MOST) -> None:
+    def __init__(self, what: str, share: int = 8, most: int = MOST) -> None:
         self._what = what
         self._share = share
         self._most = most
@@ -86,7 +102,8 @@ class ConnectionLimit:
     def make_room(self) -> bool:
         """Shut down the connection that has waited longest, at the limit; return whether one more may be accepted now.
 
-        Not if that one has come a moment ago, or its server has yet to close as many: then clients wait in the backlog.
+        Not if that one has come a moment ago, or its server has yet to close as many, or to read from all: then clients
+        wait in the backlog.
         """
         size = self.size
         if len(self.waiting) < size:
@@ -103,14 +120,20 @@ class ConnectionLimit:
 
     def _evict(self, min_seconds: float = 0.0) -> bool:
         """Shut down the connection that has waited longest, if it has for some time: its server closes it."""
-        try:
-            admission, _ = self.waiting.popitem(last=False)
-        except KeyError:
-            return False
-        if time.monotonic() - admission.since < min_seconds:
+        for _ in range(len(self.waiting)):
+            try:
+                admission, _ = self.waiting.popitem(last=False)
+            except KeyError:
+                return False
+            is_young = time.monotonic() - admission.since < min_seconds
+            if not is_young and not admission.has_unread():
+                break
             self.waiting[admission] = None
-            with contextlib.suppress(KeyError):
-                self.waiting.move_to_end(admission, last=False)
+            if is_young:
+                with contextlib.suppress(KeyError):
+                    self.waiting.move_to_end(admission, last=False)
+                return False
+        else:
             return False
         self.evicted.add(admission)
         if admission.has_ended:  # meanwhile, in another thread

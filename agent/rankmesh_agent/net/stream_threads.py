@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rankmesh_agent.net.admission import Admission, ConnectionLimit
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.net.stream import FramedStream
 
@@ -23,25 +23,20 @@ class StreamThreads(Generic[S]):
         make: returns the stream of a connection.
         serve: serves a stream to its end. It ends the admission once the client is authenticated.
         name: of the threads.
-        clients: the clients, for the log.
-
-    Attributes:
-        limit: of the streams whose clients have sent no credential.
+        client: a client, for the log.
     """
 
     def __init__(
-        self, make: Callable[[socket.socket], S], serve: Callable[[S, Admission], None], name: str, clients: str
+        self, make: Callable[[socket.socket], S], serve: Callable[[S, Admission], None], name: str, client: str
     ) -> None:
         self._make, self._serve = make, serve
-        self._name, self._clients = name, clients
-        self.limit = ConnectionLimit(f"{clients} that have sent no credential")
+        self._name, self._client = name, client
         self._lock = threading.Lock()
         self._threads: dict[S, threading.Thread] = {}
         self._closed = False
 
-    def start(self, sock: socket.socket) -> None:
+    def start(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection from now on. It is closed if it cannot be served."""
-        admission = self.limit.admit(sock)
         try:
             stream = self._make(sock)
             thread = threading.Thread(target=self._run, args=(stream, admission), name=self._name, daemon=True)
@@ -51,7 +46,7 @@ class StreamThreads(Generic[S]):
                     self._threads[stream] = thread
                     return
         except (OSError, RuntimeError) as error:  # the client is gone, or the system has no more threads
-            log_failure(f"one of the {self._clients} is not served", error)
+            log_failure(f"{self._client} is not served", error)
         admission.end()
         sock.close()
 

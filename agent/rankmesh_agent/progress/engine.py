@@ -39,6 +39,7 @@ _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
 _MAX_PASSED_ON = 64
 """Lost ranks of which a rank tells others. The first ones matter: they end the calls of all."""
+_MAX_DEPARTURES = 256
 SILENT_SECONDS = 8.0
 """Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
 
@@ -100,6 +101,8 @@ class ProgressEngine(Driver):
         on_demand: whether ranks connect on demand, so that some may not be connected.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
+            ranks that connect later get it, too.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
         on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
@@ -150,6 +153,7 @@ class ProgressEngine(Driver):
             self._is_rank,
         )
         self._sinks.add(wait_graph.GROUP, self.waits)
+        self.departures: deque[tuple[tuple[int, ...], list[bytes]]] = deque(maxlen=_MAX_DEPARTURES)
         self._goodbye: list[bytes] = []
 
     def transports(self) -> dict[int, str]:
@@ -178,6 +182,9 @@ class ProgressEngine(Driver):
             if self.on_connected is not None:
                 self.on_connected(rank, connection.fileno())
             self._flush(peer)
+            for members, departure in self.departures:
+                if rank in members:
+                    self.send(rank, departure)
             if self._goodbye:
                 self.send(rank, self._goodbye)
             self._poller.wake_sleeper()

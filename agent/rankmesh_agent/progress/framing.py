@@ -29,15 +29,14 @@ _TURN_BYTES = 8 << 20
 
 
 class Transfer:
-    """A frame being sent, or a buffer being filled; ``eager_id`` is the number of an eager message, else 0."""
+    """A frame being sent, or a buffer being filled."""
 
-    __slots__ = ("done", "eager_id", "error", "source")
+    __slots__ = ("done", "error", "source")
 
     def __init__(self) -> None:
         self.done = False
         self.error: Exception | None = None
         self.source = -1
-        self.eager_id = 0
 
 
 class RemoteRead:

@@ -13,10 +13,9 @@
 
 A receiver without a matching receive holds at most WINDOW bytes from each sender, then only announcements (RTS), at
 most MAX_ANNOUNCED: its memory is bounded, and a sender that exceeds these bounds is disconnected. A receive whose dtype
-or size differs from the message's raises at both ends: the receiver sends a REFUSE. If the send has returned already,
-as that of an eager message has, the refusal is kept until a call of the sender raises it; ``part`` of an EAGER and of
-its REFUSE has the message's number. Ranks are numbered as in the engine; all methods but ``wait`` and ``progress`` are
-called with the engine's lock held.
+or size differs from the message's raises at both ends: the receiver sends a REFUSE. The send of an eager message has
+returned by then: the group ends, and the sender's next call raises the error. Ranks are numbered as in the engine; all
+methods but ``wait`` and ``progress`` are called with the engine's lock held.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ MAX_ANNOUNCED = 1 << 18
 """Maximum number of announcements of one sender in the receiver's queue."""
 _MIN_COST = 1 << 10
 """Minimum credit of a message, since an empty one occupies memory, too."""
-_MAX_EAGER_ID = 0xFFFFFFFF
 _MAX_REASON_BYTES = 1 << 10
 """Bytes of a refusal's reason that are kept."""
-_NOT_MADE = "The message is lost; the call that raises this was not made, and can be made again"
 
 
 @dataclass(eq=False, slots=True)
@@ -82,30 +79,23 @@ class _Credit:
 
 @dataclass(eq=False)
 class MessageMatcher:
-    """One rank's end of the messages of a group."""
+    """One rank's end of the messages of a group; ``on_misfit`` ends it because of an eager message."""
 
     engine: ProgressEngine
     group: int
     global_rank: Callable[[int], int]
+    on_misfit: Callable[[str], None]
     receives: PostedReceives = field(default_factory=PostedReceives)
     unexpected: UnexpectedMessages = field(default_factory=UnexpectedMessages)
     announced: dict[int, _AnnouncedSend] = field(default_factory=dict)
     cleared: dict[tuple[int, int], Receive] = field(default_factory=dict)
     credits: defaultdict[int, _Credit] = field(default_factory=lambda: defaultdict(_Credit))
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    refusals: dict[tuple[int, int], DistBackendError] = field(default_factory=dict)
-    eager_ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     # Calls
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to send ``view`` to a rank; the caller must not change it until the transfer is done.
-
-        Raises:
-            DistBackendError: the rank refused an earlier message.
-        """
-        if self.refusals:
-            self.raise_refusal(rank)
+        """Begin to send ``view`` to a rank; the caller must not change it until the transfer is done."""
         transfer = Transfer()
         if rank == self.engine.rank:
             number = next(self.ids)
@@ -116,8 +106,7 @@ class MessageMatcher:
         cost = max(len(view), _MIN_COST)
         if len(view) <= self.engine.eager_limit and cost <= credit.available:
             credit.available -= cost
-            number = transfer.eager_id = next(self.eager_ids) & _MAX_EAGER_ID
-            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, number, 0, tag, len(view))
+            header = frames.encode(Opcode.EAGER, dtype, self.group, self.engine.epoch, 0, 0, tag, len(view))
             self.engine.send(rank, [header, view], transfer)
         else:
             number = next(self.ids)
@@ -130,13 +119,7 @@ class MessageMatcher:
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to receive into ``view`` from a rank, or from ANY.
-
-        Raises:
-            DistBackendError: the rank refused an earlier message.
-        """
-        if self.refusals:
-            self.raise_refusal(source)
+        """Begin to receive into ``view`` from a rank, or from ANY."""
         wanted = Receive(source, tag, dtype, view, Transfer())
         if not self._match(wanted):
             self.receives.post(wanted)
@@ -184,30 +167,15 @@ class MessageMatcher:
         """Let the background thread make progress on a message; see ProgressEngine."""
         self.engine.progress_in_background(self.group, transfer)
 
-    def refuse(self, rank: int, why: str, number: int = UNANNOUNCED, eager_id: int = 0) -> None:
-        """Refuse a message of a rank that does not fit; if it was not announced, a later call of the rank raises."""
-        if rank == self.engine.rank:
-            self._on_refuse(rank, number, eager_id, why)
-            return
-        payload = why.encode()
-        self.engine.send(rank, [self._frame(Opcode.REFUSE, part=eager_id, seq=number, length=len(payload)), payload])
-
-    def raise_refusal(self, rank: int | None = None) -> None:
-        """Raise the error of an earlier message that a rank, by default any, has refused, if there is one; once.
-
-        To be called before a call begins: the error says that the call was not made.
-        """
-        for refused in self.refusals:
-            if rank is None or refused[0] == rank:
-                error = self.refusals.pop(refused)
-                raise DistBackendError(f"{error.message}. {_NOT_MADE}", **error.details())
-
-    def take_refusal(self, eager_id: int) -> DistBackendError | None:
-        """Return the error of an eager message that has been refused, None if there is none; once."""
-        for refused in self.refusals:
-            if refused[1] == eager_id:
-                return self.refusals.pop(refused)
-        return None
+    def refuse(self, rank: int, why: str, number: int = UNANNOUNCED) -> None:
+        """Refuse a message of a rank that does not fit."""
+        if number == UNANNOUNCED:
+            self.on_misfit(why)
+        elif rank == self.engine.rank:
+            self._on_refuse(rank, number, why)
+        else:
+            payload = why.encode()
+            self.engine.send(rank, [self._frame(Opcode.REFUSE, seq=number, length=len(payload)), payload])
 
     # Without the lock
 
@@ -237,7 +205,7 @@ class MessageMatcher:
                     self._return_credit(rank, header.length)
                     placed.transfer.done = True
                     return
-                message = Message(rank, header.tag, header.dtype, header.length, payload=payload, eager_id=header.part)
+                message = Message(rank, header.tag, header.dtype, header.length, payload=payload)
                 self._on_message(message)
             case Opcode.RTS:
                 exposed = header.fingerprint, header.part
@@ -261,7 +229,7 @@ class MessageMatcher:
                 credit.available = min(WINDOW, credit.available + header.total)
             case Opcode.REFUSE:
                 reason = bytes(payload[:_MAX_REASON_BYTES]).decode(errors="replace")
-                self._on_refuse(rank, header.seq, header.part, reason)
+                self._on_refuse(rank, header.seq, reason)
             case Opcode.WITHDRAW:
                 self._on_withdraw(rank, header.seq)
 
@@ -319,7 +287,7 @@ class MessageMatcher:
             source = self.global_rank(message.source)
             sent, expected = (message.dtype, message.nbytes), (wanted.dtype, len(wanted.view))
             mismatch = mismatch_reason(source, wanted.tag, sent, expected)
-            self.refuse(message.source, mismatch, message.id, message.eager_id)
+            self.refuse(message.source, mismatch, message.id)
             transfer.error = DistBackendError(mismatch)
         elif message.source == self.engine.rank:
             announced = self.announced.pop(message.id)
@@ -343,17 +311,11 @@ class MessageMatcher:
             read.transfer.done = True
         self.engine.send(rank, [self._frame(Opcode.DONE if valid else Opcode.CTS, seq=number)])
 
-    def _on_refuse(self, rank: int, number: int, eager_id: int, why: str) -> None:
-        receiver = self.global_rank(rank)
-        error = DistBackendError(f"rank {receiver} refused the message: {why}")
+    def _on_refuse(self, rank: int, number: int, why: str) -> None:
         announced = self.announced.pop(number, None)
         if announced is not None:
-            announced.transfer.error = error
+            announced.transfer.error = DistBackendError(f"rank {self.global_rank(rank)} refused the message: {why}")
             announced.transfer.done = True
-        elif number == UNANNOUNCED:
-            self.refusals.setdefault((rank, eager_id), error)
-            if sum(source == rank for source, _ in self.refusals) > WINDOW // _MIN_COST:  # also of messages over MPI
-                raise ProtocolError(f"rank {receiver} refused more messages than it has been sent")
 
     def _on_withdraw(self, rank: int, number: int) -> None:
         """Drop a withdrawn message; its receive waits for the next message."""

@@ -47,7 +47,6 @@ class Message:
     id: int = UNANNOUNCED
     exposed: tuple[int, int] = (0, 0)
     payload: memoryview | bytes | None = None
-    eager_id: int = 0
 
 
 class PostedReceives:

@@ -198,8 +198,9 @@ class RemoteAgent:
             "standalone agent (hosting=embedded)"
         )
 
-    def open_store(self) -> Store:
-        """Return the job's store, by way of the agent; the caller closes it."""
+    @property
+    def store(self) -> Store:
+        """The job's store, by way of the agent."""
         return SessionStore(self._client)
 
     def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:

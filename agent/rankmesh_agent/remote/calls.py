@@ -107,8 +107,7 @@ class Collective(Request[None]):
 class Message(Request[int | None]):
     """Begin a point-to-point message; with ``blocking``, complete it.
 
-    The result is None while it is not complete, then the rank of the sender of a received message, and the number of a
-    sent one if its receiver may still refuse it. ``number`` is counted by the client.
+    The result is None while it is not complete, then the rank of the sender. ``number`` is counted by the client.
     """
 
     group: int
@@ -124,8 +123,6 @@ class Message(Request[int | None]):
     def execute(self, session: Session, stream: AgentStream) -> int | None:
         array = stream.take_message(_dtype(self.dtype), self.count, sent=self.sends)
         group = session.group(self.group)
-        if group.state.unanswered:
-            group.raise_refusal()
         options = Options(self.seconds, async_op=not self.blocking)
         message = group.messages.begin("send" if self.sends else "recv", array, self.rank, self.tag, options)
         session.messages[self.number] = HeldMessage(group, message, None if self.sends else array)
@@ -157,10 +154,9 @@ class Wait(Request[int | None]):
         if not done:
             return None
         session.messages.pop(self.number, None)
-        if array is None:
-            return message.transfer.eager_id
-        stream.return_message(array)
-        return message.source()
+        if array is not None:
+            stream.return_message(array)
+        return -1 if array is None else message.source()
 
 
 class Cancel(Request[None]):
@@ -176,20 +172,6 @@ class Cancel(Request[None]):
             held.message.abandon(error_from(self.error, at_agent=True))
             if not self.waited:
                 session.messages.pop(self.number, None)
-
-
-class Refusal(Request[None]):
-    """Raise the error of an eager message, by default of any, if its receiver has refused it."""
-
-    group: int
-    eager_id: int | None = None
-
-    def execute(self, session: Session, stream: AgentStream) -> None:
-        group = session.group(self.group)
-        if self.eager_id is None:
-            group.raise_refusal()
-        elif (error := group.messages.take_refusal(self.eager_id)) is not None:
-            raise error
 
 
 class Verify(Request[None]):

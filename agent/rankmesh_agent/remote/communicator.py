@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import MessageWork, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
-from rankmesh_agent.remote.calls import Cancel, Message, Refusal, Wait
+from rankmesh_agent.remote.calls import Cancel, Message, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_data
 from rankmesh_agent.remote.requests import Failure, Request, SetGlobalRanks, SetTimeout
@@ -26,8 +25,6 @@ from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
 
-_REFUSAL_CHECK_SECONDS = 0.05
-"""Minimum interval of requests for refusals, except after a send: each is a round trip."""
 _message_numbers = itertools.count(1)
 """Numbers of this process's messages in requests to the agent."""
 
@@ -91,20 +88,12 @@ class RemoteCommunicator(Communicator):
     # Point-to-point
 
     def send(self, array: Array, rank: int, tag: int, options: Options) -> Work | None:
-        work = self._message(array, rank, tag, options, sends=True).work()
-        self.state.unanswered, self.state.refusal_check_at = True, 0.0
-        return work
+        return self._message(array, rank, tag, options, sends=True).work()
 
     def receive(self, array: Array, rank: int, tag: int, options: Options) -> Work | int:
         message = self._message(array, rank, tag, options, sends=False)
         work = message.work()
         return message.result if work is None else work
-
-    def raise_refusal(self, *, message: bool = False) -> None:
-        """See Communicator. The agent has the answers; it looks for them itself before a message."""
-        if not message:
-            self.state.refusal_check_at = time.monotonic() + _REFUSAL_CHECK_SECONDS
-            self._client.ask(Refusal(self.id))
 
     def _message(self, array: Array, rank: int, tag: int, options: Options, *, sends: bool) -> _Message:
         self.state.raise_if_failed()
@@ -166,15 +155,5 @@ class _Message:
         """Return the Work of an asynchronous message."""
         if not self._options.async_op:
             return None
-        if self._message.sends:
-            return MessageWork(self.wait, self._options.result, self._deadline, refusal=self._refusal)
-        return MessageWork(self.wait, self._options.result, self._deadline, lambda: self.result)
-
-    def _refusal(self) -> DistError | None:
-        """Return the error of an eager message, if its receiver has refused it by now; once."""
-        if self.result > 0:
-            try:
-                self._client.ask(Refusal(self._message.group, self.result))
-            except DistError as error:
-                return error
-        return None
+        source = None if self._message.sends else lambda: self.result
+        return MessageWork(self.wait, self._options.result, self._deadline, source)

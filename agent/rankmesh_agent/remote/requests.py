@@ -136,7 +136,7 @@ class StoreCommand(Request[bytes]):
     frame: bytes
 
     def execute(self, session: Session, stream: AgentStream) -> bytes:
-        return codec.serve(self.frame, functools.partial(_execute_command, session.store, stream))
+        return codec.serve(self.frame, functools.partial(_execute_command, session.agent.store, stream))
 
 
 def _execute_command(store: StoreClient, stream: AgentStream, request: codec.Request) -> Any:

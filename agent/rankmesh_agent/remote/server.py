@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.fork import close_in_children
@@ -66,7 +66,8 @@ class SessionServer:
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._tls = tls_settings()
-        self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "attached processes")
+        self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "an attached process")
+        self._limit = ConnectionLimit("attached processes that have sent no credential")
         self._places = threading.BoundedSemaphore(_MAX_STREAMS)
         self._sessions: dict[str, Session] = {}
         """By their leases' ids."""
@@ -86,14 +87,15 @@ class SessionServer:
         self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
         self._thread.start()
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service. From any thread."""
         try:
             break_when_peer_vanishes(sock)
         except OSError:
+            admission.end()
             sock.close()
         else:
-            self._streams.start(sock)
+            self._streams.start(sock, admission)
 
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
@@ -111,7 +113,7 @@ class SessionServer:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            if not self._streams.limit.make_room() and not self._closed:
+            if not self._limit.make_room() and not self._closed:
                 time.sleep(_FULL_SECONDS)
                 continue
             try:
@@ -125,7 +127,7 @@ class SessionServer:
                 continue
             try:
                 if admit_peer(sock, self._credentials):
-                    self._streams.start(close_in_children(sock))
+                    self._streams.start(close_in_children(sock), self._limit.admit(sock))
                     continue
             except Exception as error:
                 log_failure("an attached process is not served", error)

@@ -16,7 +16,6 @@ from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import Joined, encode, error_data
 from rankmesh_agent.remote.leases import LeaseManager
-from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Kind
 from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, LeaseEndedError
@@ -52,7 +51,6 @@ class Session:
         groups: the process's groups, by their ids.
         messages: its messages in progress, by its own numbers.
         lost: errors of the ranks that have failed since it has asked for them.
-        store: the job's store.
 
     Raises:
         AgentTakenError: the agent is leased already.
@@ -61,7 +59,6 @@ class Session:
     agent: Agent
     groups: dict[int, LocalCommunicator]
     messages: dict[int, HeldMessage]
-    store: StoreClient
 
     def __init__(self, leases: LeaseManager, stream: FramedStream, terms: LeaseTerms, join_seconds: float) -> None:
         self.lost: deque[DistBackendError] = deque()
@@ -140,7 +137,6 @@ class Session:
             return False
         for stream in streams:
             stream.shutdown()
-        self.store.close()
         return True
 
     # For the requests
@@ -150,13 +146,10 @@ class Session:
         agent.watch_failures(self.lost.append)
         self.agent = agent
         self.groups, self.messages = {agent.world.id: agent.world}, {}
-        self.store = agent.open_store()
 
     def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> None:
         """Have the agent join the epoch of a larger world; the groups and messages before end. See Agent.grow."""
-        before = self.store
         self.enter(self._leases.grow(self.active, world_size, seconds, check))
-        before.close()
 
     def group(self, number: int) -> LocalCommunicator:
         """Return a group by its id."""

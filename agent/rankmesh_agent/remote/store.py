@@ -8,7 +8,7 @@ from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.requests import StoreCommand
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.store import Store
+from rankmesh_agent.store.store import Store, response_seconds
 from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class SessionStore(Store):
 
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
         if timeout is None:
-            timeout = self.limit(command)
+            timeout = response_seconds(command)
         request = bytes(codec.encode_command(command, 1, timeout=timeout))
         try:
             result = self._client.ask(StoreCommand(request), command.seconds + timeout)

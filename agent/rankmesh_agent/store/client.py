@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import is_exhausted
@@ -20,7 +20,7 @@ from rankmesh_agent.store import codec
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop
-from rankmesh_agent.store.store import Store, unresponsive_error
+from rankmesh_agent.store.store import Store, response_seconds
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.errors import (
     DistError,
@@ -31,6 +31,7 @@ from rankmesh_agent.wire.errors import (
     QueueEmptyError,
     RankFailedError,
     StoreTimeoutError,
+    StoreUnresponsiveError,
 )
 from rankmesh_agent.wire.hello import NAME_BYTES
 from rankmesh_agent.wire.store_frames import RequestId
@@ -41,22 +42,6 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 """Seconds between attempts to reach a server that is away, about an eighth of the time so far."""
 
 T = TypeVar("T")
-
-
-class KeyWaitInfo(NamedTuple):
-    """A wait for keys under way, for diagnosis.
-
-    Attributes:
-        op: name of the call.
-        keys: the keys.
-        since: when it began, by the monotonic clock.
-        seconds: its timeout.
-    """
-
-    op: str
-    keys: Sequence[str]
-    since: float
-    seconds: float
 
 
 class Call(Generic[T]):
@@ -71,10 +56,11 @@ class Call(Generic[T]):
         began: when it began, by time.monotonic.
         failure: the failure of a rank that has ended its wait, if any.
         cancelled: whether the caller does not wait for the result any more.
+        retries: how often it may be repeated at once if its connection breaks.
         connection: the connection that carries it now, or has before.
     """
 
-    __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id")
+    __slots__ = ("began", "cancelled", "command", "connection", "failure", "request_id", "retries")
 
     def __init__(self, command: Command[T], request_id: RequestId | None = None) -> None:
         self.command = command
@@ -82,6 +68,7 @@ class Call(Generic[T]):
         self.began = time.monotonic()
         self.failure: DistError | None = None
         self.cancelled = False
+        self.retries = 1
         self.connection: ClientConnection | None = None
 
     def interrupt(self) -> None:
@@ -89,11 +76,9 @@ class Call(Generic[T]):
         if self.connection is not None:
             self.connection.shutdown()
 
-    def info(self) -> KeyWaitInfo:
-        """Return the description of a call that waits."""
-        command = self.command
-        keys = getattr(command, "keys", None) or (getattr(command, "key", ""),)
-        return KeyWaitInfo(command.name, keys, self.began, command.seconds)
+    def awaited_keys(self) -> Sequence[str]:
+        """Return the command's keys."""
+        return getattr(self.command, "keys", None) or (getattr(self.command, "key", ""),)
 
     def remaining(self, timeout: float, slack: float) -> tuple[Command[T], float]:
         """Return the command and its time limit, less the time that has passed since the call began.
@@ -143,7 +128,7 @@ class PendingCall(Future[T]):
     def _run(self) -> None:
         command = self._call.command
         try:
-            timeout = min(self._client.limit(command), SUBMIT_SECONDS)
+            timeout = min(response_seconds(command), SUBMIT_SECONDS)
             result = self._client.execute(command, timeout, self._call)
         except Exception as error:
             if self.set_running_or_notify_cancel():
@@ -219,18 +204,6 @@ class StoreClient(Store):
                     ) from error
             time.sleep(min(_pause(deadline.elapsed()), deadline.remaining()))
 
-    def connect(self, timeout: float) -> ClientConnection:
-        """Return a connection for the caller's own use, which closes it.
-
-        Raises:
-            DistNetworkError: the server cannot be reached.
-            StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
-        """
-        try:
-            return self._pool.connect(lambda: self._connector.open(time.monotonic() + timeout))
-        except ProtocolError as error:
-            raise self._unreachable_error(error) from error
-
     def close(self) -> None:
         """Close all connections; calls in progress end with an error."""
         self._pool.close()
@@ -258,7 +231,7 @@ class StoreClient(Store):
             call: the call, if it has begun.
         """
         if timeout is None:
-            timeout = self.limit(command)
+            timeout = response_seconds(command)
         call = call or Call(command)
         ends = call.began + timeout + command.seconds
         again = False
@@ -271,9 +244,9 @@ class StoreClient(Store):
                 try:
                     return self._attempt(acquire(lambda: self._connector.open(ends)), call, timeout, again)
                 except StreamTimeoutError as error:
-                    raise unresponsive_error(self._name(), self._url, command, timeout) from error
+                    raise self._unresponsive_error(command, timeout) from error
                 except (StreamClosedError, DistNetworkError) as error:
-                    self._check_repeatable(call, error, ends, again)
+                    self._check_repeatable(call, error, ends)
                 again = True
         finally:
             self._waits.discard(call)
@@ -310,9 +283,7 @@ class StoreClient(Store):
         """Return the error of a call that has waited in vain, given the server's."""
         return error if call.failure is None else failed_wait_error(call.failure, error)
 
-    def _check_repeatable(
-        self, call: Call[Any], error: StreamClosedError | DistNetworkError, ends: float, again: bool
-    ) -> None:
+    def _check_repeatable(self, call: Call[Any], error: StreamClosedError | DistNetworkError, ends: float) -> None:
         """Return, after a pause if need be, if a call is to be repeated over a new connection; else raise its error."""
         command = call.command
         if isinstance(error.__cause__, RecordChangedError):
@@ -321,8 +292,9 @@ class StoreClient(Store):
                 f"the connection to {self._name()} is closed: {error.__cause__}{unknown}", address=self._url
             ) from None
         lost, pause = self._unreachable_error(error), _pause(time.monotonic() - call.began)
-        if isinstance(error, StreamClosedError) and not again and not call.cancelled:
-            return  # the server closed it while it was idle, perhaps
+        if isinstance(error, StreamClosedError) and call.retries and not call.cancelled:
+            call.retries -= 1  # the server closed it while it was idle, perhaps
+            return
         ended = call.cancelled or self._pool.closed or time.monotonic() + pause >= ends
         if lost is error and (ended or not self.returns or error.__cause__ is None):
             raise error
@@ -336,9 +308,9 @@ class StoreClient(Store):
         """Return whether a wait is under way."""
         return bool(self._waits)
 
-    def pending_waits(self) -> list[KeyWaitInfo]:
+    def pending_waits(self) -> set[Call[Any]]:
         """Return the waits under way. From any thread."""
-        return [call.info() for call in self._waits.copy()]
+        return self._waits.copy()
 
     def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
         """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.
@@ -353,8 +325,19 @@ class StoreClient(Store):
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
-            call.failure = call.failure or failure
-            call.interrupt()
+            if call.failure is None:  # else it does not wait any more
+                call.failure, call.retries = failure, 1
+                call.interrupt()
+
+    def _unresponsive_error(self, command: Command[T], timeout: float) -> StoreUnresponsiveError:
+        limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
+        limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
+        return StoreUnresponsiveError(
+            f"{self._name()} cannot be reached: timed out: its server did not respond to {command.name} within "
+            f"{limit}. Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout "
+            "waits for it",
+            address=self._url,
+        )
 
     def _closed_error(self) -> DistNetworkError:
         return DistNetworkError(f"the connection to the store at {self._url} is closed", address=self._url)

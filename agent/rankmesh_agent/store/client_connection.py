@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import SplitResult, urlsplit
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
-from rankmesh_agent.net.dial import connect
+from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.retry import until_accepted
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.spin import AdaptiveSpin
-from rankmesh_agent.net.stream import SLICE_SECONDS, FramedStream, StreamClosedError
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.wire import store_frames
@@ -44,8 +41,6 @@ class ClientConnection(FramedStream):
 
     name = b""
     """The connection's name at both ends, after the handshake."""
-    sent_in_part = False
-    """True if the latest command did not fit the socket's buffer, and its rest has not been sent."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -69,41 +64,36 @@ class ClientConnection(FramedStream):
         self.seq = seq = (self.seq + 1) & 0xFFFFFFFF
         frame = codec.encode_command(command, seq, request_id)
         data: bytes | bytearray
-        deadline = None  # only a call that does not end at once needs one
+        ends = time.monotonic() + timeout + command.seconds
         try:
             try:
                 sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
             except BlockingIOError:  # one slice of the time is over
                 sent = 0
             if sent != len(frame):
-                deadline = Deadline(timeout + command.seconds)
-                self.sent_in_part = True
-                self._send_all([memoryview(frame)[sent:]], deadline)
-                self.sent_in_part = False
+                self._send_all([memoryview(frame)[sent:]], _until(ends))
             try:
                 data = self.spin.poll() or self.sock.recv(_READ)
             except BlockingIOError:
-                deadline = deadline or Deadline(timeout + command.seconds - SLICE_SECONDS)
-                data = self._read_rest(b"", store_frames.HEADER_BYTES, deadline)
+                data = self._read_rest(b"", store_frames.HEADER_BYTES, ends)
         except OSError as error:
             raise StreamClosedError(error.strerror or str(error)) from error
         if not data:
             raise StreamClosedError("the server closed the connection")
         if len(data) < store_frames.HEADER_BYTES:
-            deadline = deadline or Deadline(timeout)
-            data = self._read_rest(data, store_frames.HEADER_BYTES, deadline)
+            data = self._read_rest(data, store_frames.HEADER_BYTES, ends)
         length, answered = store_frames.decode_header(data)
         if len(data) != (size := store_frames.HEADER_BYTES + length):
-            data = self._read_rest(data, size, deadline or Deadline(timeout))
+            data = self._read_rest(data, size, ends)
         if answered != seq:
             raise ProtocolError("the store's response belongs to another request")
         return codec.decode_result(command, data)
 
-    def _read_rest(self, begun: bytes | bytearray, size: int, deadline: Deadline) -> bytearray:
+    def _read_rest(self, begun: bytes | bytearray, size: int, ends: float) -> bytearray:
         """Return ``size`` bytes of a response that begins with ``begun``."""
         if len(begun) > size:
             raise ProtocolError("the store sent more than a response")
-        return self.receive_bytes(size, deadline, begun)
+        return self.receive_bytes(size, _until(ends), begun)
 
 
 class Connector:
@@ -138,19 +128,9 @@ class Connector:
             ProtocolError: the peer does not speak the binary protocol.
             StreamClosedError, StreamTimeoutError: the server ended, or does not respond.
         """
-        try:
-            split = urlsplit(self._url)
-            named = bool(split.hostname) and split.port != 0  # an invalid port raises
-        except ValueError as error:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: {error}", address=self._url) from None
-        if not named:
-            raise DistNetworkError(f"{self._url!r} is not a store's URL: it names no host", address=self._url)
-        with contextlib.suppress(AuthenticationError):
-            return until_accepted(lambda: self._open_connection(split, _until(ends)), _until(ends))
-        # The connection breaks without a message if the server ends, too; then the second attempt finds no server.
-        return self._open_connection(split, _until(ends))
+        return until_accepted(lambda: self._open_connection(_until(ends)), _until(ends))
 
-    def _open_connection(self, split: SplitResult, deadline: Deadline) -> ClientConnection:
+    def _open_connection(self, deadline: Deadline) -> ClientConnection:
         refusal = AuthenticationError(
             f"the store at {self._url} has another token than this process: {remedy(self._token)}", address=self._url
         )
@@ -158,7 +138,7 @@ class Connector:
         if unix is not None:
             return self._greeted(unix, refusal, deadline)[0]
         size = store_frames.UNIX_NAME_BYTES
-        connection, name = self._greeted(self._connect(split, deadline), refusal, deadline, size)
+        connection, name = self._greeted(self._connect(deadline), refusal, deadline, size)
         self._unix_socket = store_frames.decode_unix_name(name)
         unix = self._connect_unix()
         if unix is None:
@@ -180,13 +160,11 @@ class Connector:
             connection.close()
             raise
 
-    def _connect(self, split: SplitResult, deadline: Deadline) -> socket.socket:
+    def _connect(self, deadline: Deadline) -> socket.socket:
         """Return a socket that is connected to the server's port."""
         seconds = min(_CONNECT_SECONDS, _positive(deadline))
         try:
-            sock = connect(split.scheme, str(split.hostname), split.port, seconds, self._token)
-            break_when_peer_vanishes(sock)
-            return sock
+            return connect_to(self._url, seconds, self._token)
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
@@ -194,7 +172,7 @@ class Connector:
             raise DistNetworkError(f"the store at {self._url}: {error}", address=self._url) from None
 
     def _connect_unix(self) -> socket.socket | None:
-        """Return a socket to an server on this host, and of this user; None if its unix socket is not known yet."""
+        """Return a socket to the server on this host, and of this user; None if its unix socket is not known yet."""
         if not self._unix_socket:
             return None
         with limit_named(f"cannot connect to the store at {self._url}"):

@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 import threading
-import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -19,13 +19,24 @@ from rankmesh_agent.wire.store_frames import HEADER_BYTES, Frame, RequestId
 
 
 class PendingRequest(NamedTuple):
-    """A request that waits for its response; no two have the same number."""
+    """A request that waits for its response."""
 
-    number: int
     seq: int
     command: Waiting[Any]
+    table: Table
     future: Future[Any]
     request_id: RequestId
+
+
+class Timer:
+    """A call at a time.
+
+    Args:
+        action: what is called; None once the timer is cancelled.
+    """
+
+    def __init__(self, action: Callable[[], object] | None = None) -> None:
+        self.action = action
 
 
 class Connection:
@@ -35,9 +46,9 @@ class Connection:
         sock: its socket, which does not block.
         handshake: the handshake in progress, None once the client has passed it.
         admission: its place among the unauthenticated connections during the handshake.
-        step_began: when the current step of the handshake began, by time.monotonic.
-        name: id of the store, and its name at both ends, by which a client identifies it after it broke.
-        found_table: the keys and values of the client's store, after the handshake; None if the server has no such one.
+        timer: of the handshake, or of the pending request.
+        name: its name at both ends, by which a client identifies it after it broke.
+        table: the keys and values of the client's store, after the handshake; None if the server has no such one.
         wanted: number of bytes that make the next request.
         received: those of them that have come.
         unsent: the rest of a frame that the socket's buffer did not take.
@@ -46,31 +57,15 @@ class Connection:
         lock: prevents closing while another thread sends.
     """
 
-    __slots__ = (
-        "_poll",
-        "admission",
-        "found_table",
-        "handshake",
-        "last",
-        "lock",
-        "name",
-        "pending",
-        "received",
-        "sock",
-        "step_began",
-        "unsent",
-        "wanted",
-    )
-
     def __init__(
         self, sock: socket.socket, poll: select.epoll, handshake: Handshake[Client], admission: Admission
     ) -> None:
         self.sock = sock
         self.handshake: Handshake[Client] | None = handshake
         self.admission = admission
-        self.step_began = time.monotonic()
+        self.timer = Timer()
         self.name = b""
-        self.found_table: Table | None = None
+        self.table: Table | None = None
         self.wanted = HEADER_BYTES
         self.received = bytearray()
         self.unsent: memoryview | None = None
@@ -78,12 +73,6 @@ class Connection:
         self.last: tuple[int, Frame] | None = None
         self.lock = threading.RLock()
         self._poll = poll
-
-    @property
-    def table(self) -> Table:
-        """The keys and values of the client's store, which the server has."""
-        assert self.found_table is not None
-        return self.found_table
 
     def send(self, frame: Frame) -> None:
         """Send, now or as soon as the socket's buffer has room.
@@ -113,7 +102,7 @@ class Connection:
             found = self.pending
             if found is None or (request is not None and found is not request):
                 return None
-            self.pending = None
+            self.pending = self.timer.action = None
             return found
 
     def peer_closed(self) -> bool:

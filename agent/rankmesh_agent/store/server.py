@@ -35,15 +35,13 @@ from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.store.connection import Connection, PendingRequest
-from rankmesh_agent.store.replies import ReplyCache
+from rankmesh_agent.store.connection import Connection, PendingRequest, Timer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import store_frames
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     DistStoreError,
-    IdempotencyKeyReusedError,
     ProtocolError,
     StoreLostError,
 )
@@ -57,8 +55,6 @@ MAX_POLL_SECONDS = 3600.0
 _READ, _READ_MORE = 1 << 13, 1 << 20
 _STOP_SECONDS = 5.0
 _MIN_STALE_TIMERS = 64
-_ACCEPT, _HANDSHAKE = 0, 1
-"""Subjects of timers, besides the number of a pending request."""
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
 _LOST = "this gateway does not have the job's store: it was started after the job, without the file of its state"
@@ -114,26 +110,25 @@ class StoreServer:
         self._limit = ConnectionLimit("connections to the store whose clients have sent no credential")
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
-        self._by_name: dict[bytes, Connection] = {}
-        self._replies: ReplyCache[bytes, tuple[int, Frame]] = ReplyCache()  # by the name of a RequestId
-        self._timers: list[tuple[float, int, Connection | None, int]] = []  # time, order, connection, subject
-        self._due = math.inf  # time of the first timer or expiry of a reply; or earlier
-        self._sequence = itertools.count(_HANDSHAKE + 1)
+        self._timers: list[tuple[float, int, Timer]] = []  # by time, and in order
+        self._due = math.inf  # time of the first timer, or earlier
+        self._sequence = itertools.count()
         self._closed = False
         self._poll: select.epoll | None = None
         self._wakeup = -1
         self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service. From any thread."""
         with self._lock:
             if self._closed:
+                admission.end()
                 sock.close()
                 return
             if self._poll is None:
                 self._start()
-            self._arrived.append((sock, self._limit.admit(sock)))
+            self._arrived.append((sock, admission))
             os.eventfd_write(self._wakeup, 1)
 
     def unix_socket(self) -> str:
@@ -158,16 +153,12 @@ class StoreServer:
 
     def close(self) -> None:
         """Close all connections, and end the thread. Does nothing the second time."""
-        self._stop()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_SECONDS)
-
-    def _stop(self) -> None:
-        """Make the thread close everything and end. From any thread."""
         with self._lock:
             self._closed = True
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_STOP_SECONDS)
 
     # The thread
 
@@ -251,7 +242,7 @@ class StoreServer:
     def _accept_later(self, poll: select.epoll, unix_listener: socket.socket, seconds: float) -> None:
         """Leave clients in the backlog for some time: an immediate retry would only spin."""
         poll.modify(unix_listener, 0)
-        self._set_timer(seconds, None, _ACCEPT)
+        self._set_timer(seconds, partial(poll.modify, unix_listener, select.EPOLLIN))
 
     def _register(
         self, poll: select.epoll, sock: socket.socket, admission: Admission, reply: bytes = b""
@@ -267,7 +258,7 @@ class StoreServer:
             sock.close()
             raise
         self._connections[sock.fileno()] = connection
-        self._set_timer(HANDSHAKE_SECONDS, connection, _HANDSHAKE)
+        connection.timer = self._set_timer(HANDSHAKE_SECONDS, partial(self._end_handshake, connection))
         return connection
 
     def _close_connection(self, connection: Connection) -> None:
@@ -282,19 +273,18 @@ class StoreServer:
             connection.admission.end()
             connection.sock.close()
         del self._connections[descriptor]
-        connection.handshake = None
-        self._by_name.pop(connection.name, None)
-        if connection.last is not None:
-            self._keep_reply(RequestId(connection.name, connection.last[0]), connection.last[1])
+        connection.handshake = connection.timer.action = None
+        if connection.last is not None and connection.table is not None:
+            connection.table.replies.add(RequestId(connection.name, connection.last[0]), connection.last[1])
             connection.last = None
         if request is not None and not request.future.cancel():
-            self._undo(connection, request)
+            self._undo(request)
 
-    def _undo(self, connection: Connection, request: PendingRequest) -> None:
+    def _undo(self, request: PendingRequest) -> None:
         """Undo a request whose client has not got the response, and will not."""
         if request.future.exception() is None:
-            undo = partial(request.command.undo, connection.table, request.future.result())
-            self._execute_as(connection.table, request.request_id, undo)
+            undo = partial(request.command.undo, request.table, request.future.result())
+            self._execute_as(request.table, request.request_id, undo)
 
     def _execute_as(self, table: Table, request_id: RequestId, execute: Callable[[], T]) -> T:
         """Return what ``execute`` returns; the changes that it makes are recorded as those of a request."""
@@ -306,12 +296,6 @@ class StoreServer:
             return execute()
         finally:
             log.request_id = None
-
-    def _keep_reply(self, request_id: RequestId, frame: Frame) -> None:
-        """Keep the response to a request that may be repeated. From any thread."""
-        with self._lock:
-            self._replies.add(request_id.name, (request_id.number, frame), len(frame))
-            self._due = min(self._due, self._replies.next_expiry())
 
     def _on_ready(self, connection: Connection) -> None:
         """Send or receive on a connection that is ready for it."""
@@ -334,31 +318,24 @@ class StoreServer:
             self._close_connection(connection)
 
     def _receive(self, connection: Connection) -> None:
-        """Receive, and take the next step once all of its bytes have come."""
+        """Receive, and execute a request once all of its bytes have come."""
         received = connection.received
         # The exact size, as malloc maps a larger buffer anew each time; and a byte more, for a request that follows.
         size = min(connection.wanted - len(received) + 1, _READ_MORE) if received else _READ
-        data: bytes | bytearray = connection.sock.recv(size)
+        data = connection.sock.recv(size)
         if not data or connection.pending is not None:  # closed, or a request before the response to the last one
             self._close_connection(connection)
             return
-        if received:
-            received += data
-            data = received
-        if len(data) >= connection.wanted:
-            length, seq = store_frames.decode_header(data)
-            wanted = store_frames.HEADER_BYTES + length
-            if len(data) == wanted:
-                if received:
-                    connection.received = bytearray()
-                    connection.wanted = store_frames.HEADER_BYTES
-                self._execute(connection, seq, data)
-                return
-            if len(data) > wanted:
-                raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
-            connection.wanted = wanted
-        if not received:
-            received += data
+        received += data
+        if len(received) < connection.wanted:
+            return
+        length, seq = store_frames.decode_header(received)
+        connection.wanted = store_frames.HEADER_BYTES + length
+        if len(received) > connection.wanted:
+            raise ProtocolError("a client of the store's binary protocol sent a request before the last response")
+        if len(received) == connection.wanted:
+            connection.received, connection.wanted = bytearray(), store_frames.HEADER_BYTES
+            self._execute(connection, seq, received)
 
     def _advance_handshake(self, connection: Connection, client_handshake: Handshake[Client]) -> None:
         """Continue the handshake.
@@ -372,30 +349,34 @@ class StoreServer:
         finally:
             connection.sock = client_handshake.sock
         if client is not None:
-            connection.handshake, connection.name = None, client.attachment + client.name
-            connection.found_table = self._tables.find(client.attachment)
-            self._by_name[connection.name] = connection
+            connection.handshake = connection.timer.action = None
+            connection.name, connection.table = client.name, self._tables.find(client.attachment)
             connection.admission.end()
         elif client_handshake.steps > steps:
-            connection.step_began = time.monotonic()
             connection.admission.renew()
+
+    def _end_handshake(self, connection: Connection) -> None:
+        """Close a connection whose client takes too long for a step of the handshake."""
+        self._on_ready(connection)  # this thread may not have run since the client sent its part
+        left = connection.admission.since + HANDSHAKE_SECONDS - time.monotonic()
+        if connection.handshake is not None and left > 0:
+            connection.timer = self._set_timer(left, partial(self._end_handshake, connection))
+        elif connection.handshake is not None:
+            self._close_connection(connection)
 
     # Requests
 
     def _execute(self, connection: Connection, seq: int, frame: Frame) -> None:
         """Execute a request."""
-        table = connection.found_table
+        table = connection.table
         if table is None:
             connection.send(codec.encode_error(seq, StoreLostError(_LOST)))
             return
         try:
             request = codec.decode_request(frame)
             command = request.command
-            if request.request_id is None:
-                request_id = RequestId(connection.name, seq)
-            else:
-                store, repeated = connection.name[: store_frames.STORE_ID_BYTES], request.request_id
-                request_id = repeated._replace(name=store + repeated.name)
+            request_id = request.request_id or RequestId(connection.name, seq)
+            if request.request_id is not None:
                 earlier = self._earlier_response(table, request_id)
                 if earlier is not None:
                     connection.last = (seq, store_frames.with_seq(earlier, seq))
@@ -411,9 +392,8 @@ class StoreServer:
                 if command.seconds <= 0:
                     raise command.timeout_error(table)
                 future = self._execute_as(table, request_id, partial(command.start, table))
-                pending = PendingRequest(next(self._sequence), seq, command, future, request_id)
-                connection.pending = pending
-                self._set_timer(command.seconds, connection, pending.number)
+                pending = connection.pending = PendingRequest(seq, command, table, future, request_id)
+                connection.timer = self._set_timer(command.seconds, partial(self._end_wait, connection, pending))
                 future.add_done_callback(partial(self._on_complete, connection, pending))
                 return
         except DistStoreError as error:
@@ -421,19 +401,19 @@ class StoreServer:
             return
         response = codec.encode_result(seq, found[0])
         if command.writes:
-            self._record(connection, request_id, seq, response)
+            self._record(connection, table, request_id, seq, response)
         connection.send(response)
 
-    def _record(self, connection: Connection, request_id: RequestId, seq: int, frame: Frame) -> None:
+    def _record(self, connection: Connection, table: Table, request_id: RequestId, seq: int, frame: Frame) -> None:
         """Record the response to a request, for a client that does not get it. From any thread."""
         connection.last = (seq, frame)
         if request_id.name != connection.name:
-            self._keep_reply(request_id, frame)
+            table.replies.add(request_id, frame)
 
     def _record_wait(self, connection: Connection, request: PendingRequest, frame: Frame) -> None:
         """Record the response to a request that has waited, unless it failed: then it may be executed again."""
         if request.command.writes and request.future.exception() is None:
-            self._record(connection, request.request_id, request.seq, frame)
+            self._record(connection, request.table, request.request_id, request.seq, frame)
 
     def _on_complete(self, connection: Connection, request: PendingRequest, future: Future[Any]) -> None:
         """Respond to a request that has waited, in the thread that completed it."""
@@ -443,22 +423,18 @@ class StoreServer:
             connection.shut_down()
             return
         frame = _response(request)
-        sent = False
         with connection.lock:
             if connection.take_pending(request) is None:
                 return
             try:
                 if not (request.command.writes and connection.peer_closed()):
                     connection.send(frame)
-                    sent = True
                     self._record_wait(connection, request, frame)
+                    return
             except OSError:
                 pass
-            finally:
-                if not sent:
-                    connection.shut_down()
-        if not sent:
-            self._undo(connection, request)
+            connection.shut_down()
+        self._undo(request)
 
     def _earlier_response(self, table: Table, request_id: RequestId) -> Frame | None:
         """Return the response to a request that was executed already; None if it was not, and never will be.
@@ -466,68 +442,46 @@ class StoreServer:
         Raises:
             IdempotencyKeyReusedError: another command has the same Idempotency-Key.
         """
-        name, number, keyed = request_id
-        broken = self._by_name.get(name)
-        if broken is not None:
-            request = broken.take_pending()
-            if request is not None and not request.future.cancel():
-                self._record_wait(broken, request, _response(request))
-            self._close_connection(broken)
-        else:  # an earlier repetition may wait
-            for each in list(self._connections.values()):
-                request = each.pending
-                if request is not None and request.request_id == request_id and each.take_pending(request) is not None:
-                    self._end_wait(each, request)
-        with self._lock:
-            reply = self._replies.get(name)
-        if reply is None and table.log is not None:
-            reply = table.log.reply(request_id)
-        if reply is not None and keyed and reply[0] != number:
-            raise IdempotencyKeyReusedError(
-                "the Idempotency-Key belongs to another request; make a new one for each request"
-            )
-        return reply[1] if reply is not None and reply[0] == number else None
+        for each in list(self._connections.values()):
+            if each.table is not table:
+                continue
+            if each.name == request_id.name:
+                request = each.take_pending()
+                if request is not None and not request.future.cancel():
+                    self._record_wait(each, request, _response(request))
+                self._close_connection(each)
+            elif (request := each.pending) is not None and request.request_id == request_id:
+                self._end_wait(each, request)  # of an earlier repetition
+        return table.replies.find(request_id)
 
     # Timers
 
-    def _set_timer(self, seconds: float, connection: Connection | None, subject: int) -> None:
-        """Check in so many seconds whether a handshake or a request is still in progress, or accept again."""
+    def _set_timer(self, seconds: float, action: Callable[[], object]) -> Timer:
+        """Have ``action`` called in so many seconds, by the server's thread."""
         timers = self._timers
-        if len(timers) > _MIN_STALE_TIMERS + 2 * len(self._connections):  # most of them are stale
-            timers[:] = [timer for timer in timers if timer[2] is None or _in_progress(timer[2], timer[3])]
+        if len(timers) > _MIN_STALE_TIMERS + 2 * len(self._connections):  # most of them are cancelled
+            timers[:] = [timer for timer in timers if timer[2].action is not None]
             heapq.heapify(timers)
-        at = time.monotonic() + seconds
-        heapq.heappush(timers, (at, next(self._sequence), connection, subject))
+        at, timer = time.monotonic() + seconds, Timer(action)
+        heapq.heappush(timers, (at, next(self._sequence), timer))
         self._due = min(self._due, at)
+        return timer
 
     def _run_timers(self) -> None:
-        """Handle the timers that are due, and find the next one."""
+        """Call the timers that are due, and find the next one."""
         now = time.monotonic()
-        with self._lock:
-            self._replies.expire(now)
         while self._timers and self._timers[0][0] <= now:
-            _, _, connection, subject = heapq.heappop(self._timers)
-            if connection is None:
-                assert self._poll is not None
-                assert self._unix_listener is not None
-                self._poll.modify(self._unix_listener, select.EPOLLIN)
-            elif not _in_progress(connection, subject):
-                continue
-            elif subject == _HANDSHAKE:
-                self._on_ready(connection)  # this thread may not have run since the client sent its part
-                left = connection.step_began + HANDSHAKE_SECONDS - now
-                if connection.handshake is not None and left > 0:
-                    self._set_timer(left, connection, _HANDSHAKE)
-                elif connection.handshake is not None:
-                    self._close_connection(connection)
-            elif (request := connection.take_pending()) is not None:
-                self._end_wait(connection, request)
-        self._due = min(self._timers[0][0] if self._timers else math.inf, self._replies.next_expiry())
+            *_, timer = heapq.heappop(self._timers)
+            if timer.action is not None:
+                timer.action()
+        self._due = self._timers[0][0] if self._timers else math.inf
 
     def _end_wait(self, connection: Connection, request: PendingRequest) -> None:
         """Respond to a request that has waited for its whole time, or whose client repeats it."""
+        if connection.take_pending(request) is None:
+            return
         if request.future.cancel():
-            frame: Frame = codec.encode_error(request.seq, request.command.timeout_error(connection.table))
+            frame: Frame = codec.encode_error(request.seq, request.command.timeout_error(request.table))
         else:
             frame = _response(request)
             self._record_wait(connection, request, frame)
@@ -543,14 +497,6 @@ def _response(request: PendingRequest) -> Frame:
     if error is None:
         return codec.encode_result(request.seq, request.future.result())
     return codec.encode_error(request.seq, error if isinstance(error, DistStoreError) else DistStoreError(str(error)))
-
-
-def _in_progress(connection: Connection, subject: int) -> bool:
-    """Return whether the subject of a timer, a handshake or a pending request, is still in progress."""
-    if subject == _HANDSHAKE:
-        return connection.handshake is not None
-    request = connection.pending
-    return request is not None and request.number == subject
 
 
 def _listen_unix() -> socket.socket:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from rankmesh_agent.store.command import Command, Waiting
 from rankmesh_agent.store.commands import QueuePop, QueuePush
 from rankmesh_agent.store.table import Table
-from rankmesh_agent.wire.errors import StoreUnresponsiveError
 
 RESPONSE_SECONDS = 300.0
 """Default time limit of a call whose command does not wait."""
@@ -21,13 +20,7 @@ T = TypeVar("T")
 
 
 class Store(ABC):
-    """Keys and values, local or remote; several threads may use it at a time.
-
-    Attributes:
-        timeout: seconds in which a remote server must respond to a command that does not wait.
-    """
-
-    timeout: float = RESPONSE_SECONDS
+    """Keys and values, local or remote; several threads may use it at a time."""
 
     @abstractmethod
     def execute(self, command: Command[T], timeout: float | None = None) -> T:
@@ -36,8 +29,8 @@ class Store(ABC):
         Args:
             command: the command; its class documents the result and the errors.
             timeout: seconds in which a remote server must respond, besides the time that the command waits: the limit
-                of connecting, sending and receiving together. If left out, MARGIN_SECONDS for a command that waits, and
-                the store's timeout for others. Local stores have no use for it.
+                of connecting, sending and receiving together; ``response_seconds`` if left out. Local stores have no
+                use for it.
 
         Raises:
             DistStoreError: the command failed and changed nothing.
@@ -49,10 +42,6 @@ class Store(ABC):
     def undo(self, command: QueuePop, value: bytes) -> None:
         """Return a value to its queue; to the end of it where the server is remote."""
         self.execute(QueuePush(command.key, value))
-
-    def limit(self, command: Command[T]) -> float:
-        """Return the default time limit of a command, besides the time that it waits."""
-        return MARGIN_SECONDS if command.seconds else self.timeout
 
     @abstractmethod
     def close(self) -> None:
@@ -91,19 +80,6 @@ class LocalStore(Store):
         """Do nothing: a table holds only memory."""
 
 
-def unresponsive_error(store: str, url: str, command: Command[T], timeout: float) -> StoreUnresponsiveError:
-    """Return the error of a call whose remote server did not respond in time.
-
-    Args:
-        store: the store, as text.
-        url: its URL.
-        command: the command.
-        timeout: the time limit, besides the time that the command waits.
-    """
-    limit = f"{round(command.seconds, 1):g} s and " if command.seconds else ""
-    limit += f"{round(timeout, 1):g} s{' more' if limit else ''}"
-    return StoreUnresponsiveError(
-        f"{store} cannot be reached: timed out: its server did not respond to {command.name} within {limit}. "
-        "Is that process stopped, or does a call there hold the interpreter's lock? A longer timeout waits for it",
-        address=url,
-    )
+def response_seconds(command: Command[T]) -> float:
+    """Return the default time limit of a command, besides the time that it waits."""
+    return MARGIN_SECONDS if command.seconds else RESPONSE_SECONDS

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.wire.errors import StoreFullError
 from rankmesh_agent.wire.store_frames import RequestId
 
@@ -69,9 +70,6 @@ class TableLog(Protocol):
     def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
         """Record that a value goes to the request of ``request_id``, which waits, and not into the queue."""
 
-    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
-        """Return the number and the response of the latest request of the same name; None if none is recorded."""
-
 
 class Table:
     """Keys, values, queues, and the futures of callers that wait for them. No method blocks.
@@ -83,10 +81,12 @@ class Table:
 
     Attributes:
         log: records each change before it is made; None if nothing does.
+        replies: those to requests that changed something and may come again.
     """
 
     def __init__(self, quota: Quota = UNLIMITED) -> None:
         self.log: TableLog | None = None
+        self.replies = ReplyCache()
         self._quota = quota
         self._entries, self._bytes = 0, 0
         # Reentrant: a garbage collection closes stores, perhaps in the middle of a call of this thread.
@@ -94,7 +94,7 @@ class Table:
         self._values: dict[str, bytes] = {}
         self._watches: dict[str, set[_Watch[Any]]] = {}
         self._queues: dict[str, deque[bytes]] = {}
-        self._pending_pops: dict[str, OrderedDict[_Pop, None]] = {}
+        self._pending_pops: dict[str, OrderedDict[Future[bytes], RequestId | None]] = {}  # with the requests that wait
         self._calls: dict[str, int] = {}
         self._closed = False
 
@@ -217,11 +217,11 @@ class Table:
         with self._lock:
             pops = self._pending_pops.get(key) or OrderedDict()
             while pops:
-                pop, _ = pops.popitem(last=False)
+                pop, popped_by = pops.popitem(last=False)
                 if pop.set_running_or_notify_cancel():  # it cannot be cancelled any more
                     if self.log is not None:
                         try:
-                            self.log.handed_over(value, pop.request_id)
+                            self.log.handed_over(value, popped_by)
                         except BaseException as error:
                             pop.set_exception(error)
                             raise
@@ -258,15 +258,14 @@ class Table:
 
         Cancel it to stop waiting: if that succeeds, no value has left the queue.
         """
-        future = _Pop()
+        future: Future[bytes] = Future()
         with self._lock:
-            if self.log is not None:
-                future.request_id = self.log.request_id
+            waits = None if self.log is None else self.log.request_id
             value = self.pop_one(key)
             if value is not None:
                 future.set_result(value)
             elif not self._closed:
-                self._pending_pops.setdefault(key, OrderedDict())[future] = None
+                self._pending_pops.setdefault(key, OrderedDict())[future] = waits
         if not future.done():
             future.add_done_callback(lambda _: self._remove_pop(key, future))
             if self._closed:
@@ -289,19 +288,14 @@ class Table:
             pairs = [*values.items(), *((key, value) for key, queue in queues.items() for value in queue)]
             self._entries, self._bytes = len(pairs), sum(_size(key, value) for key, value in pairs)
 
-    def cancel_waits(self) -> None:
-        """Cancel the futures of all waits under way."""
-        with self._lock:
-            waiting = self._all_waits()
-        for future in waiting:
-            future.cancel()
-
-    # Shutdown
-
     def close(self) -> None:
         """Cancel the futures of all waits, now and later. Does nothing the second time."""
         self._closed = True
-        self.cancel_waits()
+        with self._lock:
+            waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
+            waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
+        for future in waiting:
+            future.cancel()
 
     # These need the lock
 
@@ -329,11 +323,6 @@ class Table:
                     f"the store has {now} {what}, and {more} more would exceed its limit of {most}: delete keys, or "
                     f"raise {setting} in the process that holds the store"
                 )
-
-    def _all_waits(self) -> set[Future[Any]]:
-        waiting: set[Future[Any]] = {watch.future for watches in self._watches.values() for watch in watches}
-        waiting.update(pop for pops in self._pending_pops.values() for pop in pops)
-        return waiting
 
     def _complete(self, changes: Changes) -> list[_Watch[Any]]:
         """Remove and return the watches that are complete now that all ``changes`` are made."""
@@ -364,7 +353,7 @@ class Table:
         with self._lock:
             self._remove_watch(watch)
 
-    def _remove_pop(self, key: str, pop: _Pop) -> None:
+    def _remove_pop(self, key: str, pop: Future[bytes]) -> None:
         with self._lock:
             pops = self._pending_pops.get(key)
             if pops is not None:
@@ -376,13 +365,6 @@ class Table:
 def _size(key: str, value: bytes) -> int:
     """Return the bytes of a key and its value."""
     return len(value) + (len(key) if key.isascii() else len(key.encode()))
-
-
-class _Pop(Future[bytes]):
-    """A wait for a value of a queue."""
-
-    request_id: RequestId | None = None
-    """The request that waits."""
 
 
 class _Watch(Generic[T]):

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -60,6 +61,24 @@ def convert(kind: type[T], document: object) -> T:
             return msgspec.convert(_WHOLE.decode(json.dumps(document)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
+
+
+def read_query(kind: type[T], query: bytes) -> T:
+    """Return the parameters of a URL's query as a dataclass; other parameters are ignored.
+
+    Raises:
+        ValueError: a parameter has another type, or is out of its bounds.
+    """
+    fields: Any = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    values = {
+        name: given if fields[name].default_factory is list else given[-1]
+        for name, given in parse_qs(query.decode("latin-1"), keep_blank_values=True).items()
+        if name in fields
+    }
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 def encode(document: object) -> bytes:

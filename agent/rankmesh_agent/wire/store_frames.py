@@ -37,8 +37,7 @@ class RequestId(NamedTuple):
     """Identity of a request that a client may repeat.
 
     Attributes:
-        name: name of the connection that carried it first, or digest of its Idempotency-Key; after the id of the store
-            at the server.
+        name: name of the connection that carried it first, or digest of its Idempotency-Key.
         number: of the request on that connection, or digest of the command.
         keyed: whether it is that of an Idempotency-Key.
     """

@@ -30,7 +30,6 @@ class RankReport:
         place: where its call in flight was made, if a dump has no stacks.
         last: its last operation, if a dump has neither stacks nor calls in flight.
         failed_ranks: see RankInfo.
-        refused: whether its agent does not accept the credential.
     """
 
     job: str
@@ -49,7 +48,6 @@ class RankReport:
     place: SourceLocation | None = None
     last: str = ""
     failed_ranks: Collection[int] = ()
-    refused: bool = False
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
 from rankmesh_agent.wire import json_text
@@ -17,10 +17,10 @@ from rankmesh_gateway.diagnosis.stalls import find_stalls
 from rankmesh_gateway.schemas import DiagnosedRank, Diagnosis, RankDetails, Stall
 from rankmesh_gateway.state.registry import Registry
 
-_PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 1.0
 """Time in which an agent must answer."""
-_LIMIT_SECONDS = 3.0
-"""Time in which all of them must."""
+_LIMIT = 3
+"""Times that in which all of them must."""
 _MIN_AGE_SECONDS = 2.0
 """Age up to which a diagnosis is given to another client."""
 _AGE_PER_RANK_SECONDS = 0.02
@@ -62,11 +62,18 @@ class DiagnosisService:
     def refresh_soon(self) -> asyncio.Task[Diagnosis]:
         """Begin a diagnosis, unless there is a recent one; return the latest."""
         if self._latest is None or (self._latest.done() and time.monotonic() >= self._expires_at):
-            self._latest = asyncio.ensure_future(self._diagnose())
+            self._latest = asyncio.ensure_future(self._diagnose(PATIENCE_SECONDS))
         return self._latest
 
-    async def diagnose(self, job: str | None = None) -> Diagnosis:
-        """Return the findings on one job or on all, those of a recent diagnosis if there is one."""
+    async def diagnose(self, job: str | None = None, patience: float | None = None) -> Diagnosis:
+        """Return the findings on one job or on all.
+
+        Args:
+            job: the job; None for all.
+            patience: seconds in which an agent must answer; None for the findings of a recent diagnosis.
+        """
+        if patience is not None and (self._latest is None or self._latest.done()):
+            self._latest = asyncio.ensure_future(self._diagnose(patience))
         found = await asyncio.shield(self.refresh_soon())
         if job is None:
             return found
@@ -92,33 +99,46 @@ class DiagnosisService:
                 if found
                 else f"there is no rank {rank}{which} here: GET /v1/ranks lists the ranks"
             )
-        (report,) = found
-        snapshot = (await asyncio.to_thread(self._ask, found))[0]
-        place = None
-        if report.snapshot is not None and not report.snapshot["attached"]:
-            place = location_of(report.snapshot["stacks"], waits=bool(report.snapshot["calls"]))
-        return RankDetails(**vars(_diagnosed(report)), place="" if place is None else str(place), snapshot=snapshot)
+        return (await self._details(found, PATIENCE_SECONDS))[0]
 
-    async def _diagnose(self) -> Diagnosis:
+    async def snapshots(self, job: str | None, ranks: Collection[int], patience: float) -> list[RankDetails]:
+        """Return what the agents of ranks describe, of the newest epoch of each job.
+
+        Args:
+            job: the job; None for all.
+            ranks: only these, if not empty.
+            patience: seconds in which an agent must answer.
+        """
+        return await self._details(
+            newest_ranks(map(asdict, self._registry.ranks(job)), self._here, ranks=ranks), patience
+        )
+
+    async def _details(self, reports: Sequence[RankReport], patience: float) -> list[RankDetails]:
+        return [
+            RankDetails(**vars(_diagnosed(report)), place=_place(report), snapshot=snapshot)
+            for report, snapshot in zip(reports, await asyncio.to_thread(self._ask, reports, patience), strict=True)
+        ]
+
+    async def _diagnose(self, patience: float) -> Diagnosis:
         age = _MIN_AGE_SECONDS
         try:
-            found = self._known = await asyncio.to_thread(self._find)
+            found = self._known = await asyncio.to_thread(self._find, patience)
             age = max(age, _AGE_PER_RANK_SECONDS * len(found.ranks))
             return found
         finally:
             self._expires_at = time.monotonic() + age
 
-    def _find(self) -> Diagnosis:
+    def _find(self, patience: float) -> Diagnosis:
         at = time.time()
         reports = newest_ranks(map(asdict, self._registry.ranks()), self._here)
         groups = [asdict(group) for group in self._registry.groups()]
-        self._ask(reports)
+        self._ask(reports, patience)
         findings = find_stalls(reports, groups)
         return Diagnosis(not findings, at, findings, [_diagnosed(report) for report in reports])
 
-    def _ask(self, reports: Sequence[RankReport]) -> list[RankSnapshot | None]:
+    def _ask(self, reports: Sequence[RankReport], patience: float) -> list[RankSnapshot | None]:
         """Add the snapshots to reports, and return them."""
-        add_snapshots(reports, self._token, _PATIENCE_SECONDS, _LIMIT_SECONDS)
+        add_snapshots(reports, self._token, patience, _LIMIT * patience)
         return [_read(report) for report in reports]
 
 
@@ -132,6 +152,13 @@ def _read(report: RankReport) -> RankSnapshot | None:
         report.snapshot = None
         report.error = "its agent answers in a form that this gateway does not know: their versions differ"
         return None
+
+
+def _place(report: RankReport) -> str:
+    if report.snapshot is None or report.snapshot["attached"]:
+        return ""
+    place = location_of(report.snapshot["stacks"], waits=bool(report.snapshot["calls"]))
+    return "" if place is None else str(place)
 
 
 def _diagnosed(report: RankReport) -> DiagnosedRank:

@@ -57,7 +57,6 @@ def _add_snapshot(report: RankReport, token: str, patience: float, end: Deadline
             report.error = "its agent has no rank any more"
     except (OSError, ValueError, DistError) as error:
         report.error = _no_answer(error, patience)
-        report.refused = isinstance(error, AuthenticationError)
         report.process = process_state(report.pid) if report.local else ""
 
 

@@ -13,16 +13,16 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug
+from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.job_scope import check_body, job_of_query
+from rankmesh_gateway.http.job_scope import check_body
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
-from rankmesh_gateway.state.registry import SCAN_SECONDS, Registry, complete_joins
+from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class GatewayApplication:
     """ASGI application.
 
     Args:
-        registry: the registry that it serves.
+        services: what it serves.
         make_framework_app: returns the web framework's application, which has all endpoints, the frequent ones
             included; called in a thread.
         on_scan: called after each scan of the registry for silent ranks.
@@ -48,11 +48,12 @@ class GatewayApplication:
 
     def __init__(
         self,
-        registry: Registry,
+        services: handlers.Services,
         make_framework_app: Callable[[], Application],
         on_scan: Callable[[], object] = lambda: None,
     ) -> None:
-        self._registry = registry
+        self._services = services
+        self._registry = services.registry
         self._on_scan = on_scan
         self._make_framework_app = make_framework_app
         self._replies = SharedReplies()
@@ -68,23 +69,22 @@ class GatewayApplication:
             await self._forward(scope, receive, send)
             return
         kind, handler = handlers.FREQUENT[method, path]
-        content = b"" if kind is None else await _receive_body(receive)
+        posted = method == "POST"
+        content = await _receive_body(receive) if posted else b""
         if content is None:
             return
         try:
             body = None if kind is None else _parse(kind, scope, content)
-            job = job_of_query(scope) if kind is None else None
         except InvalidBodyError as error:
             await _reject(send, _refusal(scope, content, error))
             return
         except ValueError:
-            await self._forward(scope, _replay(content, receive), send)
+            await self._forward(scope, _replay(content, receive) if posted else receive, send)
             return
         try:
-            if kind is not None:
-                job = check_body(scope, getattr(body, "job", None))
-            reply = await handler(self._registry, body, receive, job)
-        except (DistError, InvalidRequestError) as error:
+            job = check_body(scope, getattr(body, "job", None)) if posted else None
+            reply = await handler(self._services, body, receive, job)
+        except DistError as error:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
@@ -95,9 +95,9 @@ class GatewayApplication:
                 gzip = b"gzip" in _header(scope, b"accept-encoding")
                 await _respond_shared(send, await self._replies.encoded(reply), body.member, gzip)
             else:
-                await _respond(
-                    send, HTTPStatus.OK, _changed(reply) if isinstance(reply, HeartbeatReply) else reply, _JSON
-                )
+                headers = _JSON if posted else (*_JSON, (b"cache-control", b"no-store"))
+                document = _changed(reply) if isinstance(reply, HeartbeatReply) else reply
+                await _respond(send, HTTPStatus.OK, document, headers)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -141,12 +141,14 @@ def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]]
 
 
 def _parse(kind: type[T], scope: Message, content: bytes) -> T:
+    if scope["method"] == "GET":
+        return json_text.read_query(kind, scope["query_string"])
     if _header(scope, b"content-type") != b"application/json":
         raise ValueError("the body is of another media type")
     return json_text.read(kind, content)
 
 
-def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError | InvalidRequestError:
+def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError:
     """Return the error of a body of another structure: above all that its job is not the credential's."""
     document = json_text.loads(content)
     try:
@@ -178,9 +180,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-async def _reject(send: Send, error: DistError | InvalidRequestError) -> None:
-    problem, headers = handlers.problem_response(error)
-    await _respond(send, problem.status, problem.body(), _problem_headers(headers))
+async def _reject(send: Send, error: DistError) -> None:
+    await _respond(send, error.status, problem_of(error).body(), _problem_headers(handlers.problem_headers(error)))
 
 
 def _problem_headers(headers: Mapping[str, str]) -> Headers:

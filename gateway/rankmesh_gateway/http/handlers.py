@@ -1,15 +1,18 @@
-"""Handlers of what ranks and standalone agents request: functions of the registry, without the web framework."""
+"""Handlers of what ranks, standalone agents and the command line request, without the web framework."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from http import HTTPStatus
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
-from rankmesh_agent.http.middleware import Receive, problem, problem_of
+from msgspec import Meta
+
+from rankmesh_agent.http.middleware import Receive
 from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
+from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
     AgentHeartbeat,
@@ -28,18 +31,56 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
     MembersRequest,
-    Problem,
     RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.schemas import RegistrySnapshot, WaitingProcess
+from rankmesh_gateway.diagnosis.service import PATIENCE_SECONDS, DiagnosisService
+from rankmesh_gateway.schemas import Diagnosis, Overview, RankDetails, RegistrySnapshot, WaitingProcess
+from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.registry import Registry
-from rankmesh_gateway.state.validation import GatewayClosingError, InvalidRequestError
+from rankmesh_gateway.state.validation import GatewayClosingError
 
 T = TypeVar("T")
-Handler = Callable[[Registry, Any, Receive, str | None], Awaitable[object]]
-"""Function of the registry, the request's body, the rest of its messages, and the only job that it may see, None for
-all; returns the response's body."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the gateway's endpoints are functions of."""
+
+    registry: Registry
+    diagnosis: DiagnosisService
+    snapshots: SnapshotCache
+
+
+Handler = Callable[[Services, Any, Receive, str | None], Awaitable[object]]
+"""Function of the services, the request's body or query, the rest of its messages, and the only job that it may see,
+None for all; returns the response's body."""
+
+_Patience = Annotated[float, Meta(ge=0.1, le=60.0)]
+_Job = Annotated[str, Meta(max_length=MAX_NAME)]
+
+
+@dataclass
+class JobQuery:
+    """Query of a list: only this job."""
+
+    job: _Job | None = None
+
+
+@dataclass
+class DiagnosisQuery(JobQuery):
+    """Query of a diagnosis, with the seconds in which an agent must answer."""
+
+    patience: _Patience | None = None
+
+
+@dataclass
+class SnapshotsQuery(JobQuery):
+    """Query of snapshots: only of these ranks, and the seconds in which an agent must answer."""
+
+    rank: list[int] = field(default_factory=list)
+    patience: _Patience = PATIENCE_SECONDS
+
 
 _POLL_SECONDS = 0.25
 """Interval at which a request that waits for an agent checks whether another's offer has expired."""
@@ -47,66 +88,66 @@ _RETRY_SECONDS = 1
 """Value of Retry-After where no agent is free."""
 
 
-async def join(registry: Registry, body: JoinRequest, receive: Receive, _: str | None = None) -> JoinReply:
+async def join(services: Services, body: JoinRequest, receive: Receive, _: str | None = None) -> JoinReply:
     """Register a rank, and wait until its world is complete, the client disconnects or its time is up."""
-    future = registry.join(body)
+    future = services.registry.join(body)
     try:
         disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
     finally:
         future.cancel()
     if disconnected:
-        registry.withdraw_join(body)
-    return registry.join_status(body) if future.cancelled() else future.result()
+        services.registry.withdraw_join(body)
+    return services.registry.join_status(body) if future.cancelled() else future.result()
 
 
-async def heartbeat(registry: Registry, body: Heartbeat, _: Receive, __: str | None = None) -> HeartbeatReply:
+async def heartbeat(services: Services, body: Heartbeat, _: Receive, __: str | None = None) -> HeartbeatReply:
     """Record the heartbeat of a rank."""
-    return registry.heartbeat(body)
+    return services.registry.heartbeat(body)
 
 
-async def leave(registry: Registry, body: Leave, _: Receive, __: str | None = None) -> Done:
+async def leave(services: Services, body: Leave, _: Receive, __: str | None = None) -> Done:
     """Record that a rank leaves."""
-    registry.leave(body)
+    services.registry.leave(body)
     return Done()
 
 
-async def members(registry: Registry, body: MembersRequest, _: Receive, __: str | None = None) -> list[Member]:
+async def members(services: Services, body: MembersRequest, _: Receive, __: str | None = None) -> list[Member]:
     """Return members of an epoch, whose addresses a rank needs."""
-    return registry.addresses(body)
+    return services.registry.addresses(body)
 
 
-async def ended_ranks(registry: Registry, body: EpochRequest, _: Receive, __: str | None = None) -> list[RankInfo]:
+async def ended_ranks(services: Services, body: EpochRequest, _: Receive, __: str | None = None) -> list[RankInfo]:
     """Return the ranks of an epoch that have left or failed."""
-    return registry.ended_ranks(body)
+    return services.registry.ended_ranks(body)
 
 
 async def launcher_heartbeat(
-    registry: Registry, body: LauncherHeartbeat, _: Receive, __: str | None = None
+    services: Services, body: LauncherHeartbeat, _: Receive, __: str | None = None
 ) -> LauncherReply:
     """Record the heartbeat of a launcher."""
-    return registry.launchers.heartbeat(body)
+    return services.registry.launchers.heartbeat(body)
 
 
-async def agent_heartbeat(registry: Registry, body: AgentHeartbeat, _: Receive, __: str | None = None) -> Done:
+async def agent_heartbeat(services: Services, body: AgentHeartbeat, _: Receive, __: str | None = None) -> Done:
     """Record the heartbeat of a standalone agent."""
-    registry.agents.heartbeat(body)
+    services.registry.agents.heartbeat(body)
     return Done()
 
 
-async def agent_leave(registry: Registry, body: AgentLeave, _: Receive, __: str | None = None) -> Done:
+async def agent_leave(services: Services, body: AgentLeave, _: Receive, __: str | None = None) -> Done:
     """Forget a standalone agent."""
-    registry.agents.leave(body)
+    services.registry.agents.leave(body)
     return Done()
 
 
-async def lease(registry: Registry, body: LeaseRequest, receive: Receive, job: str | None = None) -> LeaseOffer:
+async def lease(services: Services, body: LeaseRequest, receive: Receive, job: str | None = None) -> LeaseOffer:
     """Offer a standalone agent; wait until one is free, the client disconnects or its time is up.
 
     Raises:
         NoAgentsError: no agent is registered.
         NoFreeAgentError: no agent was free in time.
     """
-    agents = registry.agents
+    agents = services.registry.agents
     future = agents.request_lease(body)
     try:
         disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.expire_offers)
@@ -119,18 +160,36 @@ async def lease(registry: Registry, body: LeaseRequest, receive: Receive, job: s
     return future.result()
 
 
-async def snapshot(registry: Registry, _: None, __: Receive, job: str | None = None) -> RegistrySnapshot:
+async def snapshot(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> RegistrySnapshot:
     """Return the ranks and groups of one job or of all."""
-    return RegistrySnapshot(registry.ranks(job), registry.groups(job))
+    return RegistrySnapshot(services.registry.ranks(query.job), services.registry.groups(query.job))
 
 
-async def waiting(registry: Registry, _: None, __: Receive, job: str | None = None) -> list[WaitingProcess]:
+async def waiting(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> list[WaitingProcess]:
     """Return the processes that wait for worlds to grow."""
-    return registry.waiting(job)
+    return services.registry.waiting(query.job)
 
 
-async def health(registry: Registry, _: None, __: Receive, ___: str | None = None) -> GatewayHealth:
+async def overview(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> Overview:
+    """Return a snapshot of the whole gateway."""
+    return services.snapshots.build(query.job)
+
+
+async def diagnosis(services: Services, query: DiagnosisQuery, __: Receive, ___: str | None = None) -> Diagnosis:
+    """Return why jobs are stuck."""
+    return await services.diagnosis.diagnose(query.job, query.patience)
+
+
+async def snapshots(
+    services: Services, query: SnapshotsQuery, __: Receive, ___: str | None = None
+) -> list[RankDetails]:
+    """Return what the agents of ranks describe."""
+    return await services.diagnosis.snapshots(query.job, query.rank, query.patience)
+
+
+async def health(services: Services, _: None, __: Receive, ___: str | None = None) -> GatewayHealth:
     """Return the gateway's id, and how many jobs and ranks are live."""
+    registry = services.registry
     jobs, ranks = registry.counts()
     return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
 
@@ -145,23 +204,24 @@ FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
     ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
     ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
     ("POST", "/v1/leases"): (LeaseRequest, lease),
-    ("GET", "/v1/waiting"): (None, waiting),
-    ("GET", "/v1/snapshot"): (None, snapshot),
+    ("GET", "/v1/waiting"): (JobQuery, waiting),
+    ("GET", "/v1/snapshot"): (JobQuery, snapshot),
+    ("GET", "/v1/overview"): (JobQuery, overview),
+    ("GET", "/v1/diagnosis"): (DiagnosisQuery, diagnosis),
+    ("GET", "/v1/ranks/snapshots"): (SnapshotsQuery, snapshots),
     ("GET", "/health"): (None, health),
 }
-"""By method and path, the type of the body and the handler of all that ranks, launchers and agents send, and of what
-``rankmesh diagnose`` requests when a job is stuck."""
+"""By method and path, the type of the body or query and the handler of all that ranks, launchers and agents send, and
+of what ``rankmesh status``, ``diagnose`` and ``stacks`` request."""
 
 
-def problem_response(error: DistError | InvalidRequestError) -> tuple[Problem, dict[str, str]]:
-    """Return the problem document of a rejected request, and the headers that go with it."""
-    if isinstance(error, InvalidRequestError):
-        return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", str(error)), {}
+def problem_headers(error: DistError) -> dict[str, str]:
+    """Return the headers of the response to a rejected request."""
     # Another request on the same connection would keep a gateway from ending.
     headers = {"connection": "close"} if isinstance(error, GatewayClosingError) else {}
     if isinstance(error, NoFreeAgentError):
         headers["retry-after"] = str(_RETRY_SECONDS)
-    return problem_of(error), headers
+    return headers
 
 
 async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:

@@ -10,10 +10,9 @@ from urllib.parse import parse_qsl, urlencode
 
 from rankmesh_agent.http.middleware import Message, reject_job
 from rankmesh_agent.wire.credentials import Grant
-from rankmesh_agent.wire.fields import MAX_NAME
 
 _QUERY = re.compile(
-    r"GET /(metrics|v1/(jobs|ranks(/[^/]+/snapshot)?|agents|groups(/[^/]+(/inflight)?)?"
+    r"GET /(metrics|v1/(jobs|ranks(/[^/]+/snapshot|/snapshots)?|agents|groups(/[^/]+(/inflight)?)?"
     r"|waiting|snapshot|events|overview|rates|diagnosis))"
     r"|POST /v1/groups/[^/]+/(abort|shrink|grow)"
 )
@@ -65,15 +64,3 @@ def check_body(scope: Message, named: object) -> str | None:
         return None
     grant.require(named if isinstance(named, str) else "")
     return grant.job
-
-
-def job_of_query(scope: Message) -> str | None:
-    """Return the job that a request without a body is restricted to; None for all. Other parameters do not count.
-
-    Raises:
-        ValueError: the name is too long.
-    """
-    job = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)).get("job")
-    if job is not None and len(job) > MAX_NAME:
-        raise ValueError(f"a job's name of more than {MAX_NAME} characters")
-    return job

@@ -19,8 +19,8 @@ from rankmesh_gateway.state.store_backend import OutcomeUnknownError, Rows, Stor
 
 JOB = b"job"
 _VALUE, _QUEUE, _REPLY = b"value", b"queue", b"reply"
-_REPLY_HEAD = struct.Struct("!Id")
-"""Number of a request, and the time of its reply in seconds since 1970."""
+_REPLY_HEAD = struct.Struct("!I")
+"""Number of a request, before the reply to it."""
 _MIDDLE = 10**19
 """Number of the first value that is appended to a queue. The digits of all numbers are 20."""
 _EXPIRED_REPLIES = 2
@@ -50,7 +50,6 @@ class StoreLog:
         self._before: Rows = {}  # of a change whose outcome is unknown
         self._numbers: dict[str, tuple[int, int]] = {}  # of a queue's first value, and behind its last one
         self._replies: dict[bytes, float] = {}  # times of the replies by name, the oldest first
-        self._earlier: dict[bytes, tuple[int, bytes]] = {}  # replies of an earlier gateway by name
         if rows:
             self._load(rows)
 
@@ -68,9 +67,9 @@ class StoreLog:
                 self._numbers[key] = first, int(number) + 1
             elif kind == _REPLY:
                 name = bytes.fromhex(rest.decode())
-                request, self._replies[name] = _REPLY_HEAD.unpack_from(value)
-                self._earlier[name] = request, value[_REPLY_HEAD.size :]
-        self._replies = dict(sorted(self._replies.items(), key=lambda item: item[1]))
+                (number,) = _REPLY_HEAD.unpack_from(value)
+                self._replies[name] = time.monotonic()  # its client may have waited for this gateway
+                self._table.replies.add(RequestId(name, number), value[_REPLY_HEAD.size :])
         self._table.fill(values, queues)
 
     def begin(self) -> None:
@@ -88,7 +87,6 @@ class StoreLog:
         number = begin - 1 if first else end
         row = _row(_QUEUE, f"{key}/{number:020d}")
         if first and self.request_id is not None:  # its client has not got the reply
-            self._earlier.pop(self.request_id.name, None)
             self._write({row: value, _reply_row(self.request_id.name): None}, {row: None})
         else:
             self._write({row: value}, {row: None}, (self.request_id, None))
@@ -108,18 +106,14 @@ class StoreLog:
         """See TableLog."""
         self._write({}, {}, (self.request_id, None), (request_id, value))
 
-    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
-        """See TableLog; of this gateway's replies, its server has those that may be asked for."""
-        return self._earlier.get(request_id.name)
-
     def _write(self, rows: Rows, before: Rows, *replies: tuple[RequestId | None, Any]) -> None:
         """Write rows and replies; ``before`` are the rows as they are without the change."""
         if self._before:
             self._backend.write(self._store, self._before)
             self._before = {}
-        now = time.time()
+        now = time.monotonic()
         kept = {
-            request_id.name: _REPLY_HEAD.pack(request_id.number, now) + codec.encode_result(0, result)
+            request_id.name: _REPLY_HEAD.pack(request_id.number) + codec.encode_result(0, result)
             for request_id, result in replies
             if request_id is not None
         }
@@ -135,7 +129,6 @@ class StoreLog:
         self._unwritten = {}
         for name in replied:
             self._replies.pop(name, None)
-            self._earlier.pop(name, None)
         self._replies.update(dict.fromkeys(kept, now))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.schemas import (
     NO_NODE,
     STARTING,
@@ -22,8 +22,11 @@ MAX_GROUPS = 1024
 """Limit of the groups that one rank reports."""
 
 
-class InvalidRequestError(ValueError):
-    """A request whose fields have the right types but invalid values. HTTP status 422."""
+class InvalidRequestError(DistError):
+    """A request whose fields have the right types but invalid values."""
+
+    code = "invalid-request"
+    status = 422
 
 
 class GatewayClosingError(DistNetworkError):

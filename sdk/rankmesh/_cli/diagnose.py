@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,11 +19,9 @@ from rankmesh._cli.options import (
     JsonOption,
     PatienceOption,
     TokenFileOption,
-    settings,
 )
-from rankmesh._cli.overview import Finding, Verdict, fetch_findings, fetch_overview, judge
+from rankmesh._cli.overview import Finding, Verdict, fetch_diagnosis, fetch_overview, fetch_snapshots, judge
 from rankmesh_agent.wire.printable import printable
-from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.diagnosis.stalls import find_stalls
 
 
@@ -59,29 +57,35 @@ def diagnose(
         from rankmesh._cli.dumps import read_dumps
 
         url, reports = directory.absolute().as_uri(), read_dumps(directory, job)
+        found = [{**vars(each), "answers": each.snapshot is not None} for each in reports]
+        ranks = [_rank(each) for each in found]
         verdict = Verdict([vars(each) for each in find_stalls(reports, over=True)], [], [])
         nothing = f"nothing was stuck: there are {len(reports)} dumps in {directory}, and no rank waited"
     else:
-        from rankmesh._cli.snapshots import fetch_reports
-
         with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
             overview = fetch_overview(service, job)
-            reports = fetch_reports(service, overview, patience, settings().shm_dir)
-            if any(report.refused for report in reports):  # a credential to read: the gateway asks the agents
-                found = fetch_findings(service, job)
-            else:
-                found = [vars(each) for each in find_stalls(reports, overview["groups"])]
-            verdict = judge(overview, found)
-            url, nothing = service.url, _nothing_stuck(reports, service.url)
+            diagnosis = fetch_diagnosis(service, job, patience)
+            verdict, found = judge(overview, diagnosis["findings"]), diagnosis["ranks"]
+            url, nothing = service.url, _nothing_stuck(found, service.url)
+            if json:
+                with contextlib.suppress(CommandError):  # a credential to read has the findings without the stacks
+                    found = fetch_snapshots(service, job, patience)
+                reasons = {_key(each, each["member"]): each["reason"] for each in overview["ranks"]}
+                ranks = [_rank({**each, "reason": reasons.get(_key(each, each), "")}) for each in found]
+    several = len({each["job"] for each in found}) > 1
     if json:
-        json_output.write(_document(reports, verdict, url))
+        json_output.write(_document(ranks, verdict, url))
     else:
-        lines = [*_findings(reports, verdict.findings), *map(printable, verdict.others)] or [printable(nothing)]
+        lines = [*_findings(verdict.findings, several), *map(printable, verdict.others)] or [printable(nothing)]
         write("\n".join([*lines, *map(printable, verdict.remarks)]) + "\n")
     return OK if verdict.ok else NEGATIVE
 
 
-def _document(reports: Sequence[RankReport], verdict: Verdict, url: str) -> dict[str, object]:
+def _key(place: Mapping[str, Any], rank: Mapping[str, Any]) -> tuple[str, int, int]:
+    return place["job"], place["epoch"], rank["rank"]
+
+
+def _document(ranks: Sequence[Mapping[str, Any]], verdict: Verdict, url: str) -> dict[str, object]:
     return {
         "ok": verdict.ok,
         "time": time.time(),
@@ -89,39 +93,29 @@ def _document(reports: Sequence[RankReport], verdict: Verdict, url: str) -> dict
         "findings": verdict.findings,
         "problems": verdict.others,
         "remarks": verdict.remarks,
-        "ranks": [
-            {
-                "job": report.job,
-                "epoch": report.epoch,
-                "rank": report.rank,
-                "host": report.host,
-                "pid": report.pid,
-                "state": report.state,
-                "reason": report.reason,
-                "answers": report.snapshot is not None,
-                "error": report.error,
-                "process": report.process,
-                "calls": (report.snapshot or {}).get("calls", []),
-                "store_waits": (report.snapshot or {}).get("store_waits", []),
-                "stacks": (report.snapshot or {}).get("stacks", []),
-            }
-            for report in reports
-        ],
+        "ranks": ranks,
     }
 
 
-def _nothing_stuck(reports: Sequence[RankReport], url: str) -> str:
-    jobs = sorted({report.job for report in reports})
+def _rank(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rank of the document, from the JSON of RankDetails, or of DiagnosedRank."""
+    snapshot = found.get("snapshot") or {}
+    names = ("job", "epoch", "rank", "host", "pid", "state", "reason", "answers", "error", "process")
+    calls, waits, stacks = (snapshot.get(name, []) for name in ("calls", "store_waits", "stacks"))
+    return {**{name: found[name] for name in names}, "calls": calls, "store_waits": waits, "stacks": stacks}
+
+
+def _nothing_stuck(found: Sequence[Mapping[str, Any]], url: str) -> str:
+    jobs = sorted({each["job"] for each in found})
     if not jobs:
         return f"there is no job at {url}; 'rankmesh run' starts one"
-    count = "1 rank answers" if len(reports) == 1 else f"{len(reports)} ranks answer"
+    count = "1 rank answers" if len(found) == 1 else f"{len(found)} ranks answer"
     return f"nothing is stuck in {', '.join(jobs)}: {count}, and none waits for another"
 
 
-def _findings(reports: Sequence[RankReport], found: Sequence[Finding]) -> Iterator[str]:
-    jobs = {report.job for report in reports}
+def _findings(found: Sequence[Finding], several: bool) -> Iterator[str]:
     for each in found:
-        of_job = f"job {each['job']}: " if len(jobs) > 1 else ""
+        of_job = f"job {each['job']}: " if several else ""
         yield printable(f"{of_job}{each['text']}")
         if each["last"]:
             yield printable(f"  last common operation: {each['last']}")

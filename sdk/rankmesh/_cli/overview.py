@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import FAILED, NEGATIVE, CommandError
@@ -62,14 +63,42 @@ def check_job(gateway: ServiceClient, job: str, there: Collection[str]) -> None:
         raise CommandError(f"the gateway at {gateway.url} has no job {job!r}; {names}", NEGATIVE)
 
 
-def fetch_findings(gateway: ServiceClient, job: str = "") -> list[Finding]:
-    """Return the findings of the gateway's diagnosis; it asks the agents, so a client needs only the role ``read``.
+def fetch_diagnosis(gateway: ServiceClient, job: str = "", patience: float | None = None) -> dict[str, Any]:
+    """Return the gateway's diagnosis: it asks the agents, so a client needs only the role ``read``.
+
+    Args:
+        gateway: client of the gateway.
+        job: only this job, if not empty.
+        patience: seconds in which an agent must answer; None for a recent diagnosis.
 
     Raises:
         CommandError: the gateway does not answer.
     """
-    found = gateway.get("/v1/diagnosis")["findings"]
-    return [each for each in found if job in ("", each["job"])]
+    found: dict[str, Any] = gateway.get("/v1/diagnosis" + _query(job, patience=patience))
+    return found
+
+
+def fetch_snapshots(gateway: ServiceClient, job: str, patience: float, ranks: Sequence[int] = ()) -> list[Any]:
+    """Return what the agents of ranks describe, in the JSON of RankDetails.
+
+    Args:
+        gateway: client of the gateway.
+        job: only this job, if not empty.
+        patience: seconds in which an agent must answer.
+        ranks: only these, if not empty.
+
+    Raises:
+        CommandError: the gateway does not answer, has no such job, or does not show stacks to this credential.
+    """
+    found: list[Any] = gateway.get("/v1/ranks/snapshots" + _query(job, patience=patience, rank=ranks))
+    if job and not found:
+        check_job(gateway, job, {each["job"] for each in gateway.get("/v1/jobs")})
+    return found
+
+
+def _query(job: str, **parameters: Any) -> str:
+    given = {name: value for name, value in {"job": job or None, **parameters}.items() if value is not None}
+    return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
 class Verdict(NamedTuple):

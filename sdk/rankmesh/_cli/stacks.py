@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -17,12 +17,13 @@ from rankmesh._cli.options import (
     JsonOption,
     PatienceOption,
     TokenFileOption,
-    settings,
 )
 from rankmesh_agent.wire.printable import printable
 from rankmesh_gateway.diagnosis.frames import Frame, Thread, folded, short, user_threads
-from rankmesh_gateway.diagnosis.reports import RankReport
 from rankmesh_gateway.humanize import ranks
+
+Details = Mapping[str, Any]
+"""The JSON of RankDetails."""
 
 
 @command
@@ -39,51 +40,50 @@ def stacks(
 
     Exit code 0: all of them answer; 1: there is no such rank; 3: no gateway, or one of the ranks, answers.
     """
-    from rankmesh._cli.overview import fetch_overview
-    from rankmesh._cli.snapshots import fetch_reports
+    from rankmesh._cli.overview import fetch_snapshots
 
     with contextlib.closing(options.gateway(gateway, token_file, job)) as service:
-        reports = fetch_reports(service, fetch_overview(service, job), patience, settings().shm_dir, set(rank or ()))
-    missing = sorted(set(rank or ()) - {report.rank for report in reports})
-    silent = [report for report in reports if report.snapshot is None]
+        found = fetch_snapshots(service, job, patience, rank or ())
+    missing = sorted(set(rank or ()) - {each["rank"] for each in found})
+    silent = [each for each in found if each["snapshot"] is None]
     if json:
-        json_output.write([_document(report) for report in reports])
+        json_output.write([_document(each) for each in found])
     else:
-        several = len({report.job for report in reports}) > 1
-        write("\n".join("\n".join(_text(report, several=several, every=every)) + "\n" for report in reports))
-    for report in silent:
-        hint = "stacks need the role 'run'" if report.refused else "'rankmesh diagnose' explains it"
-        print_error(f"{report.name} does not answer: {report.error}; {hint}")
+        several = len({each["job"] for each in found}) > 1
+        write("\n".join("\n".join(_text(each, several=several, every=every)) + "\n" for each in found))
+    for each in silent:
+        print_error(f"{_name(each)} does not answer: {each['error']}; 'rankmesh diagnose' explains it")
     if missing:
         print_error(f"there is no rank {ranks(missing)}; 'rankmesh status' lists the ranks")
-    if not reports and not missing:
+    if not found and not missing:
         print_error("there are no ranks; 'rankmesh run' starts some")
-    return NEGATIVE if missing or not reports else UNREACHABLE if silent else OK
+    return NEGATIVE if missing or not found else UNREACHABLE if silent else OK
 
 
-def _document(report: RankReport) -> dict[str, object]:
-    found = report.snapshot or {}
+def _document(details: Details) -> dict[str, object]:
+    found = details["snapshot"] or {}
     return {
-        "job": report.job,
-        "epoch": report.epoch,
-        "rank": report.rank,
-        "host": report.host,
-        "pid": report.pid,
+        **{name: details[name] for name in ("job", "epoch", "rank", "host", "pid")},
         "attached": found.get("attached", False),
-        "error": report.error,
+        "error": details["error"],
         "stacks": found.get("stacks", []),
     }
 
 
-def _text(report: RankReport, *, several: bool, every: bool) -> Iterator[str]:
-    title = f"{report.name} of {report.job}" if several else report.name
-    if report.snapshot is None:
+def _name(details: Details) -> str:
+    return f"rank {details['rank']} ({details['host']}, pid {details['pid']})"
+
+
+def _text(details: Details, *, several: bool, every: bool) -> Iterator[str]:
+    title = f"{_name(details)} of {details['job']}" if several else _name(details)
+    snapshot = details["snapshot"]
+    if snapshot is None:
         yield f"{title}: no answer"
         return
     yield title
-    if report.snapshot["attached"]:
+    if snapshot["attached"]:
         yield "  its process is attached to this agent; these are the agent's stacks"
-    threads = report.snapshot["stacks"]
+    threads = snapshot["stacks"]
     shown = threads if every else user_threads(threads)
     for thread in shown:
         yield from _thread(thread, every=every)

@@ -13,7 +13,7 @@ from rankmesh._cli import json_output, options
 from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, OK, UNREACHABLE, CommandError, command
 from rankmesh._cli.options import GatewayOption, JobOption, JsonOption, TokenFileOption
-from rankmesh._cli.overview import Overview, Verdict, fetch_findings, fetch_overview, judge, summary, tables
+from rankmesh._cli.overview import Overview, Verdict, fetch_diagnosis, fetch_overview, judge, summary, tables
 from rankmesh._cli.tables import Table, show
 from rankmesh_agent.wire.printable import printable
 
@@ -50,7 +50,7 @@ def status(
 
 def _look(service: ServiceClient, job: str) -> tuple[Overview, Verdict]:
     overview = fetch_overview(service, job)
-    return overview, judge(overview, fetch_findings(service, job))
+    return overview, judge(overview, fetch_diagnosis(service, job)["findings"])
 
 
 def _all(overview: Overview, verdict: Verdict, url: str, remark: str = "") -> list[Table]:

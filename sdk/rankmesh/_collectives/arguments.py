@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -63,8 +62,6 @@ def in_place(
     else:
         array, write_back = flat_out(tensor, "tensor", comm)
     if timeout is None and not async_op and write_back is None and _debug.below_detail and not comm.recording:
-        if comm.state.unanswered and monotonic() >= comm.state.refusal_check_at:
-            comm.raise_refusal()
         return comm, array, comm.default_options
     return comm, array, options(comm, timeout, async_op, [tensor], write_back)
 
@@ -117,8 +114,6 @@ def options(
     write_back: WriteBack | None = None,
     details: Details = None,
     inputs: Sequence[Any] = (),
-    *,
-    message: bool = False,
 ) -> Options:
     """Return the options of a call, before it begins.
 
@@ -130,14 +125,10 @@ def options(
         write_back: called once the data has arrived.
         details: describes the arguments that only this rank knows, for errors about calls that do not match.
         inputs: more of the user's tensors, for errors.
-        message: the call is a point-to-point message.
 
     Raises:
         ValueError: the timeout is negative.
-        DistBackendError: the receiver of an earlier message has refused it; see send.
     """
-    if comm.state.unanswered and monotonic() >= comm.state.refusal_check_at:
-        comm.raise_refusal(message=message)
     if (
         _debug.below_detail
         and timeout is None

@@ -1,7 +1,6 @@
 """The _multigpu functions of torch.distributed: collectives over a list of arrays per rank.
 
-If each array is on a GPU of its own, NCCL treats each GPU as a rank. Otherwise one ordinary collective in host memory
-moves the arrays of each rank together, and they are reduced in the order of ranks and lists, exactly.
+Each is one ordinary collective in host memory: a rank reduces its own arrays first, and copies the result to them.
 
 Source: https://pytorch.org/docs/2.1/distributed.html#multi-gpu-collective-functions
 """
@@ -9,7 +8,7 @@ Source: https://pytorch.org/docs/2.1/distributed.html#multi-gpu-collective-funct
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,24 +17,23 @@ from rankmesh._collectives.arguments import (
     chain,
     check_list,
     communicator,
-    first_of,
     group_rank_of,
     options,
 )
-from rankmesh._collectives.reduce import premultiply
 from rankmesh._collectives.reduce_op import reduction
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import as_int
-from rankmesh._tensors.buffers import buffer_of, device_of, flat_in, flat_out
+from rankmesh._tensors.buffers import flat_in, flat_out
 from rankmesh._tensors.layout import Array, WriteBack
-from rankmesh_agent.collectives.reduction import combine, premultiplied
-from rankmesh_agent.group.communicator import Communicator
+from rankmesh_agent.collectives.reduction import (
+    combine_partials,
+    combine_to_partial,
+    partial_dtype,
+    premultiplied,
+)
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.dtypes import display
-from rankmesh_agent.wire.ops import OpType, PremulSum, ReduceOp
-
-if TYPE_CHECKING:
-    from rankmesh_agent.gpu.communicator import GpuCommunicator
+from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Tensors = Sequence[Any]
 WriteBacks = list[WriteBack | None]
@@ -71,16 +69,10 @@ def broadcast_multigpu(
     if comm is None:
         return None
     root = group_rank_of(comm, src, None, "src")
-    gpus = _gpus(group, tensor_list)
-    arrays, write_backs = _outputs(gpus or comm, tensor_list, "tensor_list")
+    arrays, write_backs = _outputs(tensor_list, "tensor_list")
     chosen = arrays[_index(src_tensor, "src_tensor", arrays)]
-    users = list(tensor_list)
-    if gpus is not None:
-        key = OpType.BROADCAST, chosen.dtype, chosen.size, None, comm.global_ranks[root]
-        each = [(array, root * len(arrays) + src_tensor) for array in arrays]
-        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
     finish = chain([_copy(chosen, arrays), *write_backs])
-    return comm.broadcast(chosen, root, options(comm, timeout, async_op, users, finish))
+    return comm.broadcast(chosen, root, options(comm, timeout, async_op, list(tensor_list), finish))
 
 
 def all_reduce_multigpu(
@@ -110,17 +102,12 @@ def all_reduce_multigpu(
     comm = communicator(group, "all_reduce_multigpu")
     if comm is None:
         return None
-    gpus = _gpus(group, tensor_list, op)
-    arrays, write_backs = _outputs(gpus or comm, tensor_list, "tensor_list")
-    arrays, write_backs, reduce_op = _premultiplied(arrays, write_backs, op)
-    users = list(tensor_list)
-    if gpus is not None:
-        key = OpType.ALL_REDUCE, arrays[0].dtype, arrays[0].size, reduce_op
-        each = [(array, reduce_op) for array in arrays]
-        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
-    parts = _parts(comm, arrays)
-    finish = chain([_reduce(reduce_op, parts, len(arrays), arrays), *write_backs])
-    return comm.all_gather(parts, np.concatenate(arrays), options(comm, timeout, async_op, users, finish))
+    arrays, write_backs = _outputs(tensor_list, "tensor_list")
+    total = _Total(op, arrays[0].dtype, comm.size * len(arrays))
+    partial = total.partial(arrays)
+    finish = chain([total.finish(partial, arrays[0]), _copy(arrays[0], arrays), *write_backs])
+    given = options(comm, timeout, async_op, list(tensor_list), finish)
+    return comm.all_reduce(partial, total.plain, given, _each(arrays))
 
 
 def reduce_multigpu(
@@ -155,20 +142,13 @@ def reduce_multigpu(
     if comm is None:
         return None
     root = group_rank_of(comm, dst, None, "dst")
-    gpus = _gpus(group, tensor_list, op)
-    arrays, write_backs = _outputs(gpus or comm, tensor_list, "tensor_list")
-    _index(dst_tensor, "dst_tensor", arrays)
-    arrays, write_backs, reduce_op = _premultiplied(arrays, write_backs, op)
-    receives, users = comm.rank == root, list(tensor_list)
-    write_back = write_backs[dst_tensor] if receives else None
-    if gpus is not None:
-        key = OpType.REDUCE, arrays[0].dtype, arrays[0].size, reduce_op, comm.global_ranks[root]
-        each = [(array, reduce_op, root * len(arrays) + dst_tensor) for array in arrays]
-        write_backs = [write_back if number == dst_tensor else None for number in range(len(arrays))]
-        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
-    parts = _parts(comm, arrays) if receives else []
-    finish = chain([_reduce(reduce_op, parts, len(arrays), [arrays[dst_tensor]]), write_back]) if receives else None
-    return comm.gather(parts, np.concatenate(arrays), root, options(comm, timeout, async_op, users, finish))
+    arrays, write_backs = _outputs(tensor_list, "tensor_list")
+    chosen = _index(dst_tensor, "dst_tensor", arrays)
+    total = _Total(op, arrays[0].dtype, comm.size * len(arrays))
+    partial = total.partial(arrays)
+    finish = chain([total.finish(partial, arrays[chosen]), write_backs[chosen]]) if comm.rank == root else None
+    given = options(comm, timeout, async_op, list(tensor_list), finish)
+    return comm.reduce(partial, total.plain, root, given, _each(arrays))
 
 
 def all_gather_multigpu(
@@ -199,29 +179,24 @@ def all_gather_multigpu(
     comm = communicator(group, "all_gather_multigpu")
     if comm is None:
         return None
-    gpus = _gpus(group, input_tensor_list)
-    inputs = _inputs(gpus or comm, input_tensor_list, "input_tensor_list")
+    inputs = _inputs(input_tensor_list, "input_tensor_list")
     _refuse_empty(output_tensor_lists, "output_tensor_lists")
     lists = [
-        _outputs(gpus or comm, outputs, f"output_tensor_lists[{number}]", inputs[0], comm.size * len(inputs))
+        _outputs(outputs, f"output_tensor_lists[{number}]", inputs[0], comm.size * len(inputs))
         for number, outputs in enumerate(output_tensor_lists)
     ]
-    users = [tensor for outputs in output_tensor_lists for tensor in outputs]
-    if gpus is not None:
-        key = OpType.ALL_GATHER, inputs[0].dtype, inputs[0].size
-        each = [(outputs, array) for (outputs, _), array in zip(lists, inputs, strict=True)]
-        finishes = [chain(write_backs) for _, write_backs in lists]
-        return gpus.submit_multigpu(key, each, finishes, options(gpus, timeout, async_op, users))
-    parts = _parts(comm, inputs)
+    parts = [np.empty(len(inputs) * inputs[0].size, inputs[0].dtype) for _ in range(comm.size)]
 
     def finish() -> None:
-        pieces = _pieces(parts, len(inputs))
-        for outputs, _ in lists:
+        pieces = [piece for part in parts for piece in np.split(part, len(inputs))]
+        for outputs, write_backs in lists:
             for output, piece in zip(outputs, pieces, strict=True):
                 output[:] = piece
+            for write_back in filter(None, write_backs):
+                write_back()
 
-    finish_all = chain([finish, *(write_back for _, write_backs in lists for write_back in write_backs)])
-    return comm.all_gather(parts, np.concatenate(inputs), options(comm, timeout, async_op, users, finish_all))
+    users = [tensor for outputs in output_tensor_lists for tensor in outputs]
+    return comm.all_gather(parts, np.concatenate(inputs), options(comm, timeout, async_op, users, finish))
 
 
 def reduce_scatter_multigpu(
@@ -254,74 +229,40 @@ def reduce_scatter_multigpu(
     comm = communicator(group, "reduce_scatter_multigpu")
     if comm is None:
         return None
-    gpus = _gpus(group, output_tensor_list, op)
-    outputs, write_backs = _outputs(gpus or comm, output_tensor_list, "output_tensor_list")
+    outputs, write_backs = _outputs(output_tensor_list, "output_tensor_list")
     count = len(outputs)
     _refuse_empty(input_tensor_lists, "input_tensor_lists")
     if len(input_tensor_lists) != count:
         raise ValueError(f"input_tensor_lists has {len(input_tensor_lists)} lists, but there are {count} outputs")
     lists = [
-        _inputs(gpus or comm, inputs, f"input_tensor_lists[{number}]", outputs[0], comm.size * count)
+        _inputs(inputs, f"input_tensor_lists[{number}]", outputs[0], comm.size * count)
         for number, inputs in enumerate(input_tensor_lists)
     ]
-    reduce_op, factor = reduction(op, outputs[0].dtype)
-    if factor is not None:
-        lists = [[premultiplied(factor, array) for array in inputs] for inputs in lists]
-    users = list(output_tensor_list)
-    if gpus is not None:
-        key = OpType.REDUCE_SCATTER, outputs[0].dtype, outputs[0].size, reduce_op
-        each = [(output, inputs, reduce_op) for output, inputs in zip(outputs, lists, strict=True)]
-        return gpus.submit_multigpu(key, each, write_backs, options(gpus, timeout, async_op, users))
-    # For each rank: the arrays for its outputs in the first list, then those in the second, …
-    mine = [
-        np.concatenate([part for inputs in lists for part in inputs[rank * count : (rank + 1) * count]])
-        for rank in range(comm.size)
-    ]
-    parts = [np.empty_like(array) for array in mine]
-
-    def finish() -> None:
-        pieces = _pieces(parts, count * count)
-        for number, output in enumerate(outputs):
-            with np.errstate(all="ignore"):
-                combine(reduce_op, pieces[number::count], output)
-
-    return comm.all_to_all(parts, mine, options(comm, timeout, async_op, users, chain([finish, *write_backs])))
+    total = _Total(op, outputs[0].dtype, comm.size * count)
+    partials = [total.partial([inputs[number] for inputs in lists]) for number in range(comm.size * count)]
+    mine = [np.concatenate(partials[rank * count : (rank + 1) * count]) for rank in range(comm.size)]
+    whole = np.empty_like(mine[0])
+    pieces = np.split(whole, count)
+    steps = [total.finish(piece, output) for piece, output in zip(pieces, outputs, strict=True)]
+    given = options(comm, timeout, async_op, list(output_tensor_list), chain([*steps, *write_backs]))
+    return comm.reduce_scatter(whole, mine, total.plain, given)
 
 
 # Arguments
 
 
-def _gpus(group: Group, tensors: Tensors, op: ReduceOp | PremulSum | None = None) -> GpuCommunicator | None:
-    """Return the communicator for arrays that are each on a GPU of their own; None if they go through host memory."""
-    devices = [device_of(tensor) for tensor in tensors] if device_of(first_of(tensors)) is not None else []
-    if not devices or devices[0] is None or None in devices or len(set(devices)) < len(devices):
-        return None
-    from rankmesh._session import gpu
-    from rankmesh_agent.gpu import nccl
-
-    if op is not None:
-        dtype = buffer_of(tensors[0], "an array").device_array()[0].dtype
-        if nccl.reduction(dtype, reduction(op, dtype).op) is None:
-            return None
-    return gpu.for_several_gpus(group, devices[0])
-
-
-def _inputs(
-    comm: Communicator, tensors: Tensors, name: str, like: Array | None = None, count: int | None = None
-) -> list[Array]:
+def _inputs(tensors: Tensors, name: str, like: Array | None = None, count: int | None = None) -> list[Array]:
     """Return the elements of arrays of one size and dtype: those of ``like``, or of the first array."""
     _refuse_empty(tensors, name)
-    return _check(
-        [flat_in(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)], name, like, count
-    )
+    return _check([flat_in(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)], name, like, count)
 
 
 def _outputs(
-    comm: Communicator, tensors: Tensors, name: str, like: Array | None = None, count: int | None = None
+    tensors: Tensors, name: str, like: Array | None = None, count: int | None = None
 ) -> tuple[list[Array], WriteBacks]:
     """Return memory for results of one size and dtype, and for each what copies it back."""
     _refuse_empty(tensors, name)
-    found = [flat_out(tensor, f"{name}[{number}]", comm) for number, tensor in enumerate(tensors)]
+    found = [flat_out(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
     return _check([array for array, _ in found], name, like, count), [write_back for _, write_back in found]
 
 
@@ -349,38 +290,49 @@ def _index(number: int, name: str, arrays: Sequence[Any]) -> int:
     return number
 
 
+def _each(arrays: Sequence[Array]) -> str:
+    """Return the part of a call's description in which the ranks' lists must agree."""
+    return f"{len(arrays)} arrays a rank"
+
+
 # Steps
 
 
-def _premultiplied(
-    arrays: list[Array], write_backs: WriteBacks, op: ReduceOp | PremulSum
-) -> tuple[list[Array], WriteBacks, ReduceOp]:
-    reduce_op, factor = reduction(op, arrays[0].dtype)
-    if factor is None:
-        return arrays, write_backs, reduce_op
-    found = [premultiply(array, back, factor) for array, back in zip(arrays, write_backs, strict=True)]
-    return [array for array, _ in found], [back for _, back in found], reduce_op
+class _Total:
+    """A reduction of the arrays of all ranks, by way of a partial result at each rank.
 
+    Args:
+        op: the user's.
+        dtype: of the arrays.
+        members: how many arrays there are at all ranks together.
 
-def _parts(comm: Communicator, arrays: Sequence[Array]) -> list[Array]:
-    """Return memory for the concatenated arrays of each rank."""
-    return [np.empty(len(arrays) * arrays[0].size, arrays[0].dtype) for _ in range(comm.size)]
+    Attributes:
+        plain: the reduction of the partial results.
+    """
 
+    def __init__(self, op: ReduceOp | PremulSum, dtype: np.dtype[Any], members: int) -> None:
+        self._op, self._factor = reduction(op, dtype)
+        self._dtype = partial_dtype(self._op, dtype, members)
+        self._members = members
+        self.plain = ReduceOp.SUM if self._op in (ReduceOp.AVG, ReduceOp.PREMUL_SUM) else self._op
 
-def _pieces(parts: Sequence[Array], count: int) -> list[Array]:
-    """Return the ``count`` arrays in each rank's part."""
-    return [piece for part in parts for piece in np.split(part, count)]
-
-
-def _reduce(reduce_op: ReduceOp, parts: Sequence[Array], count: int, outputs: Sequence[Array]) -> Callable[[], None]:
-    """Return a function that reduces ``count`` arrays of each rank and copies the result to all outputs."""
-
-    def finish() -> None:
+    def partial(self, arrays: Sequence[Array]) -> Array:
+        """Return the reduction of this rank's arrays, not rounded yet."""
+        if self._factor is not None:
+            arrays = [premultiplied(self._factor, array) for array in arrays]
+        out = np.empty(arrays[0].size, self._dtype)
         with np.errstate(all="ignore"):
-            combine(reduce_op, _pieces(parts, count), outputs[0])
-        _copy(outputs[0], outputs)()
+            combine_to_partial(self._op, arrays, out)
+        return out
 
-    return finish
+    def finish(self, partial: Array, out: Array) -> Callable[[], None]:
+        """Return a function that rounds, and divides, the reduced partial results into ``out``."""
+
+        def run() -> None:
+            with np.errstate(all="ignore"):
+                combine_partials(self._op, [partial], self._members, out)
+
+        return run
 
 
 def _copy(array: Array, outputs: Sequence[Array]) -> Callable[[], None]:

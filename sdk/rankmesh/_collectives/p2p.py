@@ -30,11 +30,9 @@ def send(
 ) -> None:
     """Send ``tensor`` to another rank; returns when ``tensor`` may be changed again.
 
-    A large message has a matching receive then. A small one (up to RANKMESH_EAGER_BYTES) may still be in transit, so if
-    its receive turns out to have another size or dtype, the error is raised later, once: by ``wait()`` of isend's Work
-    if the receiver's answer has come by then; else by the first call of any kind in this group (collective, barrier or
-    message) that begins after the answer has come. That call is not made, on this rank, and nothing of it is lost: the
-    group goes on, and to make the call again keeps the ranks in step. Other ranks wait for it meanwhile.
+    A large message has a matching receive then. A small one (up to RANKMESH_EAGER_BYTES) may still be in transit: if
+    its receive turns out to have another size or dtype, the receive raises, and the group ends. The next call of every
+    rank in the group raises a GroupAbortedError with sizes, dtypes and both ranks.
 
     Args:
         tensor: array.
@@ -48,7 +46,7 @@ def send(
         TypeError: ``tensor`` is not an array that can be communicated.
         ValueError: the receiver is missing, given twice, not in the group, or this rank without a matching irecv; or
             this rank is not in the group.
-        DistBackendError: the receive has another size or dtype; or that of an earlier small message of this rank had.
+        DistBackendError: the receive has another size or dtype.
         RankFailedError: the receiver died or left; names it.
         CollectiveTimeoutError: the receiver did not make the call in time; names it.
 
@@ -65,8 +63,7 @@ def isend(
 
     A message to this rank itself needs its irecv begun, before or after it, before either Work is waited for.
 
-    The other arguments and errors are those of send; errors of the transfer are raised by ``wait()``: also the refusal
-    of a small message, if it has come by then. Otherwise a later call of the group raises it, see send.
+    The other arguments and errors are those of send; errors of the transfer are raised by ``wait()``.
 
     Returns:
         A Work; None, with a warning, if this rank is not in the group.
@@ -104,8 +101,8 @@ def recv(
         TypeError: ``tensor`` is not an array that can be communicated.
         ValueError: the sender is given twice, not in the group, or this rank without a matching isend; or ``tensor`` is
             read-only.
-        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged and the message is lost; the
-            sender gets the error, too.
+        DistBackendError: the message has another size or dtype; ``tensor`` is unchanged, and the sender gets the error,
+            too. The send of a small message has returned before: the group ends then.
         RankFailedError: the sender died or left; names it.
         CollectiveTimeoutError: nothing was sent in time; names the expected sender.
 
@@ -206,6 +203,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     comm = communicator(p2p_op_list[0].group, "batch_isend_irecv")
     if comm is None:
         return []
+    me = comm.rank
+    for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):
+        _communicator_for(comm, one.group, one.tensor, one.group_peer)  # pairs of ranks meet, in the same order at all
     messages = [  # all are checked before the first is sent
         (_begin_send if one.op is isend else _begin_recv)(
             comm, one.group, one.tensor, None, one.tag, one.group_peer, None, async_op=True
@@ -235,7 +235,7 @@ def _begin_send(
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array = flat_in(tensor, "tensor", comm)
-    return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor], message=True))
+    return functools.partial(comm.send, array, rank, tag, options(comm, timeout, async_op, [tensor]))
 
 
 def _begin_recv(
@@ -257,7 +257,7 @@ def _begin_recv(
     tag = _check_tag(tag)
     comm = _communicator_for(comm, group, tensor, peer)
     array, write_back = flat_out(tensor, "tensor", comm)
-    given = options(comm, timeout, async_op, [tensor], write_back, message=True)
+    given = options(comm, timeout, async_op, [tensor], write_back)
     return functools.partial(comm.receive, array, rank, tag, given)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import cast
 
 from rankmesh._session.backend import require_available
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
-from rankmesh_agent.gpu.communicator import GpuCommunicator
 from rankmesh_agent.gpu.selection import GpuBackendSelector
-from rankmesh_agent.gpu.store_exchange import StoreExchange
 from rankmesh_agent.group.communicator import Communicator
 
 
@@ -44,12 +40,6 @@ def for_messages(group: Group, device: int, peer: int | None) -> Communicator:
     return communicator_of(group) if selector is None else selector.for_p2p(device, peer or 0)
 
 
-def for_several_gpus(group: Group, device: int) -> GpuCommunicator | None:
-    """Return the communicator for collectives over several GPUs of each rank; None for host memory."""
-    selector = _selector(group)
-    return None if selector is None else selector.for_multigpu(device)
-
-
 def _selector(group: Group) -> GpuBackendSelector | None:
     """Return the group's selector; None if its arrays on GPUs go through host memory."""
     found = cast(ProcessGroup, require_session().group if group is None else group)
@@ -58,21 +48,5 @@ def _selector(group: Group) -> GpuBackendSelector | None:
     if found._gpu is None:
         if found._engines.device == "nccl":
             require_available("nccl")
-        found._gpu = _new_selector(found)
+        found._gpu = GpuBackendSelector(found._communicator, found._engines.device)
     return found._gpu
-
-
-def _new_selector(group: ProcessGroup) -> GpuBackendSelector:
-    from rankmesh._stores import PrefixStore
-
-    session, host = require_session(), group._communicator
-    store = PrefixStore(f"gpu/{host.id:016x}", session.store.clone())
-    store.set_timeout(timedelta(seconds=host.timeout))
-
-    def check(ranks: Sequence[int]) -> None:
-        error = host.failure or host.peer_lost_error(ranks, "connect")
-        if error is not None:
-            raise error
-
-    exchange = StoreExchange(store, host.rank, lambda: host.global_ranks, check)
-    return GpuBackendSelector(host, exchange, group._engines.device)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankmesh._stores.base import DEFAULT_TIMEOUT
 from rankmesh._stores.commands import CommandStore, UnusableStore
+from rankmesh_agent.store import store as agent_store
 
 if TYPE_CHECKING:
     from rankmesh_agent.agent import Agent
@@ -24,7 +25,7 @@ class AgentStore(CommandStore):
 
     def __init__(self, agent: Agent | RemoteAgent, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         self._agent = agent
-        super().__init__(agent.open_store(), timeout)
+        super().__init__(agent.store, timeout)
         _open.add(self)
 
     def clone(self) -> AgentStore:
@@ -35,7 +36,11 @@ class AgentStore(CommandStore):
         if self._finalizer.alive:
             self._finalizer()
             self._agent = agent
-            self._use(agent.open_store())
+            self._use(agent.store)
+
+    def _use(self, store: agent_store.Store) -> None:
+        self._store = store
+        self._finalizer = weakref.finalize(self, bool)  # the agent closes it
 
     def _after_fork(self) -> None:
         super()._after_fork()

@@ -46,20 +46,16 @@ class CommandStore(Store):
         self._finalizer()
         self._store = UnusableStore(f"{self!r} is closed; make a new one")
 
-    def set_timeout(self, timeout: timedelta | float) -> None:
-        super().set_timeout(timeout)
-        self._limit_calls()
-
     def has_extended_api(self) -> bool:
         return True
 
     def _call(self, method: Method[T], *arguments: Any) -> T:
         command = method.command
         if not method.waits:
-            return self._store.execute(command(*arguments))
+            return self._store.execute(command(*arguments), self._response_seconds())
         limit = arguments[1] if len(arguments) > 1 else True  # the timeout of wait(), or block of queue_pop()
         if limit is False:
-            return self._store.execute(command(arguments[0]))
+            return self._store.execute(command(arguments[0]), self._response_seconds())
         seconds: float = (self._timeout if limit is True else limit).total_seconds()
         try:
             return self._store.execute(command(arguments[0], seconds))
@@ -75,11 +71,11 @@ class CommandStore(Store):
     def _use(self, store: agent_store.Store) -> None:
         """Execute commands on a store from now on, and close it with this object."""
         self._store = store
-        self._limit_calls()
         self._finalizer = weakref.finalize(self, store.close)
 
-    def _limit_calls(self) -> None:
-        self._store.timeout = max(self._timeout.total_seconds(), _MIN_SECONDS)
+    def _response_seconds(self) -> float:
+        """Return the time limit of a call that does not wait."""
+        return max(self._timeout.total_seconds(), _MIN_SECONDS)
 
 
 class UnusableStore(agent_store.Store):

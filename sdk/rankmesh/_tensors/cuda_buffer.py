@@ -49,7 +49,8 @@ class CudaBuffer(Buffer):
         array = self.array()
         bits = _bits(array)
         host = runtime.pinned_array(bits.size, bits.dtype).reshape(bits.shape)
-        bits.get(out=host)
+        with runtime.DeviceGuard(bits.data.device_id):
+            bits.get(out=host)
 
         def write_back() -> None:
             with runtime.DeviceGuard(bits.data.device_id):

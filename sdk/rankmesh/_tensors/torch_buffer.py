@@ -97,7 +97,8 @@ class TorchBuffer(Buffer):
     def _staged(self, torch: Any, plain: Any) -> tuple[Array, WriteBack]:
         """Return a copy of a CUDA tensor in pinned memory; torch handles current stream and conjugated views."""
         self._refuse_freed(plain)
-        host = torch.empty_like(plain, device="cpu", pin_memory=True).copy_(plain)
+        host = torch.empty_like(plain, device="cpu", pin_memory=True)
+        host.copy_(plain)
         array, _ = TorchBuffer(host, self.name).host_array()
 
         def write_back() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import AuthenticationError
@@ -35,7 +36,7 @@ def connect(server: SnapshotServer) -> socket.socket:
     with listener:
         sock = socket.create_connection(listener.getsockname(), SECONDS)
         theirs, _ = listener.accept()
-    server.handle(theirs)
+    server.handle(theirs, ConnectionLimit("test").admit(theirs))
     return sock
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ from support.processes import wait_until
 
 from rankmesh_agent.gpu import watchdog
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 SECONDS = 30.0
+numbers = itertools.count(1)
 
 
 class Call:
@@ -27,7 +30,7 @@ class Call:
         self.future: Any = None
         self.error: DistError | None = None
         self.completed = self.ended = False
-        self.seq = 0
+        self.seq, self.fingerprint = next(numbers), 7
 
     def is_completed(self) -> bool:
         self.ended = self.ended or self.completed
@@ -43,13 +46,19 @@ class Call:
 class Group:
     """The group: what it was aborted with."""
 
-    name, global_ranks = "world", (0, 1)
+    name, rank, global_ranks = "world", 0, (0, 1)
 
     def __init__(self) -> None:
         self.failure: DistError | None = None
 
     def abort(self, error: DistError) -> None:
         self.failure = error
+
+    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
+        pass
+
+    def progress_of_others(self) -> dict[int, CallProgress]:
+        return {}
 
     def peer_lost_error(self, members: object, during: str) -> None:
         return None
@@ -65,10 +74,9 @@ def paused(group: Group, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A watchdog that has had a call, and pauses."""
     monkeypatch.setattr(watchdog, "_IDLE_SECONDS", 0.0)
     backend = SimpleNamespace(async_error=lambda: "", abort=lambda: None)
-    exchange = SimpleNamespace(publish=lambda name, value: None, peek=lambda name, rank: None)
-    found = watchdog.GpuWatchdog(group, backend, exchange)  # type: ignore[arg-type]
+    found = watchdog.GpuWatchdog(group, backend)  # type: ignore[arg-type]
     call = Call()
-    found.add(call, collective=True)  # type: ignore[arg-type]
+    found.add(call)  # type: ignore[arg-type]
     call.completed = True
     found.drain(Deadline(SECONDS))
     wait_until(lambda: found._paused, "the watchdog to pause")
@@ -79,28 +87,27 @@ def paused(group: Group, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_a_call_after_a_pause_is_found_to_be_completed(paused: Any) -> None:
     call = Call()
-    paused.add(call, collective=True)
+    paused.add(call)
     future = paused.future_of(call)
     time.sleep(0.05)  # many checks
     assert not future.done()
     call.completed = True
     future.wait(SECONDS)
-    assert call.seq == 2
 
 
 def test_a_call_after_a_pause_is_found_to_be_late(paused: Any, group: Group) -> None:
     call = Call(0.05)
-    paused.add(call, collective=True)
+    paused.add(call)
     wait_until(lambda: call.ended, "the call to be ended")
     assert isinstance(call.error, CollectiveTimeoutError)
     assert group.failure is call.error
-    assert call.error.ranks == (0, 1)
+    assert call.error.ranks == (1,)
     assert not paused.close()
 
 
 def test_a_call_that_is_not_watched_any_more_holds_up_no_end(paused: Any) -> None:
     call = Call()
-    paused.add(call, collective=True)
+    paused.add(call)
     paused.remove(call)
     paused.drain(Deadline(SECONDS))
     paused.remove(call)  # a call that could not be launched was not always watched
@@ -109,9 +116,9 @@ def test_a_call_that_is_not_watched_any_more_holds_up_no_end(paused: Any) -> Non
 
 def test_a_completed_collective_completes_those_before_it_on_its_stream(paused: Any) -> None:
     before, other, message, last = (Call() for _ in range(4))
-    other.stream, last.completed = 8, True
+    other.stream, last.completed, message.seq = 8, True, 0
     for call in (before, other, message, last):
-        paused.add(call, collective=call is not message)
+        paused.add(call)
     wait_until(lambda: before.ended and last.ended, "the calls to be found completed")
     time.sleep(0.05)  # many checks
     assert not other.ended

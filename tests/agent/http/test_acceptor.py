@@ -13,6 +13,7 @@ import pytest
 
 from rankmesh_agent.http import acceptor
 from rankmesh_agent.http.acceptor import Accepted, Acceptor
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.sockets import bind
 from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
@@ -30,7 +31,8 @@ class Port:
         self.threads = ThreadPoolExecutor(1)
         self.result: Future[None] = self.threads.submit(acceptor.run)
 
-    def respond(self, sock: socket.socket) -> None:
+    def respond(self, sock: socket.socket, admission: Admission) -> None:
+        admission.end()
         with sock:
             assert sock.recv(len(REQUEST)) == REQUEST, "it has not been read"
             sock.sendall(b"served")
@@ -131,7 +133,7 @@ def test_a_service_that_it_does_not_have_is_refused(port):
 def test_a_handler_that_fails_closes_its_connection_alone(port, monkeypatch, caplog):
     failed = threading.Event()
 
-    def fail(sock: socket.socket) -> None:
+    def fail(sock: socket.socket, admission: Admission) -> None:
         failed.set()
         raise OSError("no descriptors")
 

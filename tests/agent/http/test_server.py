@@ -26,7 +26,7 @@ from rankmesh_agent.http.acceptor import Accepted
 from rankmesh_agent.http.middleware import SecurityMiddleware
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES
-from rankmesh_agent.net.admission import ConnectionLimit
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
@@ -201,7 +201,8 @@ def ask_four_times(served: Served) -> list[bytes]:
 class Snapshots:
     """Answers the connections of a service, and closes them."""
 
-    def handle(self, sock: socket.socket) -> None:
+    def handle(self, sock: socket.socket, admission: Admission) -> None:
+        admission.end()
         with sock:
             assert sock.recv(100) == preface(Service.SNAPSHOT)
             sock.sendall(b"served")
@@ -341,9 +342,10 @@ class TestSlowClients:
     def test_a_head_that_comes_byte_by_byte(self, served):
         with socket.create_connection(served.listener.getsockname(), 20) as client:
             client.settimeout(0.05)
+            client.sendall(b"GET /")
             while True:
                 try:
-                    client.sendall(b"G")
+                    client.sendall(b"a")
                     assert client.recv(1) == b""
                     break
                 except TimeoutError:

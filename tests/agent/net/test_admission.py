@@ -44,6 +44,23 @@ def test_the_one_that_has_waited_longest_makes_room(limit, pairs):
     assert [is_shut(theirs) for _, theirs in pairs[:3]] == [False, True, False]
 
 
+def test_one_whose_bytes_are_unread_stays(limit, pairs):
+    pairs[0][1].sendall(b"GET")
+    for ours, _ in pairs[:3]:
+        limit.admit(ours)
+    assert [is_shut(theirs) for _, theirs in pairs[:3]] == [False, True, False]
+
+
+def test_there_is_no_room_until_a_server_has_read_what_has_come(limit, pairs):
+    admitted = [limit.admit(ours) for ours, _ in pairs[:2]]
+    for _, theirs in pairs[:2]:
+        theirs.sendall(b"GET")
+    assert not limit.make_room()
+    admitted[1].peeked = 3
+    assert limit.make_room()
+    assert [is_shut(theirs) for _, theirs in pairs[:2]] == [False, True]
+
+
 def test_there_is_no_room_until_one_has_waited_for_a_moment(limit, pairs, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(admission, "_MIN_SECONDS", 0.5)

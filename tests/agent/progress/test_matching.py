@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from support.processes import wait_until
-from support.threads import LATER, TRANSPORTS, World, world
+from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
@@ -18,7 +19,7 @@ from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.transports.tcp import SOCKET_BUFFER
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.dtypes import FROM_CODE
-from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
+from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, GroupAbortedError
 from rankmesh_agent.wire.frames import Opcode
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -105,22 +106,9 @@ def test_irecv_completes_in_the_background(pair: World) -> None:
     assert (got == 4).all()
 
 
-def refusal(pair: World) -> str:
-    """Send until a message raises, since the send of a refused message had returned before; return the error."""
+def test_another_size_or_dtype_of_a_long_message_is_refused_and_the_group_goes_on(pair: World) -> None:
     sender, receiver = pair.communicators
-    for _ in range(1000):
-        try:
-            send(sender, np.zeros(1), 1, tag=9)
-        except DistBackendError as error:
-            return error.message
-        recv(receiver, np.zeros(1), 0, 9)
-        sender.engine.progress()
-    raise AssertionError("no message raises")
-
-
-@pytest.mark.parametrize("count", [10, 100_000])
-def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, count: int) -> None:
-    sender, receiver = pair.communicators
+    count = 100_000
     for wrong in (np.zeros(count + 1), np.zeros(count, np.float32)):
         work = isend(sender, np.zeros(count), 1)
         with pytest.raises(DistBackendError, match=rf"rank 0 sent float64\[{count}\] with tag 0, but"):
@@ -128,8 +116,32 @@ def test_another_size_or_dtype_is_refused_and_the_group_goes_on(pair: World, cou
         assert not wrong.any()
         with pytest.raises(DistBackendError, match=r"rank 1 refused the message: rank 0 sent"):
             work.wait()
-        send(sender, np.ones(1), 1)  # the refusal is raised once
+        send(sender, np.ones(1), 1)
         recv(receiver, np.zeros(1), 0)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(11), np.zeros(10, np.float32)], ids=["size", "dtype"])
+def test_another_size_or_dtype_of_a_short_message_ends_the_group(trio: World, wrong: Any) -> None:
+    """Its send has returned: the next call of each rank raises the error of the receiver."""
+    refused = threading.Event()
+
+    def call(members: LocalCommunicator) -> None:
+        if members.rank == 0:
+            send(members, np.zeros(10), 1)
+        if members.rank == 1:
+            own = r"^rank 0 sent float64\[10\] with tag 0, but the receive"
+            with pytest.raises(DistBackendError, match=own) as raised:
+                recv(members, wrong, 0)
+            assert not isinstance(raised.value, GroupAbortedError)
+            assert not wrong.any()
+            refused.set()
+        assert refused.wait(TIMEOUT)
+        told = rf"^rank 1 refused the message: rank 0 sent float64\[10\] .* the receive expects {wrong.dtype}"
+        with pytest.raises(GroupAbortedError, match=told) as caught:
+            members.all_reduce(np.ones(1), ReduceOp.SUM, NOW)
+        assert caught.value.ranks == ()
+
+    trio.run(call)
 
 
 def test_a_slow_receiver_bounds_memory(pair: World) -> None:
@@ -205,26 +217,26 @@ def test_a_wait_that_times_out_does_not_end_the_operation(pair: World) -> None:
 
 @pytest.mark.parametrize("count", [EAGER // 8 - 1, EAGER // 8])
 def test_a_message_with_a_posted_receive_goes_straight_into_its_array(pair: World, count: int) -> None:
-    """Whether all of it came with its header, or the rest was received later; alternating with others, and refused."""
+    """Whether all of it came with its header, or the rest was received later; alternating with others."""
     sender, receiver = pair.communicators
     for turn in range(20):
-        first, second, other, wrong = np.zeros(count), np.zeros(count), np.zeros(3), np.zeros(count)
+        first, second, other = np.zeros(count), np.zeros(count), np.zeros(3)
         works = [irecv(receiver, first, 0), irecv(receiver, second, ANY), irecv(receiver, other, 0, 1)]
-        refused = irecv(receiver, wrong, 0, 2)
         send(sender, np.full(3, -1.0), 1, 1)
         send(sender, np.full(count, float(turn)), 1)
         send(sender, np.full(count, turn + 0.5), 1)
-        send(sender, np.full(count, 7, np.float32), 1, 2)
         for work in works:
             work.wait()
             assert work.source_rank() == 0
         assert (first == turn).all()
         assert (second == turn + 0.5).all()
         assert (other == -1).all()
-        with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
-            refused.wait()
-        assert not wrong.any()
-        assert refusal(pair).startswith("rank 1 refused the message: rank 0 sent")
+    wrong = np.zeros(count)
+    refused = irecv(receiver, wrong, 0, 2)
+    send(sender, np.full(count, 7, np.float32), 1, 2)
+    with pytest.raises(DistBackendError, match=rf"rank 0 sent float32\[{count}\]"):
+        refused.wait()
+    assert not wrong.any()
 
 
 def test_messages_and_collectives_of_two_groups_at_once(trio: World) -> None:
@@ -261,6 +273,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[frames.Header] = []
+        self.misfits: list[str] = []
 
     def send(self, rank: int, buffers: Sequence[Any], transfer: Any = None) -> None:
         self.sent.append(frames.decode(buffers[0], 0, EAGER))
@@ -279,7 +292,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 def matcher(wire: Wire) -> MessageMatcher:
-    return MessageMatcher(wire, 1, lambda rank: rank)  # type: ignore[arg-type]
+    return MessageMatcher(wire, 1, lambda rank: rank, wire.misfits.append)  # type: ignore[arg-type]
 
 
 def header(opcode: Opcode, **fields: int) -> frames.Header:
@@ -323,4 +336,5 @@ def test_a_message_of_another_dtype_and_as_many_bytes_is_refused(matcher: Messag
     received = matcher.receive(1, memoryview(bytearray(1)), 2, 0)
     matcher.on_frame(1, header(Opcode.EAGER, dtype=1, length=1), b"x")
     assert "sizes and dtypes must be equal" in str(received.error)
-    assert [sent.opcode for sent in wire.sent] == [Opcode.REFUSE]
+    assert wire.misfits == [str(received.error)]
+    assert not wire.sent

@@ -191,7 +191,7 @@ class TestCalls:
 
     @in_each_rank
     def test_store_commands(self, world, rank):
-        place = world[rank].open_store()
+        place = world[rank].store
         place.execute(commands.Set(f"key/{rank}", b"value"))
         assert place.execute(commands.Get(f"key/{(rank + 1) % 3}", SECONDS)) == b"value"
         place.execute(commands.Add("sum", 2))
@@ -199,7 +199,6 @@ class TestCalls:
             place.execute(commands.Get("nobody", 0.1))
         world[rank].world.barrier(NOW)
         assert place.execute(commands.Get("sum", SECONDS)) == b"6"
-        place.close()
 
 
 @pytest.mark.parametrize("world", ["embedded", "staged", "unix", "tcp"], indirect=True)
@@ -363,7 +362,7 @@ class TestLeases:
         job = next(_jobs)
         attached = everywhere(lambda rank: attach(standalones[rank], rank, 2, job=job, nearby=nearby), 2)
         message = in_thread(lambda: attached[0].world.receive(np.ones(1), 1, 0, NOW))
-        value = in_thread(lambda: attached[0].open_store().execute(commands.Get("k", SECONDS)))
+        value = in_thread(lambda: attached[0].store.execute(commands.Get("k", SECONDS)))
         wait_until(lambda: attached[0]._client._pool._all, "the calls", SECONDS)
         standalones[0].leases.release(standalones[0].leases.lease.id, "its agent was stopped by a signal")
         for call, error in ((message, RankFailedError), (value, DistNetworkError)):

@@ -32,11 +32,12 @@ def table() -> Table:
 @pytest.fixture(scope="session")
 def server() -> Iterator[tuple[SimpleNamespace, str]]:
     """A port whose store can be exchanged, and its URL."""
-    current: Any = SimpleNamespace(handle=lambda sock: current.server.handle(sock), close=lambda: None)
+    current: Any = SimpleNamespace(handle=lambda *accepted: current.server.handle(*accepted), close=lambda: None)
     listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
     running = HttpServer(listener, "stores")
     running.start(partial(create_app, current, token="secret"), {Service.STORE: current})
+    current.limit = running._acceptor._limit
     yield current, url
     running.close()
 

@@ -18,7 +18,7 @@ from rankmesh_agent.store import client as store_client
 from rankmesh_agent.store.client_connection import Connector
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Get, QueueLen, QueuePop, QueuePush, Set, Wait
-from rankmesh_agent.store.job_store import JobStore, JobStoreClient
+from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire.errors import (
     DistNetworkError,
     KeyNotFoundError,
@@ -41,20 +41,11 @@ def over_tcp(monkeypatch) -> None:
     monkeypatch.setattr(Connector, "_connect_unix", lambda _: None)
 
 
-class Job(JobStore):
-    """A job's store that closes all its clients at its end."""
-
-    def client(self) -> JobStoreClient:
-        client = super().client()
-        self.__dict__.setdefault("clients", []).append(client)
-        return client
-
-
 @pytest.fixture
 def job() -> Iterator[Callable[..., JobStore]]:
     """Makes the job's stores at a URL."""
     with contextlib.ExitStack() as opened:
-        yield lambda url, *limits: opened.enter_context(contextlib.closing(Job(url, "secret", ID, *limits)))
+        yield lambda url, *limits: opened.enter_context(contextlib.closing(JobStore(url, "secret", ID, *limits)))
 
 
 @pytest.fixture
@@ -72,23 +63,23 @@ class TestBreaks:
         command, result, end = call
         Set("k", b"1").apply(table)
         with losing(lost, times=times) as url:
-            assert job(url).client().execute(command) == result
+            assert job(url).execute(command) == result
         assert table.value("k") == end
 
     @pytest.mark.parametrize("lost", ["request", "answer"])
     def test_queues(self, job, losing, table, lost):
         with losing(lost, times=3) as url:
-            job(url).client().execute(QueuePush("q", b"1"))
+            job(url).execute(QueuePush("q", b"1"))
         table.push("q", b"2")
         for left in (b"1", b"2"):
             with losing(lost, times=3) as url:
-                assert job(url).client().execute(QueuePop("q", 30.0)) == left
+                assert job(url).execute(QueuePop("q", 30.0)) == left
         assert table.length("q") == 0
 
     def test_a_pop_that_waits(self, job, losing, table, threads):
         """Each answer that is lost had the value; so has the last."""
         with losing(times=4) as url:
-            popped = threads.submit(job(url).client().execute, QueuePop("q", 30.0))
+            popped = threads.submit(job(url).execute, QueuePop("q", 30.0))
             wait_until(lambda: table._pending_pops, "the wait")
             table.push("q", b"1")
             table.push("q", b"2")
@@ -115,7 +106,7 @@ class TestAGatewayThatIsAway:
     def test_calls_wait_for_it(self, job, start, table, threads, command, result):
         Set("n", b"7").apply(table)
         port = free_port()
-        called = threads.submit(job(f"http://127.0.0.1:{port}").client().execute, command)
+        called = threads.submit(job(f"http://127.0.0.1:{port}").execute, command)
         time.sleep(0.1)
         assert not called.done()
         start(port)
@@ -125,22 +116,21 @@ class TestAGatewayThatIsAway:
     def test_not_beyond_their_time_limit(self, job, command, seconds):
         began = time.monotonic()
         with pytest.raises(DistNetworkError, match=r"the job's store, at the gateway at \S+, cannot be reached"):
-            job(f"http://127.0.0.1:{free_port()}").client().execute(command, seconds)
+            job(f"http://127.0.0.1:{free_port()}").execute(command, seconds)
         assert time.monotonic() - began < 10
 
     def test_one_that_does_not_respond(self, job):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with pytest.raises(StoreUnresponsiveError, match=rf"gateway at {url}, .* add within 0\.2 s\."):
-                job(url).client().execute(Add("n"), 0.2)
+                job(url).execute(Add("n"), 0.2)
 
     @pytest.mark.parametrize("end", ["a failure", "close"])
     def test_the_end_of_waits(self, job, threads, monkeypatch, end):
         """Only a wait ends with a failure; a call that does not wait goes on."""
         monkeypatch.setattr(store_client, "_LONGEST_PAUSE", 0.05)
         store = job(f"http://127.0.0.1:{free_port()}")
-        client = store.client()
-        waiting, writing = (threads.submit(client.execute, command) for command in (Get("k", 60.0), Set("k", b"")))
+        waiting, writing = (threads.submit(store.execute, command) for command in (Get("k", 60.0), Set("k", b"")))
         time.sleep(0.1)
         if end == "a failure":
             store.fail_waits(FAILURE)
@@ -154,35 +144,34 @@ class TestAGatewayThatIsAway:
 
 class TestWaits:
     @pytest.fixture
-    def begin(self, threads, table) -> Callable[[JobStoreClient, Command], Future]:
-        def begun(client: JobStoreClient, command: Command) -> Future:
-            waiting = threads.submit(client.execute, command)
+    def begin(self, threads, table) -> Callable[[JobStore, Command], Future]:
+        def begun(store: JobStore, command: Command) -> Future:
+            waiting = threads.submit(store.execute, command)
             wait_until(lambda: table._watches or table._pending_pops, "the wait")
-            wait_until(client.waits_under_way, "its record at the caller's side")
+            wait_until(store.waits_under_way, "its record at the caller's side")
             return waiting
 
         return begun
 
-    def test_a_failure_ends_those_of_all_clients(self, job, url, begin):
+    def test_a_failure_ends_all(self, job, url, begin):
         store = job(url)
-        waiting = [begin(store.client(), command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
-        assert store.waiting()
-        assert sorted(wait.op for wait in store.pending_waits()) == ["get", "queue_pop"]
+        waiting = [begin(store, command) for command in (Get("k", 60.0), QueuePop("k", 60.0))]
+        assert store.waits_under_way()
+        assert sorted(wait.command.name for wait in store.pending_waits()) == ["get", "queue_pop"]
         store.fail_waits(FAILURE)
         for each in waiting:
             with pytest.raises(RankFailedError, match=r"rank 2 \(host, pid 7\) failed"):
                 each.result(20)
-        assert not store.waiting()
+        assert not store.waits_under_way()
 
     def test_for_good(self, job, url):
-        """Of clients that are opened later, too."""
+        """Of those that begin later, too."""
         store = job(url)
         store.fail_waits(StoreTimeoutError("no other rank is left", ranks=[1]), for_good=True)
-        client = store.client()
         with pytest.raises(StoreTimeoutError, match="no other rank is left"):
-            client.execute(Get("k", 60.0))
-        client.execute(Set("k", b"v"))
-        assert client.execute(Get("k", 60.0)) == b"v"
+            store.execute(Get("k", 60.0))
+        store.execute(Set("k", b"v"))
+        assert store.execute(Get("k", 60.0)) == b"v"
 
     @pytest.mark.parametrize("command", [Get("k", 0.05), Wait(("k",), 0.05), QueuePop("k", 0.05)])
     def test_one_in_vain_names_the_ranks_without_descriptors(self, job, url, command):
@@ -193,25 +182,23 @@ class TestWaits:
         with pytest.raises(
             StoreTimeoutError, match=r"waited 0\.05 s, but .*rank 3 .* reports: no free descriptor"
         ) as caught:
-            store.client().execute(command)
+            store.execute(command)
         assert caught.value.ranks == (3,)
         assert asked[0] >= began - 0.05
         with pytest.raises((KeyNotFoundError, StoreTimeoutError, QueueEmptyError)) as caught:
-            store.client().execute(command.with_timeout(0.0))
+            store.execute(command.with_timeout(0.0))
         assert not caught.value.ranks
 
 
 def test_closing_ends_calls_and_later_ones(job, url, threads, table):
     store = job(url)
-    client = store.client()
-    waiting = threads.submit(client.execute, Get("k", 60.0))
+    waiting = threads.submit(store.execute, Get("k", 60.0))
     wait_until(lambda: table._watches, "the wait")
     store.close()
     with pytest.raises(DistNetworkError, match="is closed"):
         waiting.result(20)
-    for each in (client, store.client()):
-        with pytest.raises(DistNetworkError, match="is closed"):
-            each.execute(Get("k"))
+    with pytest.raises(DistNetworkError, match="is closed"):
+        store.execute(Get("k"))
 
 
 def test_a_store_that_is_another_is_lost(job):
@@ -225,7 +212,7 @@ def test_a_store_that_is_another_is_lost(job):
 
 
 def test_threads_share_a_client(job, url, table):
-    client = job(url).client()
+    client = job(url)
     threads = [threading.Thread(target=lambda: [client.execute(Add("n")) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -25,13 +25,13 @@ import pytest
 from support.processes import wait_until
 
 from rankmesh_agent.net import pool
-from rankmesh_agent.net.admission import Admission
+from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.dial import connect_to
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
-from rankmesh_agent.store import client_connection, codec, replies, server
+from rankmesh_agent.store import codec, replies, server
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.client_connection import ClientConnection, Connector
 from rankmesh_agent.store.command import Command
@@ -225,8 +225,7 @@ class TestAConnection:
         ],
         ids=["in pieces", "stops in the middle", "none", "another request's", "two", "garbage"],
     )
-    def test_responses(self, monkeypatch, threads, data, size, pause, result):
-        monkeypatch.setattr(client_connection, "SLICE_SECONDS", 0.01)
+    def test_responses(self, threads, data, size, pause, result):
         ours, theirs = socket.socketpair()
 
         def answer() -> None:
@@ -262,11 +261,11 @@ class TestUnauthenticatedClients:
     """The server closes their connections without a message, and serves the others as before."""
 
     @pytest.fixture(autouse=True)
-    def others_are_still_served(self, store, store_server) -> Iterator[None]:
+    def others_are_still_served(self, store, store_server, server) -> Iterator[None]:
         store.execute(Set("k", b"v"))
         yield
         wait_until(lambda: len(store_server._connections) == 1, "the others to be closed")
-        assert not store_server._limit.waiting
+        assert not server[0].limit.waiting
         assert store.execute(Get("k")) == b"v"
 
     @pytest.mark.parametrize(
@@ -334,16 +333,14 @@ class TestUnauthenticatedClients:
 
     def test_a_refused_client_tries_again(self, url, store_server, monkeypatch):
         refused = iter([1, 2])
-        limit = store_server._limit
-        admit = limit.admit
+        handle = store_server.handle
 
-        def refuse_two(sock: socket.socket) -> Admission:
-            admission = admit(sock)
+        def refuse_two(sock: socket.socket, admission: Admission) -> None:
             if next(refused, 0):
-                limit._evict()
-            return admission
+                sock.shutdown(socket.SHUT_RDWR)
+            handle(sock, admission)
 
-        monkeypatch.setattr(limit, "admit", refuse_two)
+        monkeypatch.setattr(store_server, "handle", refuse_two)
         with contextlib.closing(StoreClient(url, "secret")) as client:
             assert client.execute(Get("k")) == b"v"
         assert next(refused, 0) == 0
@@ -393,17 +390,14 @@ class TestTokens:
 
     @pytest.mark.parametrize("impostor", [True, False], ids=["of another token", "a server that ends"])
     def test_a_handshake_that_fails(self, threads, impostor):
-        """A server that ends closes the connection as it does with a wrong token, but the error is another one."""
-
         def serve() -> None:
-            for _ in range(2 if impostor else 1):
-                sock, _ = listener.accept()
-                with sock:
-                    sock.recv(1000)
-                    if impostor:
-                        sock.sendall(welcome(Verdict.OTHER_TOKEN))
-                    else:
-                        listener.close()
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(1000)
+                if impostor:
+                    sock.sendall(welcome(Verdict.OTHER_TOKEN))
+                else:
+                    listener.close()
 
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(10.0)
@@ -598,7 +592,7 @@ class TestBrokenConnections:
         assert third.result(QueuePop("q")) == b"1"
         assert table.length("q") == 0
 
-    def test_the_cache_is_bounded(self, raw, store_server, monkeypatch):
+    def test_the_cache_is_bounded(self, raw, table, store_server, monkeypatch):
         monkeypatch.setattr(replies, "MAX_REPLIES", 2)
         names = []
         for _ in range(3):
@@ -610,14 +604,7 @@ class TestBrokenConnections:
         last = raw()
         assert last.ask(Add("k"), 1, RequestId(names[0], 1)) == 4  # evicted, so it is executed again
         assert last.ask(Add("k"), 2, RequestId(names[2], 1)) == 3
-        assert store_server._replies._bytes == 2 * len(codec.encode_result(1, 4))
-
-    def test_the_cache_expires(self, raw, store_server, monkeypatch):
-        monkeypatch.setattr(replies, "RETENTION_SECONDS", 0.01)
-        one = raw()
-        one.ask(Add("k"))
-        one.sock.close()
-        wait_until(lambda: not store_server._connections and not store_server._replies, "it to be forgotten")
+        assert table.replies._bytes == 2 * len(codec.encode_result(1, 4))
 
 
 class TestALog:
@@ -625,7 +612,6 @@ class TestALog:
     def log(self, table) -> Mock:
         """A TableLog; what it is called with, and under which request, is in ``seen``."""
         table.log = found = Mock(request_id=None, seen=[])
-        found.reply.return_value = None
         for name in ("changed", "pushed", "popped", "handed_over"):
             note = partial(lambda name, *given, **_: found.seen.append((name, found.request_id, given[-1])), name)
             getattr(found, name).side_effect = note
@@ -633,22 +619,21 @@ class TestALog:
 
     def test_it_knows_the_requests(self, raw, table, log, waits):
         one, two = raw(), raw()
-        first, second = (partial(RequestId, NO_STORE_ID + each.name) for each in (one, two))
+        first, second = (partial(RequestId, each.name) for each in (one, two))
         one.ask(Add("k"), 1)
         one.send(QueuePop("q", 30.0), 2)
         waits("q")
         two.ask(QueuePush("q", b"v"), 5)
         assert one.result(QueuePop("q")) == b"v"
         two.ask(Add("k"), 6, RequestId(b"n" * 64, 9))
-        again = RequestId(NO_STORE_ID + b"n" * 64, 9)
+        again = RequestId(b"n" * 64, 9)
         assert log.seen == [("changed", first(1), 1), ("handed_over", second(5), first(2)), ("changed", again, 2)]
         assert log.request_id is None
 
     def test_a_request_of_an_earlier_server_has_its_reply_there(self, raw, table, log):
-        log.reply.side_effect = lambda request: (9, codec.encode_result(0, 7))
+        table.replies.add(RequestId(b"n" * 64, 9), codec.encode_result(0, 7))
         one = raw()
         assert one.ask(Add("k"), 3, RequestId(b"n" * 64, 9)) == 7
-        log.reply.assert_called_with(RequestId(NO_STORE_ID + b"n" * 64, 9))
         with pytest.raises(IdempotencyKeyReusedError):
             one.ask(Add("k"), 4, RequestId(b"n" * 64, 8, keyed=True))
         assert table.value("k") is None
@@ -731,7 +716,7 @@ class TestTheServer:
         idle.close()
         idle.close()
         ours, theirs = socket.socketpair()
-        idle.handle(theirs)
+        idle.handle(theirs, ConnectionLimit("test").admit(theirs))
         assert threading.active_count() == before
         with ours:
             assert ours.recv(1) == b""

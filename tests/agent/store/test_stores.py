@@ -13,7 +13,7 @@ from support.store_machine import Subject, drive
 from rankmesh._stores.commands import CommandStore
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
-from rankmesh_agent.store.job_store import JobStoreClient
+from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.store.store import LocalStore, Store
 from rankmesh_agent.wire.store_frames import NO_STORE_ID
 
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[..., Store]] = {
     "in this process": lambda table, url: LocalStore(table),
     "client over a unix socket": lambda table, url: StoreClient(url, "secret"),
     "client over tcp": lambda table, url: over_tcp(url),
-    "a job's": lambda table, url: JobStoreClient(url, "secret", NO_STORE_ID),
+    "a job's": lambda table, url: JobStore(url, "secret", NO_STORE_ID.hex()),
     "with an event loop": lambda table, url: OnLoops(url, "secret"),
 }
 

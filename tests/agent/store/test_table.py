@@ -12,7 +12,7 @@ from rankmesh_agent.store import replies
 from rankmesh_agent.store.commands import Add, CompareSet, Delete, Get, MultiSet, QueuePop, QueuePush, Set
 from rankmesh_agent.store.replies import ReplyCache
 from rankmesh_agent.store.table import Changes, Quota, Table
-from rankmesh_agent.wire.errors import DistStoreError, NotANumberError, StoreFullError
+from rankmesh_agent.wire.errors import DistStoreError, IdempotencyKeyReusedError, NotANumberError, StoreFullError
 from rankmesh_agent.wire.store_frames import RequestId
 
 
@@ -187,9 +187,6 @@ class Log:
     def handed_over(self, value: bytes, request_id: RequestId | None) -> None:
         self._note("handed over", value, request_id)
 
-    def reply(self, request_id: RequestId) -> tuple[int, bytes] | None:
-        return None
-
 
 ONE, TWO = RequestId(b"one", 1), RequestId(b"two", 2)
 
@@ -277,19 +274,30 @@ def test_a_table_can_be_filled_and_its_contents_are_copies():
 
 def test_replies_are_kept_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_REPLIES", 3)
-    kept = ReplyCache[int, str]()
+    kept = ReplyCache()
     for number in range(5):
-        kept.add(number, "reply")
-    assert [kept.get(number) for number in range(5)] == [None, None, "reply", "reply", "reply"]
+        kept.add(RequestId(b"%d" % number, number), b"reply")
+    found = [kept.find(RequestId(b"%d" % number, number)) for number in range(5)]
+    assert found == [None, None, b"reply", b"reply", b"reply"]
+    assert kept.find(RequestId(b"4", 5)) is None
+    with pytest.raises(IdempotencyKeyReusedError):
+        kept.find(RequestId(b"4", 5, keyed=True))
+    monkeypatch.setattr(replies, "RETENTION_SECONDS", 0.0)
+    kept.add(RequestId(b"last", 1), b"reply")
+    assert list(kept._entries) == [b"last"]
 
 
 def test_large_replies_are_kept_to_a_size_and_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_REPLY_BYTES", 100 * replies.MAX_REPLIES)
-    kept = ReplyCache[str, str]()
-    kept.add("small", "reply", 100)
+    kept = ReplyCache()
+
+    def add(name: bytes, size: int) -> None:
+        kept.add(RequestId(name, 1), bytes(size))
+
+    add(b"small", 100)
     for number in range(10):
-        kept.add(f"large {number}", "reply", 50 * replies.MAX_REPLIES)
-    kept.add("beyond the limit", "reply", 200 * replies.MAX_REPLIES)
-    assert list(kept._entries) == ["small", "large 9", "beyond the limit"]
-    kept.add("next", "reply", 1)
-    assert list(kept._entries) == ["small", "next"]
+        add(b"large %d" % number, 50 * replies.MAX_REPLIES)
+    add(b"beyond the limit", 200 * replies.MAX_REPLIES)
+    assert list(kept._entries) == [b"small", b"large 9", b"beyond the limit"]
+    add(b"next", 1)
+    assert list(kept._entries) == [b"small", b"next"]

@@ -53,8 +53,7 @@ def described(rank: int, waits: bool) -> RankSnapshot:
 @pytest.fixture(autouse=True)
 def time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that answer have more time than usual: a busy machine's may pause."""
-    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 30.0)
-    monkeypatch.setattr(service, "_LIMIT_SECONDS", 60.0)
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 30.0)
 
 
 class AgentDouble:
@@ -165,10 +164,10 @@ async def test_a_slow_agent_delays_nothing_else(
 
 async def test_all_agents_have_a_limit(registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rankmesh_gateway.diagnosis.snapshots._CONCURRENCY", 1)
-    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
     join(registry, ask, [deaf] * 40)
     for limit in (0.5, 5.0):  # on a busy machine, the first may be over before an agent is asked
-        monkeypatch.setattr(service, "_LIMIT_SECONDS", limit)
+        monkeypatch.setattr(service, "_LIMIT", limit / 0.2)
         found = await service.DiagnosisService(registry, TOKEN, "here").diagnose()
         errors = [rank.error for rank in found.ranks]
         if errors[0] != errors[-1]:
@@ -189,10 +188,31 @@ async def test_a_rank(direct: httpx.AsyncClient, registry: Registry, ask: Reques
     assert (await direct.get("/v1/ranks/0/snapshot", headers={"Authorization": ""})).status_code == 401
 
 
+async def test_the_ranks_of_a_job(direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any, deaf: str):
+    join(registry, ask, [serve(lambda: described(0, False)).url, deaf])
+    first, second = (await direct.get("/v1/ranks/snapshots?job=job&patience=5")).json()
+    assert (first["rank"], first["place"], first["snapshot"]["rank"]) == (0, "train.py:8 in load_batch", 0)
+    assert (second["rank"], second["error"], second["snapshot"]) == (1, "no answer within 5 s", None)
+    assert [each["rank"] for each in (await direct.get("/v1/ranks/snapshots?rank=1&rank=7&patience=0.2")).json()] == [1]
+    assert (await direct.get("/v1/ranks/snapshots?job=other")).json() == []
+    for wrong in ("rank=x", "patience=0", "patience=61"):
+        assert (await direct.get(f"/v1/ranks/snapshots?{wrong}")).status_code == 422
+
+
+async def test_a_client_with_patience_gets_a_new_diagnosis(
+    direct: httpx.AsyncClient, registry: Registry, ask: Requests, serve: Any
+):
+    agent = serve(lambda: described(0, False))
+    join(registry, ask, [agent.url])
+    for count, query in enumerate(["", "?patience=30", "?patience=30", ""], 1):
+        await direct.get(f"/v1/diagnosis{query}")
+        assert agent.taken == min(count, 3)
+
+
 async def test_a_rank_that_is_not_there(
     direct: httpx.AsyncClient, registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
     join(registry, ask, [deaf])
     missing = await direct.get("/v1/ranks/7/snapshot?job=job")
     assert (missing.status_code, missing.json()["code"]) == (404, "rank-not-found")
@@ -213,7 +233,7 @@ async def test_an_agent_that_answers_nonsense(direct: httpx.AsyncClient, registr
 
 
 def test_no_thread_remains(registry: Registry, ask: Requests, deaf: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(service, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.2)
     join(registry, ask, [deaf])
     asyncio.run(service.DiagnosisService(registry, TOKEN, "here").diagnose())
     deadline = time.monotonic() + 10

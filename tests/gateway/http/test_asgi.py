@@ -16,12 +16,18 @@ import httpx
 import pytest
 
 from rankmesh_agent.wire.schemas import GroupInfo
+from rankmesh_gateway.http.app import create_services
 from rankmesh_gateway.http.asgi import GatewayApplication
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 pytestmark = pytest.mark.anyio
 
 GROUP = GroupInfo("0" * 16, "world", [0, 1], 7, "shm", "barrier #7", "")
+
+
+def front_of(registry: Registry, make: Callable[[], Any]) -> GatewayApplication:
+    return GatewayApplication(create_services(registry, "", JobStores(registry, "")), make)
 
 
 class Pair:
@@ -35,7 +41,7 @@ class Pair:
         self.clients: list[httpx.AsyncClient] = []
         self._make_framework_app = make_framework_app
         for app in (
-            GatewayApplication(self.registries[0], self.make),
+            front_of(self.registries[0], self.make),
             make_framework_app(self.registries[1], number=1),
         ):
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -151,7 +157,7 @@ async def test_others_are_answered_while_it_is_made(registry, make_framework_app
         asyncio.run_coroutine_threadsafe(done.wait(), loop).result(20)
         return make_framework_app(registry)
 
-    front = GatewayApplication(registry, make)
+    front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
         waiting = [asyncio.ensure_future(client.get("/v1/ranks")) for _ in range(2)]
         await making.wait()
@@ -168,7 +174,7 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_frame
         made.wait(20)
         return make_framework_app(registry)
 
-    front = GatewayApplication(registry, make)
+    front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
         waiting = [asyncio.ensure_future(client.request(method, "/v1/ranks")) for method in ("GET", "POST")]
         while front._framework_app is None:
@@ -183,7 +189,7 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_frame
 
 
 async def test_a_body_that_comes_in_pieces_and_one_that_does_not_come(registry, ask):
-    front = GatewayApplication(registry, lambda: pytest.fail("nobody needs it"))
+    front = front_of(registry, lambda: pytest.fail("nobody needs it"))
     scope = {"type": "http", "method": "POST", "path": "/v1/leave", "headers": [(b"content-type", b"application/json")]}
     pieces = [
         {"type": "http.request", "body": b'{"job": "a", "epoch": 1, ', "more_body": True},
@@ -223,7 +229,7 @@ async def test_the_registry_is_scanned_while_the_server_runs(registry, monkeypat
     async def send(message: dict[str, Any]) -> None:
         sent.append(message["type"])
 
-    serving = asyncio.create_task(GatewayApplication(registry, dict)({"type": "lifespan"}, receive, send))
+    serving = asyncio.create_task(front_of(registry, dict)({"type": "lifespan"}, receive, send))
     await asyncio.wait_for(scanned.wait(), 30)
     assert sent == ["lifespan.startup.complete"]
     assert registry._scans_expected

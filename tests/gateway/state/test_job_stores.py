@@ -223,8 +223,7 @@ class TestBackends:
         assert command.try_execute(table) == (result,)
         copy = kept.again()
         assert copy.contents() == table.contents()
-        number, frame = copy.log.reply(request)
-        assert (number, decode_result(command, frame)) == (3, result)
+        assert decode_result(command, copy.replies.find(request)) == result
 
     def test_a_value_for_a_client_that_waits_is_in_no_queue_and_returns_to_its_head(self, kept):
         table = kept.table
@@ -235,12 +234,12 @@ class TestBackends:
         table.log.request_id = None
         assert waiting.result(0) == b"v"
         assert kept.again().contents() == ({}, {})
-        assert kept.again().log.reply(popping) == (1, encode_result(0, b"v"))
+        assert kept.again().replies.find(popping) == encode_result(0, b"v")
         table.push("q", b"next")
         table.log.request_id = popping
         QueuePop("q").undo(table, b"v")
         assert kept.again().contents() == ({}, {"q": [b"v", b"next"]})
-        assert kept.again().log.reply(popping) is None, "the client has not got it"
+        assert kept.again().replies.find(popping) is None, "the client has not got it"
 
 
 class TestFile:

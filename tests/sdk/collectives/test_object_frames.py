@@ -6,33 +6,42 @@ import numpy as np
 import pytest
 
 from rankmesh._collectives.object_frames import HEAD_BYTES, RECORD_BYTES, RECORD_TAG, Incoming, Outgoing, records
+from rankmesh._collectives.serialize import Message
 from rankmesh_agent.wire.errors import ProtocolError
 
 FITS = RECORD_BYTES - HEAD_BYTES
 
 
+def message(data: bytes, *apart: np.ndarray, pickled: bool = False) -> Message:
+    return Message(data, list(apart), pickled)
+
+
 @pytest.mark.parametrize("size", [0, 1, FITS - 1, FITS, FITS + 1, 100_000])
-def test_what_does_not_fit_into_the_record_is_the_rest(size: int) -> None:
+@pytest.mark.parametrize("apart", [[], [70_000], [1, 2, 3] * 5 + [4]], ids=["none", "one", "sixteen"])
+def test_what_does_not_fit_into_the_record_are_the_rests(size: int, apart: list[int]) -> None:
     payload = np.random.default_rng(1).bytes(size)
-    going = Outgoing(payload, count=3)
+    arrays = [np.full(length, number, np.uint8) for number, length in enumerate(apart)]
+    going = Outgoing(message(payload, *arrays), count=3)
     assert going.record.size == RECORD_BYTES
-    assert going.rest.size == max(0, size - FITS)
+    assert [rest.size for rest in going.rests] == [max(0, size - FITS), *apart]
     came = Incoming(going.record)
-    assert (came.count, came.failed, came.tag) == (3, False, going.tag)
-    assert came.rest.size == going.rest.size
-    came.rest[:] = going.rest
-    assert came._payload.tobytes() == payload
+    assert (came.count, came.tag) == (3, going.tag)
+    assert [rest.size for rest in came.rests] == [rest.size for rest in going.rests]
+    came.copy(going)
+    assert came._data.tobytes() == payload
+    assert [octets.tolist() for octets in came._apart] == [array.tolist() for array in arrays]
 
 
 def test_golden_bytes() -> None:
-    going = Outgoing(b"payload", count=258, failed=True)
-    head = b"RMP\x01" + b"\x01\x00\x00\x00" + b"\x00" * 6 + b"\x01\x02" + b"\x00" * 7 + b"\x07"
-    assert going.record.tobytes() == head + going.tag.to_bytes(8, "big", signed=True) + b"payload" + bytes(985)
-    assert RECORD_BYTES == 1024
+    going = Outgoing(message(b"payload", np.zeros(259, np.uint8), pickled=True), count=258, failed=True)
+    tag = going.tag.to_bytes(8, "big", signed=True)
+    head = b"RMP\x02\x03" + bytes(3) + bytes(6) + b"\x01\x02" + tag + bytes(7) + b"\x07" + bytes(6) + b"\x01\x03"
+    assert going.record.tobytes() == head + bytes(8 * 15) + b"payload" + bytes(FITS - 7)
+    assert (RECORD_BYTES, HEAD_BYTES) == (1024, 160)
 
 
 def test_tags_are_for_one_parcel_each() -> None:
-    tags = {Outgoing(b"").tag for _ in range(100)}
+    tags = {Outgoing(message(b"")).tag for _ in range(100)}
     assert len(tags) == 100
     assert min(tags) > RECORD_TAG
     assert max(tags) < -(1 << 62), "users' tags are others"
@@ -41,8 +50,8 @@ def test_tags_are_for_one_parcel_each() -> None:
 def test_what_is_no_record_is_refused() -> None:
     with pytest.raises(ProtocolError, match="array of another call"):
         Incoming(np.ones(RECORD_BYTES, np.uint8))
-    another_version = Outgoing(b"x").record.copy()
-    another_version[3] = 2
+    another_version = Outgoing(message(b"x")).record.copy()
+    another_version[3] = 1
     with pytest.raises(ProtocolError, match="array of another call"):
         Incoming(another_version)
     for untouched in records(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -175,146 +175,47 @@ def test_messages_of_three_ranks(me: Me) -> None:
         got = np.zeros(3)
         dist.recv(got, 0, tag=4)
         assert (got == 1).all(), "the message of the batch that was refused"
-    # Unequal sizes and dtypes are refused on both sides, and the array is left alone; a sender that has gone on is
-    # told by its next message.
-    for count in (small, large):
-        for wrong in (np.full(count + 1, -1.0), np.full(count, -1, "f4"), np.full(2 * count, -1, "f4")):
-            if rank == 0:
-                reported = me.attempt(dist.recv, wrong, 1)
-                assert reported["error"] == "DistBackendError", reported
-                assert f"rank 1 sent float64[{count}] with tag 0, but the receive expects" in reported["text"]
-                assert reported["ranks"] == [], "the sender has not failed"
-                assert (wrong == -1).all()
-            elif rank == 1:
-                told = me.attempt(send_until_told, np.ones(count))
-                assert told["error"] == "DistBackendError", told
-                assert "rank 0 refused the message: rank 1 sent float64" in told["text"]
-                assert told["ranks"] == []
-            dist.barrier()
+    # Unequal sizes and dtypes of long messages are refused on both sides, and the array is left alone.
+    for wrong in (np.full(large + 1, -1.0), np.full(large, -1, "f4"), np.full(2 * large, -1, "f4")):
+        if rank == 0:
+            reported = me.attempt(dist.recv, wrong, 1)
+            assert reported["error"] == "DistBackendError", reported
+            assert f"rank 1 sent float64[{large}] with tag 0, but the receive expects" in reported["text"]
+            assert reported["ranks"] == [], "the sender has not failed"
+            assert (wrong == -1).all()
+        elif rank == 1:
+            told = me.attempt(dist.send, np.ones(large), 0)
+            assert told["error"] == "DistBackendError", told
+            assert "rank 0 refused the message: rank 1 sent float64" in told["text"]
+            assert told["ranks"] == []
+        dist.barrier()
     dist.destroy_process_group()
-
-
-def send_until_told(array: np.ndarray[Any, Any]) -> None:
-    """Send to rank 0, then ask it for messages that it does not send."""
-    dist.send(array, 0)
-    while True:
-        with contextlib.suppress(dist.CollectiveTimeoutError):
-            dist.recv(np.zeros(0), 0, tag=99, timeout=0.02)
-
-
-@on_ranks(2)
-def test_calls_after_a_send_rarely_look_for_its_refusal(me: Me) -> None:
-    me.init()
-    messages, looks = dist.group.WORLD._communicator.messages, 0
-    look = messages.raise_refusal
-
-    def counted() -> None:
-        nonlocal looks
-        looks += 1
-        look()
-
-    messages.raise_refusal = counted
-    array = np.ones(1)
-    dist.send(array, 1) if me.rank == 0 else dist.recv(array, 0)
-    for _ in range(500):
-        dist.all_reduce(array, dist.ReduceOp.MAX)
-    assert looks < 30, "twice the time since the send passes between two of them"
-    dist.destroy_process_group()
-
-
-def next_calls(rank: int) -> dict[str, Any]:
-    """Return calls that all ranks make, by name; each has a result that every rank can check."""
-    ring = [(rank + 1) % 3, (rank - 1) % 3]
-
-    def exchange() -> float:
-        got = np.zeros(1)
-        works = dist.batch_isend_irecv(
-            [dist.P2POp(dist.isend, np.ones(1), ring[0], tag=5), dist.P2POp(dist.irecv, got, ring[1], tag=5)]
-        )
-        for work in works:
-            work.wait()
-        return float(got[0])
-
-    def reduce(async_op: bool) -> float:
-        array = np.full(1, 1 / 3)
-        work = dist.all_reduce(array, async_op=async_op)
-        if work is not None:
-            work.wait()
-        return round(float(array[0]), 6)
-
-    def objects() -> float:
-        gathered: list[Any] = [None] * 3
-        dist.all_gather_object(gathered, ["x" * 100_000, rank])
-        assert [each[1] for each in gathered] == [0, 1, 2]
-        return 1.0
-
-    def message() -> float:
-        got = np.ones(1)
-        if rank == 1:
-            dist.send(got, 2)
-        elif rank == 2:
-            dist.recv(got)  # from any
-        return float(got[0])
-
-    def coalesced() -> float:
-        arrays = [np.full(1, 1 / 3), np.full(1, 0.0)]
-        with dist.batch():
-            for array in arrays:
-                dist.all_reduce(array)
-        assert arrays[1][0] == 0
-        return round(float(arrays[0][0]), 6)
-
-    return {
-        "barrier": lambda: dist.barrier() or 1.0,
-        "monitored_barrier": lambda: dist.monitored_barrier() or 1.0,
-        "all_reduce": lambda: reduce(False),
-        "async all_reduce": lambda: reduce(True),
-        "all_gather_object": objects,
-        "message to another rank": message,
-        "batch of messages": exchange,
-        "batch of collectives": coalesced,
-    }
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @on_ranks(3, env={"RANKMESH_TRANSPORT": "{transport}"})
-def test_a_refusal_after_the_send_is_raised_by_the_next_call_of_any_kind(me: Me) -> None:
-    """The call is not made then; made again, all ranks are in step."""
+def test_a_short_message_that_does_not_fit_ends_its_group(me: Me) -> None:
+    """Its send has returned: the next call of each rank raises the receiver's error. Other groups go on."""
     me.init()
-    for number, (name, call) in enumerate(next_calls(me.rank).items()):
+    after = (me.rank + 1) % 3
+    calls: dict[str, Callable[..., Any]] = {
+        "barrier": dist.barrier,
+        "all_reduce": lambda group: dist.all_reduce(np.ones(1), group=group),
+        "async all_reduce": lambda group: dist.all_reduce(np.ones(1), group=group, async_op=True).wait(),
+        "all_gather_object": lambda group: dist.all_gather_object([None] * 3, me.rank, group=group),
+        "recv": lambda group: dist.recv(np.ones(1), after, group=group),
+    }
+    for name, call in calls.items():
+        group = dist.new_group(range(3))
         if me.rank == 1:
-            dist.send(np.zeros(3), 0)
-            me.meet(f"refused-{number}")
-            told = me.attempt(call)
-            assert told["error"] == "DistBackendError", (name, told)
-            assert "rank 0 refused the message: rank 1 sent float64[3] with tag 0, but the receive" in told["text"]
-            assert "the call that raises this was not made" in told["text"]
-            assert told["ranks"] == []
-        else:
-            if me.rank == 0:
-                assert me.attempt(dist.recv, np.zeros(4), 1)["error"] == "DistBackendError", name
-            me.meet(f"refused-{number}")
-        assert call() == 1.0, name
-    # The Work of an isend raises, if the answer has come by then; no other call does.
-    if me.rank == 1:
-        work = dist.isend(np.zeros(3), 0)
-        other = dist.isend(np.zeros(3), 0, tag=7)  # before the answer, which this call would raise otherwise
-        me.meet("sent")
-        me.meet("refused")
-        other.wait()
-        for _ in range(2):
-            told = me.attempt(work.wait)
-            assert told["error"] == "DistBackendError", told
-            assert "rank 0 refused the message" in told["text"]
-            assert "not made" not in told["text"]
-        assert isinstance(work.exception(), dist.DistBackendError)
-        assert not work.is_success()
-    else:
-        me.meet("sent")
+            dist.send(np.zeros(3), 0, group=group)
         if me.rank == 0:
-            assert me.attempt(dist.recv, np.zeros(4), 1)["error"] == "DistBackendError"
-        me.meet("refused")
+            reported = me.attempt(dist.recv, np.zeros(4), 1, group=group)
+            assert reported["error"] == "DistBackendError", reported
+            assert reported["text"].startswith("rank 1 sent float64[3] with tag 0, but the receive expects float64[4]")
+        told = me.attempt(call, group)
+        assert told["error"] == "GroupAbortedError", (name, told)
+        assert "rank 0 refused the message: rank 1 sent float64[3] with tag 0, but the receive" in told["text"]
+        assert told["ranks"] == [], "no rank has failed"
     dist.barrier()
-    if me.rank == 0:
-        dist.recv(np.zeros(3), 1, tag=7)
     dist.destroy_process_group()

@@ -77,6 +77,7 @@ SPACES: dict[str, Space] = {
         ("int32", "float16", "float32"),
         ("contiguous", "strided", "transposed", "byteswapped"),
         counts=(0, 1, 15),
+        any_order=True,
     ),
     "gpu": Space(
         (*REDUCING, *MOVING, *ORDERED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from inspect import signature
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -47,53 +48,48 @@ _SOURCE = {"RankMesh-Source": {"description": "Global rank of the sender.", "sch
 _NOTHING: dict[str, Any] = {"description": "The call has completed; this rank gets no array."}
 
 
-def _query(*own: str, tensor: bool = True) -> Any:
-    """Return the dependency that rejects query parameters which a call does not have."""
-    known = [*own, "timeout", *(("dtype", "shape") if tensor else ())]
-
-    async def check(request: Request) -> None:
-        unknown = sorted(set(request.query_params) - set(known))
-        if unknown:
-            raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")
-
-    return Depends(check)
-
-
 def _call(
-    name: str,
-    *own: str,
-    takes: Literal["array", "example", "nothing"] = "array",
-    gives: Literal["array", "sometimes", "nothing"] = "array",
+    takes: Literal["array", "example", "nothing"] = "array", gives: Literal["array", "sometimes", "nothing"] = "array"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the decorator of a call's endpoint.
+    """Return the decorator of a call's endpoint, which has the call's name.
 
     Args:
-        name: the call's name.
-        own: its query parameters.
         takes: the body: an array; an array from the source and an example of it from the others; or none.
         gives: whether the response is an array.
     """
-    responses: dict[int | str, dict[str, Any]] = {}
-    if gives != "nothing":
-        headers = _HEADERS | (_SOURCE if name == "recv" else {})
-        responses[200] = {"description": "The array that this rank gets.", "content": BODY, "headers": headers}
-    if gives == "sometimes":
-        responses[204] = _NOTHING
-    if takes != "nothing":
-        responses |= problems(415)
-    body = {"requestBody": {"required": takes == "array", "content": BODY}} if takes != "nothing" else {}
-    return router.post(
-        f"/{name}",
-        name=name,
-        response_class=Response,
-        status_code=HTTPStatus.NO_CONTENT if gives == "nothing" else HTTPStatus.OK,
-        responses=responses,
-        openapi_extra=body,
-        dependencies=[_query(*own, tensor=takes != "nothing")],
-    )
+
+    def register(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+        responses: dict[int | str, dict[str, Any]] = {}
+        if gives != "nothing":
+            headers = _HEADERS | (_SOURCE if endpoint.__name__ == "recv" else {})
+            responses[200] = {"description": "The array that this rank gets.", "content": BODY, "headers": headers}
+        if gives == "sometimes":
+            responses[204] = _NOTHING
+        if takes != "nothing":
+            responses |= problems(415)
+        own = [name for name in signature(endpoint).parameters if name not in ("caller", "request", "tensors")]
+        known = [*own, "timeout", *(("dtype", "shape") if takes != "nothing" else ())]
+
+        async def reject_unknown(request: Request) -> None:
+            unknown = sorted(set(request.query_params) - set(known))
+            if unknown:
+                raise InvalidCallError(f"this call has no parameter {unknown[0]!r}; it has {', '.join(known)}")
+
+        return router.post(
+            f"/{endpoint.__name__}",
+            response_class=Response,
+            status_code=HTTPStatus.NO_CONTENT if gives == "nothing" else HTTPStatus.OK,
+            responses=responses,
+            openapi_extra={"requestBody": {"required": takes == "array", "content": BODY}}
+            if takes != "nothing"
+            else {},
+            dependencies=[Depends(reject_unknown)],
+        )(endpoint)
+
+    return register
 
 
-@_call("all_reduce", "op", "factor")
+@_call()
 async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
     """Reduce an array over all ranks; each gets the result."""
     array = await tensors.receive()
@@ -102,7 +98,7 @@ async def all_reduce(caller: CallerDep, tensors: TensorDep, op: Op = "sum", fact
     return tensors.respond(flat.reshape(array.shape))
 
 
-@_call("reduce", "dst", "op", "factor", gives="sometimes")
+@_call(gives="sometimes")
 async def reduce(
     caller: CallerDep, tensors: TensorDep, dst: Dst = None, op: Op = "sum", factor: Factor = None
 ) -> Response:
@@ -114,7 +110,7 @@ async def reduce(
     return tensors.respond(flat.reshape(array.shape)) if caller.group.rank == root else _nothing()
 
 
-@_call("broadcast", "src", takes="example", gives="sometimes")
+@_call(takes="example", gives="sometimes")
 async def broadcast(caller: CallerDep, tensors: TensorDep, src: Src = None) -> Response:
     """Copy the array that the rank ``src`` sends to all ranks; it gets 204 itself.
 
@@ -128,7 +124,7 @@ async def broadcast(caller: CallerDep, tensors: TensorDep, src: Src = None) -> R
     return _nothing() if sends else tensors.respond(array)
 
 
-@_call("all_gather")
+@_call()
 async def all_gather(caller: CallerDep, tensors: TensorDep) -> Response:
     """Collect the arrays of all ranks, alike in dtype and shape: each gets them stacked, by rank in the group."""
     array = await tensors.receive()
@@ -140,7 +136,7 @@ async def all_gather(caller: CallerDep, tensors: TensorDep) -> Response:
     return tensors.respond(stack)
 
 
-@_call("gather", "dst", gives="sometimes")
+@_call(gives="sometimes")
 async def gather(caller: CallerDep, tensors: TensorDep, dst: Dst = 0) -> Response:
     """Collect the arrays of all ranks, alike in dtype and shape: ``dst`` gets them stacked, the others 204."""
     root = caller.group_rank(dst, "dst")
@@ -154,7 +150,7 @@ async def gather(caller: CallerDep, tensors: TensorDep, dst: Dst = 0) -> Respons
     return tensors.respond(stack) if receives else _nothing()
 
 
-@_call("scatter", "src", takes="example")
+@_call(takes="example")
 async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Response:
     """Distribute the arrays that ``src`` sends stacked, one per rank; each rank gets its own.
 
@@ -172,7 +168,7 @@ async def scatter(caller: CallerDep, tensors: TensorDep, src: Src = 0) -> Respon
     return tensors.respond(output)
 
 
-@_call("reduce_scatter", "op", "factor")
+@_call()
 async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", factor: Factor = None) -> Response:
     """Reduce the stacks of all ranks, one array per rank; each rank gets the reduction of its own."""
     stack = _stacked(await tensors.receive(), caller.group.size)
@@ -186,7 +182,7 @@ async def reduce_scatter(caller: CallerDep, tensors: TensorDep, op: Op = "sum", 
     return tensors.respond(output)
 
 
-@_call("all_to_all")
+@_call()
 async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
     """Send every rank its part of this rank's stack; get the parts that they have for this rank, stacked."""
     stack = _stacked(await tensors.receive(), caller.group.size)
@@ -198,7 +194,7 @@ async def all_to_all(caller: CallerDep, tensors: TensorDep) -> Response:
     return tensors.respond(received)
 
 
-@_call("barrier", takes="nothing", gives="nothing")
+@_call(takes="nothing", gives="nothing")
 async def barrier(request: Request, caller: CallerDep) -> Response:
     """Wait until all ranks have arrived."""
     await receive_empty_body(request)
@@ -206,7 +202,7 @@ async def barrier(request: Request, caller: CallerDep) -> Response:
     return _nothing()
 
 
-@_call("send", "dst", "tag", gives="nothing")
+@_call(gives="nothing")
 async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag = 0) -> Response:
     """Send an array to another rank. A small one may be in transit when the response comes."""
     rank = caller.peer_rank(dst, "dst")
@@ -215,7 +211,7 @@ async def send(caller: CallerDep, tensors: TensorDep, dst: Dst = None, tag: Tag 
     return _nothing()
 
 
-@_call("recv", "src", "tag", takes="example")
+@_call(takes="example")
 async def recv(caller: CallerDep, tensors: TensorDep, src: Src = None, tag: Tag = 0) -> Response:
     """Receive an array of the dtype and shape that the client gives, or sends an array of.
 

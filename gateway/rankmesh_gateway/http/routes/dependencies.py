@@ -11,10 +11,9 @@ from rankmesh_agent.http.application import from_state
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_gateway.clients.group_controller import GroupController
-from rankmesh_gateway.diagnosis.service import DiagnosisService
 from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.http.handlers import Services
 from rankmesh_gateway.http.job_scope import check_body
-from rankmesh_gateway.snapshot import SnapshotCache
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
@@ -22,10 +21,8 @@ RegistryDep = Annotated[Registry, from_state("registry")]
 """The registry that the application serves."""
 StoresDep = Annotated[JobStores, from_state("stores")]
 """The jobs' stores."""
-SnapshotDep = Annotated[SnapshotCache, from_state("snapshots")]
-"""The application's snapshots."""
-DiagnosisDep = Annotated[DiagnosisService, from_state("diagnosis")]
-"""The application's diagnoses."""
+ServicesDep = Annotated[Services, from_state("services")]
+"""What the handlers are functions of."""
 ControllerDep = Annotated[GroupController, from_state("controller")]
 """The application's controller of groups."""
 SessionsDep = Annotated[DashboardSessions, from_state("sessions")]

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, SnapshotDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
 from rankmesh_gateway.schemas import Overview, RateSample
@@ -108,7 +108,7 @@ async def _disconnect(receive: Receive) -> None:
 @router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422))
 async def events(
     registry: RegistryDep,
-    snapshots: SnapshotDep,
+    services: ServicesDep,
     last_event_id: LastEventId = None,
     after: After = None,
     overview: WithOverview = False,
@@ -133,7 +133,7 @@ async def events(
             log,
             log.resume_position(seen),
             registry.poll_timeouts,
-            (lambda: snapshots.cached_json(job)) if overview else None,
+            (lambda: services.snapshots.cached_json(job)) if overview else None,
             job,
         )
     )
@@ -146,9 +146,9 @@ async def rates(registry: RegistryDep, job: JobName = None) -> list[RateSample]:
 
 
 @router.get("/overview", responses=problems(422))
-async def overview(snapshots: SnapshotDep, job: JobName = None) -> Overview:
+async def overview(services: ServicesDep, job: JobName = None) -> Overview:
     """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
-    return snapshots.build(job)
+    return services.snapshots.build(job)
 
 
 def _number(text: str) -> int:

@@ -6,16 +6,16 @@ from fastapi import APIRouter, Request
 
 from rankmesh_agent.wire.schemas import Done, GatewayHealth
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.routes.dependencies import RegistryDep
+from rankmesh_gateway.http.routes.dependencies import ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
 
 router = APIRouter(tags=["health"])
 
 
 @router.get("/health")
-async def health(request: Request, registry: RegistryDep) -> GatewayHealth:
+async def health(request: Request, services: ServicesDep) -> GatewayHealth:
     """Return the gateway's id, and the number of live jobs and ranks."""
-    return await handlers.health(registry, None, request.receive)
+    return await handlers.health(services, None, request.receive)
 
 
 @router.get("/livez", responses=problems(503))
