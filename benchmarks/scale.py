@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from benchmarks.join import processor_seconds
-from rankmesh_agent.membership.gateway_client import JOINS_A_SECOND, gateway_id
-from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
+from rankmesh_agent.membership.gateway_client import gateway_id
+from rankmesh_agent.membership.heartbeats import HeartbeatChanges
+from rankmesh_agent.membership.join import JOINS_A_SECOND
 from rankmesh_agent.net.descriptors import raise_limit
 from rankmesh_agent.wire.schemas import GroupInfo, Heartbeat, HeartbeatReply, JoinRequest, Member
 from rankmesh_gateway.state.pace import HeartbeatPace

@@ -178,7 +178,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/backends/cpu.py", "segment.windows.make_private(arguments)", "pass", "sdk/collectives/test_shared_memory.py -k late", "a late rank writes into arrays of a call that has failed"),
     # Rings in shared memory
     Fault("agent/rankmesh_agent/remote/staging.py", "seals & ~_SEAL_EXEC != _SEALS or ", "", STAGING, "an attached process may cut off the memory that its agent uses"),
-    Fault("agent/rankmesh_agent/remote/call_stream.py", " or nbytes > self._staging.bytes.size", "", STAGING, "a call's arrays may be longer than the buffer"),
+    Fault("agent/rankmesh_agent/remote/staging.py", " or nbytes > self._staging.bytes.size", "", STAGING, "a call's arrays may be longer than the buffer"),
     Fault("agent/rankmesh_agent/remote/staging.py", "failed or not is_kept", "not is_kept", STAGING, "a buffer that a failed call may still write to is used again"),
     Fault(T + "shared_memory.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
     Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),

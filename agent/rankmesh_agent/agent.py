@@ -25,7 +25,7 @@ from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, er
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, NO_GROWTH, GrowthRole, JobMembership
+from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
@@ -40,11 +40,8 @@ from rankmesh_agent.wire.hello import Service
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
-    FlightRecord,
     GroupInfo,
-    GroupRequest,
     GrowingWorld,
-    InFlight,
     Member,
 )
 from rankmesh_agent.wire.snapshot import MAX_DUMPED, RankDump, RankSnapshot
@@ -61,23 +58,19 @@ class Agent:
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
-        world_size: ranks in the job.
+        terms: how this process joins; ``member.rank`` has its rank.
         host: address to listen on.
-        timeout: seconds for the join, and the default for calls.
         http: the HTTP server; it outlives the agent. If left out, the agent starts one of its own.
-        join_deadline: end of the join; other threads may restart it to end the join early. By default ``timeout``
-            from now.
-        instance: random name of this process and join; a new one if left out.
-        growth: how this process joins, in place of ``rank`` and ``world_size``.
 
     Attributes:
         settings: see above.
         member: this rank, as its peers know it.
+        members: all ranks of the job; of most ranks of a large world, host and process alone.
         engine: the connections to the peers.
         group_registry: the groups of this rank.
-        world: the group of all ranks.
+        recorder: the latest calls and messages.
         store: the job's store.
+        world: the group of all ranks.
 
     Raises:
         DistNetworkError: the join failed; the subclass and the message have the cause.
@@ -88,60 +81,40 @@ class Agent:
         self,
         settings: Settings,
         find_gateway: Callable[[], str | None],
+        terms: JoinTerms,
         *,
-        rank: int,
-        world_size: int,
         host: str,
-        timeout: float,
         http: HttpServer | None = None,
-        join_deadline: Deadline | None = None,
-        instance: str = "",
-        growth: GrowthRole = NO_GROWTH,
     ) -> None:
         raise_limit()
-        deadline = join_deadline or Deadline(timeout)
         self.settings = settings
         self._find_gateway, self._host = find_gateway, host
         self._started = time.monotonic()
         self._leaving = False
         self._own_http: HttpServer | None = None
-        self._recorder = FlightRecorder(settings.flight_recorder)
+        self.recorder = FlightRecorder(settings.flight_recorder)
         with contextlib.ExitStack() as undo:
             if http is None:
                 http = self._own_http = HttpServer.bind(settings, host)
                 undo.callback(http.close)
             self._http = http
-            job = self._job = JobMembership(
-                settings,
-                find_gateway,
-                rank=rank,
-                world_size=world_size,
-                growth=growth,
-                host=host,
-                http=http,
-                deadline=deadline,
-                connect_seconds=timeout,
-                instance=instance,
-            )
+            job = self._job = JobMembership(settings, find_gateway, terms, host, http)
             undo.callback(job.close)
             undo.callback(job.heartbeats.stop)
             undo.push(self._leave_without_world)
-            self.member, self.engine = job.member, job.engine
-            self.group_registry = GroupRegistry(job, settings, self._recorder)
-            if growth.predecessor is not None:
-                growth.predecessor.check_same(job.store)
+            self.member, self.members, self.engine = job.member, job.members, job.engine
+            self.group_registry = GroupRegistry(job, settings, self.recorder)
+            terms.check_store(job.store)
             self.store = JobStore(job.gateway.url, settings.job_token, job.store, self._limits)
             undo.callback(self.store.close)
             self._dumps = DumpWriter(settings.dump_dir, self._dump, self._awaited)
-            limit = timeout
-            if job.grown:
-                limit = max(deadline.remaining(), MIN_SETUP_SECONDS)
+            limit = max(terms.deadline.remaining(), MIN_SETUP_SECONDS) if job.grown else terms.timeout
             try:
                 self.world = self.group_registry.make(range(job.world_size), "world", limit)
             except RankFailedError:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
-            self.world.set_timeout(timeout)
+            self.world.set_timeout(terms.timeout)
             self._store_waits = StoreWaitMonitor(self.engine, self.store, self.world)
             self.engine.own_waits.append(self._own_store_waits)
             self._failure_notifier = FailureNotifier(self.engine)
@@ -149,7 +122,7 @@ class Agent:
             undo.callback(self._disconnects.close)
             self._serve_http()
             if settings.dump_dir:
-                self._recorder.on_failure = self._dumps.on_failure
+                self.recorder.on_failure = self._dumps.on_failure
             undo.pop_all()
         self._heartbeats = job.heartbeats
         self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
@@ -164,14 +137,6 @@ class Agent:
         if error is not None:
             self._job.leave_after_error("it could not set up the world group", error)
 
-    def members(self) -> list[Member]:
-        """Return the job's members, by rank."""
-        return [member for _, member in sorted(self._job.members.items())]
-
-    def host_of(self, rank: int) -> str:
-        """Return a rank's host id, which is equal for ranks that share memory."""
-        return self._job.members[rank].host_id
-
     @property
     def first_failure(self) -> DistError | None:
         """The first failure of the groups that this rank has not left, None while all work."""
@@ -180,7 +145,7 @@ class Agent:
     @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
-        return self.group_registry.reason_to_end(self.member.rank, self._recorder.last_success())[1]
+        return self.group_registry.reason_to_end(self.member.rank, self.recorder.last_success())[1]
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """Record an error of a group that ended this rank's process, although it may not have ended the group."""
@@ -211,7 +176,7 @@ class Agent:
         Args:
             world_size: ranks in the larger world.
             seconds: time limit.
-            check: see GrowthRole.
+            check: see JoinTerms.
 
         Raises:
             JoinTimeoutError: ranks or waiting processes are missing; names them.
@@ -224,21 +189,20 @@ class Agent:
             self.engine.progress()
             self.world.raise_if_member_lost("grow_group")
 
-        deadline = Deadline(seconds)
-        rank, world = self.world.rank, GrowingWorld(self._job.epoch, self.world.size, f"{self.world.id:016x}")
-        return Agent(
-            self.settings,
-            self._find_gateway,
-            rank=rank,
-            world_size=world_size,
-            host=self._host,
-            timeout=self.world.timeout,
-            http=None if self._own_http is not None else self._http,
-            join_deadline=deadline,
-            growth=GrowthRole(world=world, check=check_all, predecessor=self.store),
+        world = GrowingWorld(self._job.epoch, self.world.size, f"{self.world.id:016x}")
+        terms = JoinTerms(
+            self.world.rank,
+            world_size,
+            self.world.timeout,
+            Deadline(seconds),
+            growth=world,
+            check=check_all,
+            check_store=self.store.check_same,
         )
+        http = None if self._own_http is not None else self._http
+        return Agent(self.settings, self._find_gateway, terms, host=self._host, http=http)
 
-    def confined(self, grant: Grant) -> Agent:
+    def current(self, grant: Grant) -> Agent:
         """Return this agent: it is of one job, and of no lease that a client holds over HTTP.
 
         Raises:
@@ -291,24 +255,9 @@ class Agent:
 
         use_mpi(next(each for each in self.group_registry.all() if each is group), compare_calls)
 
-    def make_group(
-        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]:
-        """Make a group that is requested over HTTP; see GroupRegistry.make_over_http."""
-        timeout = self.world.timeout if wanted.timeout is None else wanted.timeout
-        return self.group_registry.make_over_http(wanted, timeout, begun)
-
-    def delete_group(self, group: LocalCommunicator) -> None:
-        """End a group that was made over HTTP; see GroupRegistry.drop_over_http."""
-        self.group_registry.drop_over_http(group)
-
     def groups(self) -> list[GroupInfo]:
         """Return the groups the rank is a member of."""
         return [group.info() for group in self.group_registry.all()]
-
-    def group(self, name: str) -> LocalCommunicator | None:
-        """Return the group of an id (16 hexadecimal digits) or name, None if the rank is in none."""
-        return self.group_registry.find(name)
 
     # State, for the HTTP endpoints
 
@@ -347,7 +296,7 @@ class Agent:
             self._job.epoch,
             self.member.rank,
             attached=attached,
-            recorder=self._recorder,
+            recorder=self.recorder,
             awaited=self._awaited(),
             store_waits=self.store.pending_waits(),
         )
@@ -358,7 +307,7 @@ class Agent:
         found = RankDump(job.name, job.epoch, member.rank, attached=self._own_http is None)
         found.time = time.time() - time.monotonic() + at
         found.host, found.pid, found.world_size = member.host, member.pid, job.world_size
-        add_calls(found, self._recorder, awaited, self.store.pending_waits(), at, MAX_DUMPED)
+        add_calls(found, self.recorder, awaited, self.store.pending_waits(), at, MAX_DUMPED)
         return found
 
     def _awaited(self) -> set[float]:
@@ -366,20 +315,12 @@ class Agent:
         groups = self.group_registry.all()
         return {message.record[3] for group in groups for message in group.messages.waiting.copy().values()}
 
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return the calls and messages in progress of a group, by its name or id; None if there is no such group."""
-        return self._recorder.in_flight(group)
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return the latest calls and messages: see FlightRecorder.records."""
-        return self._recorder.records(group, last)
-
     def vitals(self) -> AgentStats:
         """Return the agent's counters."""
         lost = dict(self.engine.lost_peers)
         return AgentStats(
-            self._recorder.operations(),
-            self._job.gateway.heartbeat_stats(),
+            self.recorder.operations(),
+            self._job.beats.stats(),
             dict(Counter(medium for rank, medium in self.engine.transports().items() if rank not in lost)),
             sum(not loss.clean for loss in lost.values()),
         )
@@ -409,10 +350,10 @@ class Agent:
             with interrupts_deferred():  # before anything that waits for a thread
                 self._leaving = True
                 self._heartbeats.stop_soon()
-                since = math.inf if failed else self._recorder.last_success()
+                since = math.inf if failed else self.recorder.last_success()
                 first, failed_ranks = self.group_registry.reason_to_end(self.member.rank, since)
                 if first is None:
-                    exit_text = after_error(exit_text, self._recorder.last_error())
+                    exit_text = after_error(exit_text, self.recorder.last_error())
                 self.group_registry.leave()
                 goodbye = _goodbye(reason or exit_text, failed, raised, first, failed_ranks)
                 self._job.leave(reason, goodbye, failed_ranks)

@@ -8,27 +8,26 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
-from rankmesh_agent.membership.members import all_members
-from rankmesh_agent.membership.missing import LocalRankInfo
+from rankmesh_agent.membership.heartbeats import RankHeartbeats
+from rankmesh_agent.membership.join import all_members, join
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import ancestors, host_id
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.connector_thread import ConnectorThread
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
-from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
-from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, Leave, LostRank, Member
+from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, JoinRequest, Leave, LostRank, Member
 
 _CONNECT_SECONDS = 60.0
 """Time limit for connecting the neighbours after all ranks have joined."""
@@ -41,24 +40,31 @@ _MAX_REASON = 900
 _NOT_CONNECTED = "it could not connect to its peers"
 
 
-@dataclass(frozen=True)
-class GrowthRole:
-    """Part of a joining process in the growth of its job's world; by default it has none.
+@dataclass
+class JoinTerms:
+    """How a process joins a job.
 
     Attributes:
-        awaits: whether it waits for the world to grow.
-        world: the world that grows, if this process is a rank of it.
+        rank: its rank, UNASSIGNED (-1) to have one assigned.
+        world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
+        timeout: seconds for the join, and the default for calls.
+        deadline: end of the join; other threads may restart it to end the join early.
+        instance: random name of this process and join.
+        awaits_growth: whether the process waits for the world to grow.
+        growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
-        predecessor: the store of a rank of the world that grows.
+        check_store: called with the id of the job's store; raises if that is another than the rank has used.
     """
 
-    awaits: bool = False
-    world: GrowingWorld | None = None
+    rank: int
+    world_size: int
+    timeout: float
+    deadline: Deadline
+    instance: str = field(default_factory=lambda: secrets.token_hex(16))
+    awaits_growth: bool = False
+    growth: GrowingWorld | None = None
     check: Callable[[], None] | None = None
-    predecessor: JobStore | None = None
-
-
-NO_GROWTH = GrowthRole()
+    check_store: Callable[[str], None] = lambda store: None
 
 
 class JobMembership:
@@ -67,23 +73,19 @@ class JobMembership:
     Args:
         settings: of the job.
         find_gateway: returns the gateway's URL, None while it is not known.
-        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
-        world_size: ranks in the job; does not matter for a process that awaits the growth.
-        growth: this process's part in it.
+        terms: how this process joins; ``member.rank`` has its rank.
         host: address to listen on.
         http: the HTTP server, for its addresses.
-        deadline: end of the join.
-        connect_seconds: time limit for connecting the neighbours, at most _CONNECT_SECONDS.
-        instance: random name of this process and join; a new one if empty.
 
     Attributes:
         name, epoch, world_size: of the job.
         store: id of its store.
         gateway: client of the job's gateway.
+        beats: this rank's heartbeats there.
         grown: whether the world is an earlier one that has grown.
         member: this rank, as its peers know it.
         members: all ranks, by rank; of most ranks of a large world, host and process alone.
-        heartbeats: sends heartbeats without groups, until the agent takes over.
+        heartbeats: sends them without groups, until the agent takes over.
         oversubscribed: whether this host has more ranks than cores.
         engine: the connections to the peers.
 
@@ -95,27 +97,22 @@ class JobMembership:
         self,
         settings: Settings,
         find_gateway: Callable[[], str | None],
-        *,
-        rank: int,
-        world_size: int,
-        growth: GrowthRole,
+        terms: JoinTerms,
         host: str,
         http: HttpServer,
-        deadline: Deadline,
-        connect_seconds: float,
-        instance: str,
     ) -> None:
+        deadline, connect_seconds = terms.deadline, terms.timeout
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
         self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # the connector does, at first
-        transports = TransportSelector(settings, world_size)
+        transports = TransportSelector(settings, terms.world_size)
         with contextlib.ExitStack() as undo:
             listener = transports.listen(host)
             undo.callback(listener.close)
             port = listener.address.rpartition(":")[2]
             self.member = Member(
-                rank,
-                instance or secrets.token_hex(16),
+                terms.rank,
+                terms.instance,
                 socket.gethostname(),
                 host_id(settings.shm_dir),
                 os.getpid(),
@@ -127,19 +124,18 @@ class JobMembership:
             )
             self.gateway = GatewayClient(find_gateway, settings.job_token)
             undo.callback(self.gateway.close)
-            above = ancestors() if settings.parent else ()
-            launched = LocalRankInfo(settings.local_rank, settings.local_size, settings.parent, above)
-            joined = self.gateway.join(
+            request = JoinRequest(
                 settings.job,
-                world_size,
+                terms.world_size,
                 self.member,
-                deadline,
-                launched,
-                settings.attempt,
-                awaits_growth=growth.awaits,
-                growth=growth.world,
-                check=growth.check,
+                attempt=settings.attempt,
+                awaits_growth=terms.awaits_growth,
+                growth=terms.growth,
+                parent=settings.parent,
+                ancestors=list(ancestors()) if settings.parent else [],
             )
+            joined = join(self.gateway, request, deadline, settings, terms.check)
+            self.beats = RankHeartbeats(self.gateway, joined.interval)
             self.name, self.epoch, self.world_size = joined.job, joined.epoch, joined.world_size
             self.store, self.grown = joined.store, joined.grown
             if joined.grown:
@@ -199,19 +195,16 @@ class JobMembership:
         Does nothing once the rank has left.
 
         Returns:
-            See GatewayClient.heartbeat.
+            See RankHeartbeats.send.
         """
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
-            return self.gateway.heartbeat(beat) if not self._left and self.gateway.is_heartbeat_due(lost) else None
+            return self.beats.send(beat) if not self._left and self.beats.is_due(lost) else None
 
     def num_waiting(self, deadline: Deadline) -> int:
         """Return how many processes wait for the job's world to grow; see GatewayClient."""
-        client = self.gateway.sibling()  # heartbeats do not wait for this request
-        try:
+        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             return client.num_waiting(self.name, deadline)
-        finally:
-            client.close()
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; see GatewayClient."""
@@ -220,11 +213,8 @@ class JobMembership:
 
     def ended(self) -> dict[int, Disconnect]:
         """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
-        client = self.gateway.sibling()  # heartbeats do not wait for this request
-        try:
+        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             return self._ended_ranks(client)
-        finally:
-            client.close()
 
     def _ended_ranks(self, client: GatewayClient) -> dict[int, Disconnect]:
         return {
@@ -240,13 +230,10 @@ class JobMembership:
         Args:
             unreached: ranks that cannot be reached.
         """
-        client = self.gateway.sibling()  # heartbeats do not wait for this request
-        try:
+        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             ended = self._ended_ranks(client)
             unknown = set(unreached) - ended.keys()
             known = client.ranks(self.name, self.epoch) if unknown else None
-        finally:
-            client.close()
         if known:
             unknown -= {info.member.rank for info in known}
             self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown}
@@ -258,11 +245,8 @@ class JobMembership:
 
     def _find_members(self, ranks: Collection[int]) -> list[Member]:
         """Return members with their addresses; raises GatewayUnreachableError if the gateway does not answer."""
-        client = self.gateway.sibling()
-        try:
+        with self.gateway.sibling() as client:
             return client.members(self.name, self.epoch, ranks)
-        finally:
-            client.close()
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
         """Say goodbye to the peers and to the gateway. Does nothing the second time.

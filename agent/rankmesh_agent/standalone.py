@@ -16,9 +16,11 @@ from dataclasses import replace
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.http.server import ConnectionHandler, HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
+from rankmesh_agent.membership.heartbeats import AgentHeartbeats
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.remote.server import SessionServer
@@ -31,9 +33,7 @@ from rankmesh_agent.wire.schemas import (
     AgentHeartbeat,
     AgentInfo,
     AgentLeave,
-    FlightRecord,
     GroupInfo,
-    InFlight,
     Member,
 )
 from rankmesh_agent.wire.snapshot import RankSnapshot
@@ -57,6 +57,7 @@ class Standalone:
 
     Attributes:
         settings: see above.
+        recorder: has no calls: they are those of the leases.
         id: random id.
         name: see above.
         urls: all base URLs.
@@ -78,6 +79,7 @@ class Standalone:
         urls: Sequence[str] = (),
     ) -> None:
         self.settings = settings
+        self.recorder = FlightRecorder(0)
         self.id = secrets.token_hex(16)
         self.name = name or socket.gethostname()
         self._find_gateway = find_gateway
@@ -87,6 +89,7 @@ class Standalone:
         self._closed = False
         self._gc_passes = 0
         self._gateway = GatewayClient(find_gateway, settings.token)
+        self._beats = AgentHeartbeats(self._gateway)
         self._heartbeats = HeartbeatThread(self._send_heartbeat)
         self._registered: float | None = None
         """When the gateway accepted the latest heartbeat."""
@@ -97,7 +100,6 @@ class Standalone:
             host=host,
             http=self._http,
             on_change=self._heartbeats.wake,
-            on_end=self._on_lease_end,
         )
         self._sessions = SessionServer(self.leases, self.id, settings.credentials, settings.shm_dir)
 
@@ -141,19 +143,17 @@ class Standalone:
         self._gateway.close()
         self._http.close()
 
-    def _on_lease_end(self, lease_id: str, reason: str) -> None:
-        self._gc_passes = _GC_PASSES
-        self._sessions.end_lease(lease_id, reason)
-
     def _send_heartbeat(self) -> None:
         lease = self.leases.lease
         leases = [lease] if lease is not None else []
+        if leases:
+            self._gc_passes = _GC_PASSES
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
-        if self._gateway.agent_heartbeat(beat):
+        if self._beats.send(beat):
             self._registered = time.monotonic()
         self.leases.log_failure()
         self.leases.release_if_idle()
-        if self._gc_passes:
+        if self._gc_passes and not leases:
             # Groups and their memory are in reference cycles. A process that then sleeps would keep that memory,
             # scarce in a container, until it has allocated enough objects for a collection.
             self._gc_passes -= 1
@@ -187,20 +187,12 @@ class Standalone:
         """Return no groups."""
         return []
 
-    def in_flight(self, group: str) -> list[InFlight] | None:
-        """Return None: there is no such group."""
-        return None
-
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
-        """Return no calls."""
-        return []
-
     def vitals(self) -> AgentStats:
         """Return no counters."""
         return AgentStats()
 
     def _snapshot(self, grant: Grant) -> RankSnapshot | None:
-        agent = self.leases.agent if grant.job is None else self.leases.confined(grant)
+        agent = self.leases.agent if grant.job is None else self.leases.current(grant)
         return None if agent is None else agent.snapshot(attached=True)
 
     def _snapshot_credentials(self) -> Credentials:

@@ -74,8 +74,8 @@ def make(gateway_url) -> Iterator[Made]:
 
 def acquire(agent: Standalone, terms: LeaseTerms) -> tuple[Lease, Agent]:
     """Lease an agent; returns when it has joined."""
-    lease, joining = agent.leases.acquire(terms)
-    return lease, joining.result(60)
+    active = agent.leases.acquire(terms)
+    return active.lease, active.joining.result(60)
 
 
 def world_of_two(*agents: Standalone) -> list[tuple[Lease, Agent]]:

@@ -115,7 +115,7 @@ def init_with_lasting_limits(me: Me) -> None:
 
 def connect_to_rank_0() -> socket.socket:
     """Return a connection that rank 0 cannot accept."""
-    url = urlsplit(require_session().agent.members()[0].http)
+    url = urlsplit(require_session().agent.members[0].http)
     return socket.create_connection((url.hostname, url.port), 60)
 
 

@@ -11,7 +11,7 @@ from rankmesh._rendezvous import file
 from rankmesh._rendezvous.hosted import GatewayAddress
 from rankmesh_agent.membership import gateway_client
 from rankmesh_agent.net.http_client import HttpResponse
-from rankmesh_agent.remote.codec import error_from_json
+from rankmesh_agent.remote.codec import error_from
 from rankmesh_agent.wire import goodbye
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
 
@@ -53,5 +53,5 @@ def test_goodbyes(text: bytes) -> None:
 )
 def test_details_of_errors(details: dict[str, Any]) -> None:
     assert from_code("rank-failed", "it failed", **details).details() == {}
-    error = error_from_json({"code": "rank-failed", "message": "it failed", **details})
+    error = error_from({"code": "rank-failed", "message": "it failed", **details})
     assert isinstance(error, DistError)

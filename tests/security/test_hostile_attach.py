@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +16,34 @@ from support.hostile import Script, allocations_within, fuzzed, memory_within, s
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.net.stream import FramedStream, ReusableBuffer, StreamClosedError
+from rankmesh_agent.net.stream import ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.remote.call_stream import CallStream
+from rankmesh_agent.remote.calls import Cancel, Collective, Message, Verify, Wait
+from rankmesh_agent.remote.codec import encode
+from rankmesh_agent.remote.requests import (
+    Abort,
+    DropGroup,
+    FailedRanks,
+    Failure,
+    LostRanks,
+    NewGroup,
+    NumWaiting,
+    RecordFailure,
+    Release,
+    SetGlobalRanks,
+    SetTimeout,
+    StoreCommand,
+)
+from rankmesh_agent.remote.server import serve_calls
 from rankmesh_agent.remote.session import Session
+from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import BLOCKING, HEADER, MAX_DOCUMENT, NO_OP, STAGED, Call, Request
+from rankmesh_agent.wire.attach_frames import HEADER, MAX_DOCUMENT, STAGED, Kind
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.ops import OpType, ReduceOp
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 GROUP = 7
 FLOATS = code_of(np.dtype(np.float32))
@@ -41,6 +60,7 @@ class Agent:
         self.world = LocalCommunicator(self._engine, GROUP, "world", (0,), {}, 0.01, FlightRecorder())
         self.member = SimpleNamespace(rank=0)
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
+        self.first_failure, self.failed_ranks = None, []
         self._table = Table()
 
     @property
@@ -80,81 +100,94 @@ class _Blocking:
         return lambda *_: None
 
 
-def call(what: OpType, outputs: tuple[int, ...], inputs: tuple[int, ...], **fields: Any) -> bytes:
-    made = Call(
-        **{"group": GROUP, "seconds": 0.01, "tag": 0, "number": 1, "rank": 0, "what": what, "op": ReduceOp.SUM,
-           "dtype": FLOATS, "outputs": outputs, "inputs": inputs} | fields
-    )  # fmt: skip
-    return frame(Request.CALL, attach_frames.encode_call(made), bytes(4 * sum(inputs)))
+def frame(document: bytes, payload: bytes = b"") -> bytes:
+    return attach_frames.encode(Kind.REQUEST, document, len(payload)) + payload
 
 
-def frame(kind: int, document: bytes = b"", payload: bytes = b"", flags: int = 0) -> bytes:
-    return attach_frames.encode(kind, document, len(payload), flags) + payload
+def call(what: OpType, outputs: list[int], inputs: list[int], **fields: Any) -> bytes:
+    made = Collective(GROUP, what, 0.01, FLOATS, inputs, outputs, op=ReduceOp.SUM, root=0, **fields)
+    return frame(encode(made), bytes(4 * sum(inputs)))
 
 
-def document(kind: int, **fields: Any) -> bytes:
-    return frame(kind, attach_frames.encode_json(fields))
-
-
-def message(kind: Request, outputs: tuple[int, ...], inputs: tuple[int, ...], rank: int = 0) -> bytes:
-    made = Call(GROUP, 0.01, 5, 3, rank, 0, NO_OP, FLOATS, outputs, inputs)
-    return frame(kind, attach_frames.encode_call(made), bytes(4 * sum(inputs)), BLOCKING)
+def message(*, sends: bool) -> bytes:
+    return frame(encode(Message(GROUP, 3, sends, 0, 5, FLOATS, 4, 0.01, blocking=True)), bytes(16 if sends else 0))
 
 
 ERROR = {"code": "rank-failed", "message": "it failed", "ranks": [0]}
-BARRIER = [int(OpType.BARRIER), 0, 0, None, None, None, ""]
 
 
 def calls() -> Iterator[bytes]:
     """Frames of a stream for calls."""
-    yield call(OpType.ALL_REDUCE, (), (16,))
-    yield call(OpType.ALL_GATHER, (16,), (16,))
-    yield call(OpType.BROADCAST, (16,), ())
-    yield call(OpType.REDUCE_SCATTER, (8,), (8,))
-    yield call(OpType.ALL_TO_ALL, (4,), (4,))
-    yield call(OpType.BARRIER, (), ())
-    yield message(Request.SEND, (), (4,))
-    yield message(Request.RECEIVE, (4,), ())
-    yield frame(Request.WAIT, attach_frames.encode_call(Call(0, -1.0, 0, 3, 0, 0, NO_OP, 0, (), ())))
+    yield call(OpType.ALL_REDUCE, [], [16], in_place=True)
+    yield call(OpType.ALL_GATHER, [16], [16])
+    yield call(OpType.BROADCAST, [16], [])
+    yield call(OpType.REDUCE_SCATTER, [8], [8])
+    yield call(OpType.ALL_TO_ALL, [4], [4])
+    yield call(OpType.EMPTY, [], [], count=16)
+    yield call(OpType.BARRIER, [], [])
+    yield message(sends=True)
+    yield message(sends=False)
     for command in (commands.Set("key", b"value"), commands.Get("key", 0.0), commands.MultiGet(("key",), 0.0)):
-        yield frame(Request.STORE, codec.encode_command(command, 1))
-    staged = attach_frames.encode_call(Call(GROUP, 0.01, 0, 4, 0, OpType.ALL_REDUCE, 0, FLOATS, (), (16,)))
-    yield attach_frames.encode(Request.CALL, staged, 64, STAGED)
-    yield document(Request.NEW_GROUP, ranks=[0], timeout=1.0)
-    yield document(Request.SET_GLOBAL_RANKS, group=GROUP, numbers=[0])
-    yield document(Request.SET_TIMEOUT, group=GROUP, timeout=0.01)
-    yield document(Request.FAILURE, group=GROUP)
-    yield document(Request.NUM_WAITING, seconds=0.01)
-    yield document(Request.FAILED_RANKS)
-    yield document(Request.VERIFY, group=GROUP, call=BARRIER, engine="outside", details="", seconds=0.01)
-    yield document(Request.CANCEL, messages=[1], error=ERROR)
-    yield document(Request.LOST_RANKS)
-    yield document(Request.RECORD_FAILURE, group=GROUP, error=ERROR)
-    yield document(Request.ABORT, error=ERROR)
-    yield document(Request.ABORT, group=GROUP, error=ERROR)
-    yield document(Request.DROP_GROUP, group=GROUP, reason="done", named=[0])
+        yield frame(encode(StoreCommand(bytes(codec.encode_command(command, 1)))))
+    staged = encode(Collective(GROUP, OpType.ALL_REDUCE, 0.01, FLOATS, [16], []))
+    yield attach_frames.encode(Kind.REQUEST, staged, 64, STAGED)
+    for request in (
+        Wait(3, None, own=False),
+        NewGroup([0], 1.0, [0]),
+        SetGlobalRanks(GROUP, [0], world=False),
+        SetTimeout(GROUP, 0.01),
+        Failure(GROUP),
+        Failure(naming=[0]),
+        NumWaiting(0.01),
+        FailedRanks(),
+        Verify(GROUP, "outside", 0.01, "", OpType.BARRIER, 0, 0, None, None, None, ""),
+        Cancel(1, ERROR, waited=False),
+        LostRanks(),
+        RecordFailure(GROUP, ERROR),
+        Release("done", raised=False, exit_text=""),
+        Abort(ERROR),
+        Abort(ERROR, GROUP),
+        DropGroup(GROUP, (0, b"done")),
+    ):
+        yield frame(encode(request))
 
 
-def stream(*sent: bytes) -> FramedStream:
-    return FramedStream(Script(*sent))  # type: ignore[arg-type]
+def stream(*sent: bytes) -> AgentStream:
+    return AgentStream(Script(*sent))  # type: ignore[arg-type]
 
 
-def serve_calls(*sent: bytes) -> None:
+class Leases:
+    """The lease of an agent, as a session knows it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def acquire(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(end_reason=None)
+
+    def grow(self, *_: Any) -> Agent:
+        return self._agent
+
+
+def serve(*sent: bytes) -> None:
     with contextlib.closing(Agent()) as agent:
-        CallStream(Session(agent, lambda *_: agent), stream(*sent)).serve()  # type: ignore[arg-type]
+        served = stream(*sent)
+        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""), 1.0)  # type: ignore[arg-type]
+        session.enter(agent)  # type: ignore[arg-type]
+        serve_calls(session, served)
 
 
 def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> None:
     @fuzzed
     @given(sequences_like(list(calls())))
-    @example([[frame(Request.FAILURE, b"[" * 100_000)]])
-    @example([[frame(Request.FAILURE, b"\xff")]])
-    @example([[frame(Request.NUM_WAITING, b'{"seconds": 1' + b"0" * 400 + b"}")]])
-    @example([[frame(Request.DROP_GROUP, b'{"group": Infinity}')]])
-    @example([[frame(Request.CANCEL, b'{"messages": NaN}')]])
+    @example([[frame(b"\x91" * 100_000)]])
+    @example([[frame(b"\xff")]])
+    @example([[frame(encode({"type": "NumWaiting", "seconds": 1e300}))]])
+    @example([[frame(encode({"type": "DropGroup", "group": math.inf}))]])
+    @example([[frame(encode({"type": "Cancel", "number": math.nan}))]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
-            serve_calls(*sent)
+            serve(*sent)
 
     with memory_within(MEMORY), caplog.at_level(logging.ERROR):
         run()
@@ -162,17 +195,17 @@ def test_mutated_calls_end_in_our_errors(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_nothing_is_allocated_for_a_document_that_has_not_come() -> None:
-    head = HEADER.pack(Request.STORE, 0, MAX_DOCUMENT, 0)
+    head = HEADER.pack(Kind.REQUEST, 0, MAX_DOCUMENT, 0)
     with allocations_within(4 << 20), pytest.raises(StreamClosedError):
         stream(head).receive(None)
 
 
 def test_nothing_is_allocated_for_arrays_that_have_not_come() -> None:
     lengths = 1 << 38
-    described = attach_frames.encode_call(Call(GROUP, 1.0, 0, 0, 0, OpType.ALL_REDUCE, 0, FLOATS, (), (lengths,)))
+    collective = Collective(GROUP, OpType.ALL_REDUCE, 1.0, FLOATS, [lengths], [])
     with allocations_within(8 << 20):
-        serve_calls(HEADER.pack(Request.CALL, 0, len(described), 4 * lengths) + described)
-        serve_calls(HEADER.pack(Request.SEND, 0, len(described), 4 * lengths) + described)
+        for request in (collective, Message(GROUP, 3, True, 0, 5, FLOATS, lengths, 1.0, blocking=True)):
+            serve(attach_frames.encode(Kind.REQUEST, encode(request), 4 * lengths))
 
 
 def test_memory_grows_with_what_has_come() -> None:

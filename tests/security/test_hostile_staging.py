@@ -7,19 +7,20 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.staged import FLOATS, MIB, SEALS, all_reduce, described, memfd, served_stream
+from support.staged import FLOATS, MIB, SEALS, Recorder, all_reduce, described, memfd, served_stream
 
 from rankmesh_agent.net.stream import StreamClosedError
 from rankmesh_agent.remote import staging
-from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.staging import StagedStream
+from rankmesh_agent.remote.calls import Message
+from rankmesh_agent.remote.codec import encode
+from rankmesh_agent.remote.staging import AgentStream, StagedStream
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import NO_OP, STAGED, Call, Request
+from rankmesh_agent.wire.attach_frames import STAGED, Kind
 from rankmesh_agent.wire.errors import ProtocolError
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[StagedStream, CallStream]]:
+def pair() -> Iterator[tuple[StagedStream, AgentStream, Recorder]]:
     with served_stream() as pair:
         yield pair
 
@@ -65,41 +66,40 @@ def test_another_is_refused_and_closed(make: Callable[[], list[int]]):
     ],
 )
 def test_arrays_that_are_not_in_the_buffer_end_the_stream(pair, document, payload, caplog):
-    process, served = pair
+    process, _, session = pair
     all_reduce(process, 1)
-    process.send(attach_frames.encode(Request.CALL, document, payload, STAGED))
+    process.send(attach_frames.encode(Kind.REQUEST, document, payload, STAGED))
     with pytest.raises(StreamClosedError):
         process.receive(None)
     assert "violates the protocol" in caplog.text
-    assert served._session.seen == [1]
+    assert session.seen == [1]
 
 
 def test_a_stream_without_a_buffer(pair, caplog):
-    process, _ = pair
-    process.send(attach_frames.encode(Request.CALL, described(1), 4, STAGED))
+    process, *_ = pair
+    process.send(attach_frames.encode(Kind.REQUEST, described(1), 4, STAGED))
     with pytest.raises(StreamClosedError):
         process.receive(None)
     assert "has no buffer" in caplog.text
 
 
-@pytest.mark.parametrize("kind", [Request.SEND, Request.RECEIVE])
-def test_a_message_that_is_not_in_the_buffer(pair, kind, caplog):
-    process, _ = pair
-    sizes = ((), (MIB,)) if kind == Request.SEND else ((MIB,), ())
-    call = attach_frames.encode_call(Call(1, 1.0, 0, 1, 0, 0, NO_OP, FLOATS, *sizes))
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_message_that_is_not_in_the_buffer(pair, sends, caplog):
+    process, *_ = pair
+    message = encode(Message(1, 1, sends, 0, 0, FLOATS, MIB, 1.0, blocking=True))
     all_reduce(process, 1)
-    process.send(attach_frames.encode(kind, call, 4 * sum(sizes[1]), STAGED))
+    process.send(attach_frames.encode(Kind.REQUEST, message, 4 * MIB if sends else 0, STAGED))
     with pytest.raises(StreamClosedError):
         process.receive(None)
     assert "has no buffer for the 4194304 bytes" in caplog.text
 
 
 def test_a_file_that_may_shrink_ends_the_stream(pair, caplog):
-    process, served = pair
+    process, _, session = pair
     descriptor = memfd(MIB, 0)
-    process.send(attach_frames.encode(Request.CALL, described(1), 4, STAGED), (), [descriptor])
+    process.send(attach_frames.encode(Kind.REQUEST, described(1), 4, STAGED), (), [descriptor])
     with pytest.raises(StreamClosedError):
         process.receive(None)
     os.close(descriptor)
     assert "seals" in caplog.text
-    assert not served._session.seen
+    assert not session.seen

@@ -21,6 +21,8 @@ from support.processes import Ranks, wait_until
 import rankmesh as dist
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.job_membership import JoinTerms
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.client import StoreClient
@@ -44,7 +46,7 @@ class Jobs:
         self.names = f"first-{os.getpid()}-{number}", f"second-{os.getpid()}-{number}"
         self.tokens = tuple(for_job(TOKEN, name) for name in self.names)
         settings = Settings(token=self.tokens[0], job=self.names[0])
-        self.first = Agent(settings, lambda: url, rank=0, world_size=1, host="127.0.0.1", timeout=SECONDS)
+        self.first = Agent(settings, lambda: url, JoinTerms(0, 1, SECONDS, Deadline(SECONDS)), host="127.0.0.1")
         self.second: RemoteAgent = attach(agents[0], 0, 1, job=self.names[1], token=self.tokens[1])
         self.free = agents[1]
 

@@ -21,14 +21,16 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.stream import StreamClosedError
-from rankmesh_agent.remote import codec
-from rankmesh_agent.remote.client import AgentDialer
+from rankmesh_agent.remote.client import AgentDialer, error_in
+from rankmesh_agent.remote.codec import encode
+from rankmesh_agent.remote.requests import Acquire, FailedRanks, Request
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Request, Response
+from rankmesh_agent.wire.attach_frames import Kind
 from rankmesh_agent.wire.credentials import Grant, Role, derive, for_job, for_lease
-from rankmesh_agent.wire.errors import AgentTakenError, AuthenticationError, ForbiddenJobError, LeaseEndedError
+from rankmesh_agent.wire.errors import AgentTakenError, AuthenticationError, ForbiddenJobError
 from rankmesh_agent.wire.ops import ReduceOp
+from rankmesh_agent.wire.schemas import LeaseTerms
 from rankmesh_gateway.state.registry import Registry
 
 UNKNOWN = "ab" * 16
@@ -70,21 +72,19 @@ def leased(agent: Standalone, job: str) -> Iterator[tuple[str, str]]:
         holder.delete("/v1/lease", params={"id": lease})
 
 
-def first_response(dialer: AgentDialer, request: Request, document: dict[str, Any] | None = None) -> Any:
-    """Return the response to the first frame of a stream; raise the error that it is."""
+def first_response(dialer: AgentDialer, request: Request[Any]) -> bytes | bytearray:
+    """Return the result of the first request on a stream; raise the error that it is."""
     stream = dialer.connect(Deadline(SECONDS))
     try:
-        content = b"" if document is None else attach_frames.encode_json(document)
-        stream.send(attach_frames.encode(request, content))
+        stream.send(attach_frames.encode(Kind.REQUEST, encode(request)))
         frame = stream.receive(Deadline(SECONDS), descriptors=True)
         for descriptor in frame.descriptors:
             os.close(descriptor)
-        answer = attach_frames.decode_json(frame.document) if frame.document else {}
     finally:
         stream.close()
-    if frame.header.kind != Response.OK:
-        raise codec.error_from_json(answer)
-    return answer
+    if frame.header.kind != Kind.OK:
+        raise error_in(frame)
+    return frame.document
 
 
 def test_the_streams_of_a_lease_need_its_credential(agents: list[Standalone], job: str):
@@ -96,22 +96,22 @@ def test_the_streams_of_a_lease_need_its_credential(agents: list[Standalone], jo
         assert lease is not None
         unleased = AgentDialer(offer(agent), "", job, own)
         with pytest.raises(StreamClosedError):
-            first_response(unleased, Request.OPEN_STREAM, {"lease": lease.id})
+            first_response(unleased, FailedRanks())
         of_another = AgentDialer(offer(agent), "", job, own)
         of_another.use_lease(UNKNOWN)
-        with pytest.raises(LeaseEndedError):
-            first_response(of_another, Request.OPEN_STREAM)
+        with pytest.raises(StreamClosedError):
+            first_response(of_another, FailedRanks())
         for foreign, credential in [
             ("another job", for_job(TOKEN, "another job")),
             (job, own.replace(own[-4:], "0000")),
         ]:
             stranger = AgentDialer(offer(agent), "", foreign, credential)
             stranger.use_lease(lease.id)
-            with pytest.raises((LeaseEndedError, AuthenticationError)):
-                first_response(stranger, Request.OPEN_STREAM)
+            with pytest.raises((StreamClosedError, AuthenticationError)):
+                first_response(stranger, FailedRanks())
         right = AgentDialer(offer(agent), "", job, own)
         right.use_lease(lease.id)
-        assert first_response(right, Request.OPEN_STREAM) == {}
+        assert first_response(right, FailedRanks()) == encode([])
     finally:
         attached.close("")
 
@@ -125,18 +125,10 @@ def test_a_client_cannot_take_the_place_of_a_lease_by_its_id(agents: list[Standa
         assert lease is not None
         for foreign in (job, "another job"):
             dialer = AgentDialer(offer(agent), "", foreign, for_job(TOKEN, foreign))
-            wanted = {
-                "rank": 0,
-                "world_size": 1,
-                "timeout": 5.0,
-                "joining": 5.0,
-                "holder": "a thief",
-                "lease": lease.id,
-            }
             with pytest.raises(AgentTakenError):
-                first_response(dialer, Request.ACQUIRE, {"job": foreign, **wanted})
+                first_response(dialer, Acquire(LeaseTerms(foreign, 0, 1, 5.0, "a thief"), 5.0))
         with pytest.raises(ForbiddenJobError):
-            first_response(dialer, Request.ACQUIRE, {"job": job, **wanted})
+            first_response(dialer, Acquire(LeaseTerms(job, 0, 1, 5.0, "a thief"), 5.0))
         assert agent.leases.lease == lease
         array = np.ones(3)
         attached.world.all_reduce(array, ReduceOp.SUM, Options(SECONDS))

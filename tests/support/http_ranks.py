@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -32,6 +33,7 @@ class GroupsAgent:
         self.store = ServedStore()
         self.reasons: list[str] = []
         self.is_ready = True
+        self.world = SimpleNamespace(timeout=30.0)
         self.making: Callable[[GroupRequest, Callable[[LocalCommunicator], None]], tuple[Any, bool]] | None = None
 
     def health(self) -> AgentHealth:
@@ -45,18 +47,24 @@ class GroupsAgent:
         member = Member(self.rank, "i", "host", "h", 7, ["127.0.0.1:9000"], "http://127.0.0.1:8000")
         return AgentInfo("job", 1, self.size, member, "http://127.0.0.1:29500", {"0": "segment"}, 1.5, "0.1.0")
 
+    @property
+    def group_registry(self) -> GroupsAgent:
+        return self
+
     def groups(self) -> list[GroupInfo]:
         return [group.info() for group in self.communicators]
 
-    def group(self, name: str) -> Any:
+    def find(self, name: str) -> Any:
         found = [group for group in self.communicators if name in (group.name, f"{group.id:016x}")]
         return found[0] if found else None
 
-    def make_group(self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]) -> tuple[Any, bool]:
+    def make_over_http(
+        self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[Any, bool]:
         assert self.making is not None
         return self.making(wanted, begun)
 
-    def delete_group(self, group: Any) -> None:
+    def drop_over_http(self, group: Any) -> None:
         self.communicators.remove(group)
         group.close()
 

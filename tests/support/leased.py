@@ -58,7 +58,9 @@ class LeasedJob(contextlib.ExitStack):
     def restore(self) -> None:
         """Acquire leases and create groups anew where requests have ended them."""
         agents = [standalone.leases.agent for standalone in self.agents]
-        if any(agent is None or agent.group("world") is None for agent in agents) or self._has_failed("world"):
+        if any(agent is None or agent.group_registry.find("world") is None for agent in agents) or self._has_failed(
+            "world"
+        ):
             self._detach()
             self.name = next(self._names)
             self._clients = everywhere(lambda rank: attach(self.agents[rank], rank, 2, job=self.name), 2)
@@ -68,12 +70,12 @@ class LeasedJob(contextlib.ExitStack):
                 body = {"job": self.name, "name": self.groups[place], "ranks": GROUPS[place], "timeout": SECONDS}
                 self._post("/v1/groups", body)
                 for rank in GROUPS[place]:  # only now: making the group is one of its calls
-                    group = self.agents[rank].leases.require_agent().group(self.groups[place])
+                    group = self.agents[rank].leases.current().group_registry.find(self.groups[place])
                     assert group is not None
                     group.set_timeout(GROUP_SECONDS)
 
     def _has_failed(self, name: str) -> bool:
-        group = self.agents[0].leases.require_agent().group(name)
+        group = self.agents[0].leases.current().group_registry.find(name)
         return group is None or group.failure is not None
 
     def _detach(self) -> None:

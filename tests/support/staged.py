@@ -14,11 +14,11 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.net.stream import FramedStream
-from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.staging import StagedStream
-from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Call, Request, Response
+from rankmesh_agent.remote.calls import Collective
+from rankmesh_agent.remote.codec import encode
+from rankmesh_agent.remote.server import serve_calls
+from rankmesh_agent.remote.staging import AgentStream, StagedStream
+from rankmesh_agent.wire.attach_frames import Kind
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from support.attached import SECONDS
@@ -52,7 +52,7 @@ class Recorder:
     def ended(self) -> None:
         return None
 
-    def all_reduce(self, array: Any, op: ReduceOp, options: Options, subject: str) -> None:
+    def all_reduce(self, array: Any, op: ReduceOp, options: Options) -> None:
         if not array.size:
             raise ValueError("nothing to reduce")
         array += 1
@@ -60,35 +60,35 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def served_stream() -> Iterator[tuple[StagedStream, CallStream]]:
-    """A process's end of a stream, and its agent's, which a thread serves."""
+def served_stream() -> Iterator[tuple[StagedStream, AgentStream, Recorder]]:
+    """A process's end of a stream, its agent's, which a thread serves, and the session there."""
     ours, theirs = socket.socketpair()
-    process, agent = StagedStream(ours), FramedStream(theirs)
-    served = CallStream(Recorder(), agent)  # type: ignore[arg-type]
+    process, agent, session = StagedStream(ours), AgentStream(theirs), Recorder()
 
     def serve() -> None:
         with contextlib.closing(agent):
-            served.serve()
+            serve_calls(session, agent)  # type: ignore[arg-type]
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    yield process, served
+    yield process, agent, session
     process.close()
     thread.join(SECONDS)
     assert not thread.is_alive()
 
 
 def described(count: int, filled: tuple[int, ...] = ()) -> bytes:
-    call = Call(1, 1.0, -1, 0, 0, OpType.ALL_REDUCE, ReduceOp.SUM, FLOATS, filled, (count,))
-    return attach_frames.encode_call(call)
+    return encode(
+        Collective(1, OpType.ALL_REDUCE, 1.0, FLOATS, [count], list(filled), op=ReduceOp.SUM, in_place=not filled)
+    )
 
 
 def all_reduce(process: StagedStream, count: int) -> np.ndarray:
     array = np.arange(count, dtype=np.float32)
     view = as_bytes(array)
-    process.send_request(Request.CALL, described(count), 0, [view], 0)
+    process.send_request(described(count), [view], 0)
     frame = process.receive(None)
-    if frame.header.kind == Response.OK:
-        process.receive_arrays(frame.header.payload, [view], 0)
-    process.end_request(failed=frame.header.kind != Response.OK)
+    if frame.header.kind == Kind.OK:
+        process.receive_arrays(frame.header, [view], 0)
+    process.end_request(failed=frame.header.kind != Kind.OK)
     return array

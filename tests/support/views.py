@@ -66,6 +66,7 @@ class FakeAgent:
         self.store: StoreClient = ServedStore()
         self.reasons: list[str] = []
         self.is_ready = True
+        self.world = SimpleNamespace(timeout=30.0)
         self.error: Any = None
         self.communicators = [
             FakeGroup(self, GroupInfo("00000000000000aa", "world", [0, 1, 2, 3], 3, "shm", "barrier #2", "")),
@@ -76,11 +77,17 @@ class FakeAgent:
     def agent(self) -> FakeAgent:
         return self
 
-    def require_agent(self) -> FakeAgent:
+    @property
+    def group_registry(self) -> FakeAgent:
         return self
 
-    def confined(self, grant: Grant) -> FakeAgent:
-        grant.require(self.settings.job)
+    @property
+    def recorder(self) -> FakeAgent:
+        return self
+
+    def current(self, grant: Grant | None = None) -> FakeAgent:
+        if grant is not None:
+            grant.require(self.settings.job)
         return self
 
     def health(self) -> AgentHealth:
@@ -96,17 +103,17 @@ class FakeAgent:
     def groups(self) -> list[GroupInfo]:
         return [group.info() for group in self.communicators]
 
-    def group(self, name: str) -> FakeGroup | None:
+    def find(self, name: str) -> FakeGroup | None:
         if self.error is not None and self.error.code == "not-leased":
             raise self.error
         return next((group for group in self.communicators if name in (group.told.name, group.told.id)), None)
 
-    def make_group(self, wanted: GroupRequest, begun: Any) -> tuple[Any, bool]:
+    def make_over_http(self, wanted: GroupRequest, timeout: float, begun: Any) -> tuple[Any, bool]:
         if self.error is not None:
             raise self.error
         return self.communicators[1], wanted.name != "pair"
 
-    def delete_group(self, group: Any) -> None:
+    def drop_over_http(self, group: Any) -> None:
         if self.error is not None:
             raise self.error
 
@@ -120,7 +127,7 @@ class FakeAgent:
             ],
         }.get({"00000000000000aa": "world", "00000000000000bb": "pair"}.get(group, group))
 
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]:
+    def records(self, group: str | None, last: int | None) -> list[FlightRecord]:
         self.asked = group, last
         begin, end = 1.75e9, 1.75e9 + 1
         sent = FlightRecord(

@@ -6,6 +6,7 @@ broken path names the stage at which it ended, and the likely causes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
 import os
@@ -15,15 +16,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, NoResponseError
-from rankmesh_agent.net.tls import DEFAULT_PORTS, client_side, secured
+from rankmesh_agent.net.tls import DEFAULT_PORTS
 from rankmesh_agent.net.tls_socket import OtherTokenError, TlsSocket
 from rankmesh_agent.transports import shared_memory
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
@@ -125,23 +126,21 @@ class Prober:
 
     def _list_agents(self) -> Iterator[str]:
         gateway = self._gateway()
-        client = HttpClient(self._token())
         try:
-            for path in ("ranks", "agents"):
-                answer = client.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
-                if answer.status != HTTPStatus.OK:
-                    raise ValueError(f"it responded with status {answer.status}")
-                for entry in answer.json():
-                    if path == "agents":
-                        yield from entry["agent"]["urls"]
-                    elif entry["state"] != "left":  # another program may have its port by now
-                        yield entry["member"]["http"]
+            with contextlib.closing(HttpClient(self._token())) as client:
+                for path in ("ranks", "agents"):
+                    answer = client.request("GET", f"{gateway}/v1/{path}", timeout=_GATEWAY_SECONDS)
+                    if answer.status != HTTPStatus.OK:
+                        raise ValueError(f"it responded with status {answer.status}")
+                    for entry in answer.json():
+                        if path == "agents":
+                            yield from entry["agent"]["urls"]
+                        elif entry["state"] != "left":  # another program may have its port by now
+                            yield entry["member"]["http"]
         except (NoResponseError, ValueError, TypeError, KeyError) as error:
             raise DistNetworkError(
                 f"the gateway at {gateway} does not say which agents there are: {error}", address=gateway
             ) from error
-        finally:
-            client.close()
 
 
 def host_load() -> float:
@@ -176,9 +175,7 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
     nbytes = min(MAX_PROBE_BYTES, max(0, nbytes))
     reply = ProbeReply(url, reached=False)
     try:
-        peer = urlsplit(url)
-        port = peer.port or DEFAULT_PORTS.get(peer.scheme, 80)
-        with _connected(peer.scheme, peer.hostname or "", port, token, deadline, reply) as connection:
+        with contextlib.closing(_connected(url, token, deadline, reply)) as connection:
             for _ in range(_ROUND_TRIPS):
                 seconds_taken = _fetch(connection, 0, token, deadline)
                 reply.round_trip = min(seconds_taken, reply.round_trip or seconds_taken)
@@ -191,41 +188,31 @@ def measure(url: str, token: str, nbytes: int, seconds: float) -> ProbeReply:
     return reply
 
 
-@contextmanager
-def _connected(
-    scheme: str, host: str, port: int, token: str, deadline: Deadline, reply: ProbeReply
-) -> Iterator[http.client.HTTPConnection]:
-    try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise _PathError("name", f"the name {host!r} cannot be resolved on {socket.gethostname()}: {error}") from error
-    sock = socket.socket(*address[:3])
+def _connected(url: str, token: str, deadline: Deadline, reply: ProbeReply) -> http.client.HTTPConnection:
+    peer = urlsplit(url)
+    host, port = peer.hostname or "", peer.port or DEFAULT_PORTS.get(peer.scheme, 80)
     connection = http.client.HTTPConnection(host, port)
+    began = time.perf_counter()
     try:
-        sock.settimeout(deadline.remaining())
-        began = time.perf_counter()
-        try:
-            sock.connect(address[4])
-        except OSError as error:
-            raise _connect_error(error, address[4][0], port, deadline) from error
+        connection.sock = connect(peer.scheme, host, port, deadline.remaining(), token)
         reply.connect = time.perf_counter() - began
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock = client_side(sock, host, port) if scheme == "https" else secured(sock, host, address[4], token)
-        if isinstance(sock, TlsSocket):
-            try:
-                sock.handshake()
-            except OtherTokenError as error:
-                raise _other_token(f"{host} port {port}") from error
-            except (OSError, AuthenticationError) as error:
-                raise _PathError("connect", f"no TLS with {host} port {port}: {error}") from error
-        connection.sock = sock
-        yield connection
-    finally:
+        if isinstance(connection.sock, TlsSocket):
+            connection.sock.handshake()
+    except OtherTokenError as error:
         connection.close()
-        sock.close()
+        raise _other_token(f"{host} port {port}") from error
+    except (socket.gaierror, UnicodeError) as error:
+        why = f"the name {host!r} cannot be resolved on {socket.gethostname()}: {error}"
+        raise _PathError("name", why) from error
+    except (OSError, AuthenticationError, ValueError) as error:
+        connection.close()
+        if isinstance(error, OSError) and reply.connect is None:
+            raise _connect_error(error, host, port, deadline) from error
+        raise _PathError("connect", f"no TLS with {host} port {port}: {error}") from error
+    return connection
 
 
-def _connect_error(error: OSError, host: object, port: int, deadline: Deadline) -> _PathError:
+def _connect_error(error: OSError, host: str, port: int, deadline: Deadline) -> _PathError:
     if isinstance(error, TimeoutError):
         return _PathError(
             "connect",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -18,6 +17,8 @@ from rankmesh_agent.diagnostics.stacks import stacks
 from rankmesh_agent.group.flight_recorder import FlightRecorder, Record, describe, op_name
 from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.handshake import accept
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream_threads import StreamThreads
 from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
@@ -34,7 +35,7 @@ from rankmesh_agent.wire.snapshot import (
 )
 
 _CLIENT_SECONDS = 10.0
-"""Time limit of the handshake, and of each send."""
+"""Time limit of the handshake."""
 _MAX_CLIENTS = 8
 """Authenticated clients that are served at once; more wait."""
 _MAX_KEYS = 10
@@ -150,60 +151,24 @@ class SnapshotServer:
     def __init__(self, take: Callable[[Grant], RankSnapshot | None], token: Callable[[], Credentials]) -> None:
         self._take = take
         self._token, self._tls = token, tls_settings()
-        self._lock = threading.Lock()
-        self._clients: dict[socket.socket, threading.Thread] = {}
+        self._clients = StreamThreads(FramedStream, self._serve, "rankmesh-snapshot", "a client of snapshots")
         self._served = threading.BoundedSemaphore(_MAX_CLIENTS)
-        self._closed = False
 
     def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service, in a thread of its own. From any thread."""
-        thread = threading.Thread(target=self._serve, args=(sock, admission), name="rankmesh-snapshot", daemon=True)
-        try:
-            with self._lock:
-                if not self._closed:
-                    thread.start()
-                    self._clients[sock] = thread
-                    return
-        except BaseException:
-            self._forget(sock, admission)
-            raise
-        self._forget(sock, admission)
+        self._clients.start(sock, admission)
 
     def close(self) -> None:
         """End the connections, and wait for their threads. Does nothing the second time."""
-        with self._lock:
-            self._closed = True
-            clients = dict(self._clients)
-            for sock in clients:  # a thread closes its socket only after it has taken the lock
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        for thread in clients.values():
-            if thread is not threading.current_thread():
-                thread.join(_CLIENT_SECONDS)
+        self._clients.close()
 
-    def _serve(self, sock: socket.socket, admission: Admission) -> None:
+    def _serve(self, stream: FramedStream, admission: Admission) -> None:
+        token = self._token()
+        handshake = accept(stream.sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls)
         try:
-            sock.settimeout(_CLIENT_SECONDS)
-            token = self._token()
-            handshake = accept(sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls)
-            try:
-                client = handshake.run(_CLIENT_SECONDS)
-            finally:
-                with self._lock:
-                    self._clients[handshake.sock] = self._clients.pop(sock)
-                    sock = handshake.sock
+            client = stream.greet(handshake, _CLIENT_SECONDS)
             admission.end()
             with self._served:
-                found = self._take(client.grant)
-                sock.settimeout(_CLIENT_SECONDS)
-                sock.sendall(json_text.encode(found))
-        except (OSError, DistError) as error:
+                stream.send(json_text.encode(self._take(client.grant)))
+        except (StreamClosedError, StreamTimeoutError, OSError, DistError) as error:
             _log.debug("a client that asked for a snapshot got none: %s", error)
-        finally:
-            self._forget(sock, admission)
-
-    def _forget(self, sock: socket.socket, admission: Admission) -> None:
-        admission.end()
-        with self._lock:
-            self._clients.pop(sock, None)
-            sock.close()

@@ -73,7 +73,7 @@ def create_app(
         if leases is not None and scope["path"] == _LEASE_PATH:
             return  # its endpoints check the credential
         try:
-            holder.confined(grant)
+            holder.current(grant)
         except NotLeasedError:
             if (scope["method"], scope["path"]) not in _OF_THE_HOST:
                 raise

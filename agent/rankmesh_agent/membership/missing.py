@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import GatewayUnreachableError, JoinTimeoutError
 from rankmesh_agent.wire.ranges import named_ranks, ranges
@@ -22,51 +22,29 @@ _MAX_HOSTS = 8
 """Hosts that a report names. Of a larger world the first hosts report, the others would repeat them."""
 
 
-@dataclass(frozen=True)
-class LocalRankInfo:
-    """This process's place among those that a launcher started on the same node.
-
-    Attributes:
-        local_rank: its rank on the node, None without a launcher.
-        local_size: ranks on each node, None if unknown.
-        parent, ancestors: see JoinRequest.
-    """
-
-    local_rank: int | None = None
-    local_size: int | None = None
-    parent: str = ""
-    ancestors: Sequence[int] = ()
-
-
-NOT_LAUNCHED = LocalRankInfo()
-
-
 class MissingRanks:
     """What a join waits for, as text. One rank of a host logs it.
 
     Args:
-        job: the job's name.
+        settings: of the job, with this process's place on its node.
         world_size: number of ranks in the job; None for a process that awaits the growth of the world.
         deadline: end of the join.
-        launched: the process's place on its node.
         growing: number of ranks of the world that grows to ``world_size``, which must all come themselves; 0 otherwise.
 
     Attributes:
         last: the gateway's last reply, None before the first.
     """
 
-    def __init__(
-        self, job: str, world_size: int | None, deadline: Deadline, launched: LocalRankInfo, growing: int = 0
-    ) -> None:
-        self._job = job
+    def __init__(self, settings: Settings, world_size: int | None, deadline: Deadline, growing: int = 0) -> None:
+        self._job = settings.job
         self._world_size = world_size
         self._growing = growing
         self._deadline = deadline
         self.last: JoinReply | None = None
         self._seen: dict[int | str, Member] = {}
         """The members by rank, or by instance without one; a gateway that ends in a member's process forgets them."""
-        self._local_rank = launched.local_rank
-        self._node_size = launched.local_size if (world_size or 0) % (launched.local_size or 1) == 0 else None
+        self._local_rank = settings.local_rank
+        self._node_size = settings.local_size if (world_size or 0) % (settings.local_size or 1) == 0 else None
         self._next_of_gateway = Deadline(GATEWAY_SECONDS)
         self._next_of_ranks = Deadline(REPORT_SECONDS)
 

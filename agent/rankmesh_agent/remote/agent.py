@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
@@ -15,15 +14,27 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.address import socket_path
-from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient
-from rankmesh_agent.remote.codec import GroupDescription, error_from_json, error_to_json
+from rankmesh_agent.remote.client import CONTROL_SECONDS, AgentClient, AgentDialer
+from rankmesh_agent.remote.codec import GroupDescription, Joined, error_data, error_from
 from rankmesh_agent.remote.communicator import RemoteCommunicator
+from rankmesh_agent.remote.requests import (
+    Abort,
+    Acquire,
+    DropGroup,
+    FailedRanks,
+    Failure,
+    Grow,
+    LostRanks,
+    NewGroup,
+    NumWaiting,
+    RecordFailure,
+    Release,
+)
 from rankmesh_agent.remote.store import SessionStore
 from rankmesh_agent.store.store import Store
-from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
-from rankmesh_agent.wire.schemas import AgentHeartbeat, Member
+from rankmesh_agent.wire.schemas import AgentHeartbeat, LeaseTerms
 
 _WATCH_SECONDS = 0.2
 """Interval at which a process that has callbacks for failures asks its agent for them."""
@@ -48,6 +59,7 @@ class RemoteAgent:
     Attributes:
         settings: see above.
         member: the rank, as its peers know it: the agent.
+        members: all ranks of the job, see Agent.
         world: the group of all ranks.
 
     Raises:
@@ -69,42 +81,31 @@ class RemoteAgent:
         self.settings = settings
         same_host = offer.host_id == host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
-        self._client = AgentClient(offer, path, settings.job, settings.job_token)
+        self._client = AgentClient(offer, AgentDialer(offer, path, settings.job, settings.job_token))
         self._groups: list[RemoteCommunicator] = []
         self._notify: Callable[[DistBackendError], None] = lambda error: None
         self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
-        wanted = {
-            "rank": rank,
-            "world_size": world_size,
-            "timeout": timeout,
-            "joining": max(deadline.remaining(), _MIN_JOIN_SECONDS),
-            "holder": f"pid {os.getpid()} on {socket.gethostname()}",
-            "awaits_growth": awaits_growth,
-        }
-        joined = self._client.acquire(wanted, deadline)
+        holder = f"pid {os.getpid()} on {socket.gethostname()}"
+        terms = LeaseTerms(settings.job, rank, world_size, timeout, holder, awaits_growth=awaits_growth)
+        joined = self._client.acquire(Acquire(terms, max(deadline.remaining(), _MIN_JOIN_SECONDS)), deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)
             self._enter(joined)
             undo.pop_all()
 
-    def _enter(self, joined: dict[str, Any]) -> None:
+    def _enter(self, joined: Joined) -> None:
         """Enter the epoch that the agent has joined."""
-        try:
-            self._members = {member["rank"]: Member(**member) for member in joined["members"]}
-            self.member = self._client.member = self._members[joined["rank"]]
-            world = GroupDescription(**joined["world"])
-        except (KeyError, TypeError) as error:
-            raise ProtocolError("the agent's response to the lease request is malformed") from error
-        self.world = self._make_group(world)
+        self.members = {member.rank: member for member in joined.members}
+        self.member = self._client.member = self.members[joined.rank]
+        self.world = self._make_group(joined.world)
 
     def num_waiting(self, seconds: float) -> int:
         """See Agent."""
-        return int(self._client.request_json(Request.NUM_WAITING, {"seconds": seconds}, seconds)["count"])
+        return self._client.ask(NumWaiting(seconds), seconds)
 
     def grow(self, world_size: int, seconds: float) -> RemoteAgent:
         """See Agent.grow; returns this object, whose agent has joined the epoch and left the one before."""
-        document = {"world_size": world_size, "seconds": seconds}
-        joined = self._client.request_json(Request.GROW, document, seconds + _MAX_CONNECT_SECONDS)
+        joined = self._client.ask(Grow(world_size, seconds), seconds + _MAX_CONNECT_SECONDS)
         before, self._groups[:] = self._groups.copy(), []
         for group in before:
             group.close()
@@ -118,14 +119,14 @@ class RemoteAgent:
 
     def _report_lost_ranks(self) -> float | None:
         try:
-            lost = self._client.request_json(Request.LOST_RANKS, {}).get("lost", [])
+            lost = self._client.ask(LostRanks())
         except RankFailedError as error:  # the agent is gone
             for group in self._groups.copy():
                 group.state.fail(error)
             return None
         except DistError:  # the next call raises it
             lost = []
-        for failure in map(error_from_json, lost):
+        for failure in map(error_from, lost):
             if isinstance(failure, DistBackendError):
                 self._notify(failure)
         return _WATCH_SECONDS
@@ -133,38 +134,37 @@ class RemoteAgent:
     @property
     def first_failure(self) -> DistError | None:
         """See Agent."""
-        return self._client.failure()
+        return self._client.failure(Failure())
 
     @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
-            return [int(rank) for rank in self._client.request_json(Request.FAILED_RANKS, {})["ranks"]]
+            return self._client.ask(FailedRanks())
         return []
 
     def failure_naming(self, ranks: Collection[int]) -> DistError | None:
         """See Agent."""
-        return self._client.failure(naming=list(ranks))
+        return self._client.failure(Failure(naming=list(ranks)))
 
     def record_failure(self, group: Communicator, error: DistError) -> None:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone
-            self._client.request_json(Request.RECORD_FAILURE, {"group": group.id, "error": error_to_json(error)})
+            self._client.ask(RecordFailure(group.id, error_data(error)))
 
     def new_group(
         self, ranks: Sequence[int], timeout: float, global_ranks: Sequence[int] | None = None
     ) -> RemoteCommunicator:
         """See Agent.new_group."""
         numbers = list(ranks if global_ranks is None else global_ranks)
-        document = {"ranks": list(ranks), "timeout": timeout, "numbers": numbers}
         try:
-            description = self._client.request_json(Request.NEW_GROUP, document, timeout)
+            description = self._client.ask(NewGroup(list(ranks), timeout, numbers), timeout)
         except BaseException as error:
             if not isinstance(error, DistError):  # Ctrl-C, say
                 with contextlib.suppress(DistError):
-                    self._client.request_json(Request.ABORT, {"error": error_to_json(error)})
+                    self._client.ask(Abort(error_data(error)))
             raise
-        return self._make_group(GroupDescription(**description), numbers)
+        return self._make_group(description, numbers)
 
     def _make_group(
         self, description: GroupDescription, global_ranks: Sequence[int] | None = None
@@ -178,13 +178,8 @@ class RemoteAgent:
     def drop_group(self, group: Communicator, how: Goodbye | None = None) -> None:
         """See Agent."""
         self._groups[:] = [other for other in self._groups if other is not group]
-        document: dict[str, Any] = {"group": group.id}
-        if how is not None:
-            document |= {"reason": how.reason, "named": list(how.ranks)}
-            if how.failure is not None:
-                document["failure"] = error_to_json(how.failure)
         with contextlib.suppress(DistError):
-            self._client.request_json(Request.DROP_GROUP, document, CONTROL_SECONDS)
+            self._client.ask(DropGroup(group.id, None if how is None else how.encode()), CONTROL_SECONDS)
         group.close()
 
     def set_world(self, group: RemoteCommunicator) -> None:
@@ -202,10 +197,6 @@ class RemoteAgent:
             "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
             "standalone agent (hosting=embedded)"
         )
-
-    def host_of(self, rank: int) -> str:
-        """Return the host id of a rank's agent, which is equal for ranks that share memory."""
-        return self._members[rank].host_id
 
     @property
     def store(self) -> Store:
@@ -230,7 +221,7 @@ class RemoteAgent:
                 self._client.left = True
                 for group in self._groups:
                     group.state.mark_destroyed()
-                self._client.release(reason, raised, exit_text)
+                self._client.release(Release(reason, raised, exit_text))
 
     def end_in_child(self) -> None:
         """End the groups in a forked child, without a message to the agent."""

@@ -1,118 +1,58 @@
-"""Backends of an attached process, which has its agent run the collectives, and the arrays that each transfers."""
+"""Backends of an attached process: its agent runs the collectives, or compares those of a user's engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.custom import CustomBackend
-from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import call_to_json
+from rankmesh_agent.remote.calls import Arguments, Collective, Verify
 from rankmesh_agent.remote.state import RemoteGroupState
-from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import NO_OP, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
-
-Arrays = Sequence[Array]
-
-
-class _Transfer(NamedTuple):
-    """Arrays that a collective transfers between this process and its agent.
-
-    Attributes:
-        outputs: arrays that the agent fills and sends back.
-        inputs: arrays that are sent to the agent.
-        in_place: whether the agent changes the inputs and sends them back.
-        root: group rank, -1 for collectives without one.
-        op: reduction of the elements, None for collectives without one.
-        length: elements of an array that is only allocated.
-    """
-
-    outputs: Arrays = ()
-    inputs: Arrays = ()
-    in_place: bool = False
-    root: int = -1
-    op: ReduceOp | None = None
-    length: int = 0
-
-
-def _broadcast(rank: int, array: Array, root: int) -> _Transfer:
-    return _Transfer((), [array], root=root) if rank == root else _Transfer([array], root=root)
-
-
-_TRANSFERS: dict[OpType, Callable[..., _Transfer]] = {
-    OpType.BARRIER: lambda rank: _Transfer(),
-    OpType.ALL_REDUCE: lambda rank, array, op: _Transfer((), [array], True, op=op),
-    OpType.REDUCE: lambda rank, array, op, root: _Transfer((), [array], rank == root, root, op),
-    OpType.BROADCAST: _broadcast,
-    OpType.ALL_GATHER: lambda rank, outputs, array: _Transfer(outputs, [array]),
-    OpType.GATHER: lambda rank, outputs, array, root: _Transfer(outputs, [array], root=root),
-    OpType.SCATTER: lambda rank, output, inputs, root: _Transfer([output], inputs, root=root),
-    OpType.REDUCE_SCATTER: lambda rank, output, inputs, op: _Transfer([output], inputs, op=op),
-    OpType.ALL_TO_ALL: lambda rank, outputs, inputs: _Transfer(outputs, inputs),
-    OpType.EMPTY: lambda rank, count: _Transfer(length=count),
-}
-"""By kind: called with this group rank, and the algorithm's arguments."""
+from rankmesh_agent.wire.ops import Call
 
 
 class RemoteBackend(Backend):
     """Has the agent run the calls.
 
     Args:
-        client: of the agent.
-        group: id of the group.
+        state: of the group.
         rank: this group rank.
         medium: what carries the group's data.
-        state: of the group.
     """
 
     name: ClassVar[str] = "mesh"
     allocates = True
 
-    def __init__(self, client: AgentClient, group: int, rank: int, medium: str, state: RemoteGroupState) -> None:
+    def __init__(self, state: RemoteGroupState, rank: int, medium: str) -> None:
         self.medium = medium
-        self._client = client
-        self._group = group
         self._rank = rank
         self._state = state
 
     def algorithm(self, call: Call) -> Algorithm:
-        transfer, kind = _TRANSFERS[call.kind], call.kind
-        dtype = NONE if call.dtype is None else code_of(call.dtype)
-
-        def request(*arguments: Any) -> None:
-            outputs, inputs, in_place, root, op, length = transfer(self._rank, *arguments)
+        def request(*values: Any) -> None:
+            inputs, outputs, in_place, root, op = Arguments.of(call.kind, self._rank, values)
             state = self._state
-            seconds = state.deadline.seconds
-            document = attach_frames.encode_call(
-                attach_frames.Call(
-                    self._group,
-                    seconds,
-                    root,
-                    length,
-                    0,
-                    kind,
-                    NO_OP if op is None else op,
-                    dtype,
-                    tuple(array.size for array in outputs),
-                    tuple(array.size for array in inputs),
-                    call.subject,
-                    state.describe(),
-                )
+            collective = Collective(
+                state.group,
+                call.kind,
+                state.deadline.seconds,
+                _code(call),
+                [array.size for array in inputs],
+                [array.size for array in outputs],
+                in_place,
+                root,
+                op,
+                call.count,
+                call.subject,
+                state.describe(),
             )
-            self._client.request(
-                Request.CALL,
-                document,
-                seconds,
-                up=[as_bytes(array) for array in inputs],
-                down=[as_bytes(array) for array in (inputs if in_place else outputs)],
-                in_place=in_place,
-                on_error=state.on_agent_error,
-            )
+            up = [as_bytes(array) for array in inputs]
+            down = up if in_place else [as_bytes(array) for array in outputs]
+            state.ask(collective, up=up, down=down, in_place=in_place)
 
         return request
 
@@ -128,28 +68,21 @@ class EngineBackend(CustomBackend):
 
     Args:
         name, engine: see CustomBackend.
-        client: of the agent.
-        group: id of the group.
         state: of the group.
     """
 
-    def __init__(self, name: str, engine: Any, client: AgentClient, group: int, state: RemoteGroupState) -> None:
+    def __init__(self, name: str, engine: Any, state: RemoteGroupState) -> None:
         self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own
         self._engine = engine
-        self._client = client
-        self._group = group
         self._state = state
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
-        seconds = self._state.deadline.seconds
-        document = attach_frames.encode_json(
-            {
-                "group": self._group,
-                "engine": self.name,
-                "call": call_to_json(context.call),
-                "details": context.describe(),
-                "seconds": seconds,
-            }
-        )
-        self._client.request(Request.VERIFY, document, seconds, on_error=self._state.on_agent_error)
+        call, state = context.call, self._state
+        counts = None if call.counts is None else list(call.counts)
+        compared = _code(call), call.count, call.reduce_op, call.root, counts, call.subject
+        state.ask(Verify(state.group, self.name, state.deadline.seconds, context.describe(), call.kind, *compared))
         algorithm(*arguments)
+
+
+def _code(call: Call) -> int:
+    return NONE if call.dtype is None else code_of(call.dtype)

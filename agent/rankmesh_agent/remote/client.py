@@ -7,7 +7,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
+
+from msgspec import msgpack
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
@@ -18,10 +20,11 @@ from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
 from rankmesh_agent.net.pool import ConnectionPool
 from rankmesh_agent.net.retry import is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
-from rankmesh_agent.remote import codec
+from rankmesh_agent.remote.codec import ErrorData, Joined, decode, encode, error_from
+from rankmesh_agent.remote.requests import Acquire, Release, Request
 from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
+from rankmesh_agent.wire.attach_frames import Attachment, Kind
 from rankmesh_agent.wire.credentials import for_lease, job_digest, lease_key, remedy
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
@@ -47,6 +50,9 @@ _JOIN_GRACE_SECONDS = 75.0
 
 _UNREACHABLE = OSError, ValueError, StreamClosedError, StreamTimeoutError, ProtocolError, PeerRefusedError
 
+_NIL = msgpack.encode(None)
+_ERRORS = msgpack.Decoder(ErrorData)
+R = TypeVar("R")
 Views = Sequence[memoryview]
 
 
@@ -128,9 +134,7 @@ class AgentClient:
 
     Args:
         offer: the agent that the gateway offered.
-        path: of its unix socket, '' if it is on another host.
-        job: the job.
-        token: its credential.
+        dialer: connects to it.
 
     Attributes:
         member: this process's rank, as its peers know it; set after the join.
@@ -140,10 +144,9 @@ class AgentClient:
     member: Member
     _control: StagedStream
 
-    def __init__(self, offer: AgentHeartbeat, path: str, job: str, token: str) -> None:
+    def __init__(self, offer: AgentHeartbeat, dialer: AgentDialer) -> None:
         self._offer = offer
-        self._job = job
-        self._dialer = AgentDialer(offer, path, job, token)
+        self._dialer = dialer
         self._pool: ConnectionPool[StagedStream] = ConnectionPool(
             lambda: StreamClosedError("this process has left the job")
         )
@@ -151,15 +154,8 @@ class AgentClient:
         self._ended: LeaseEndedError | None = None
         self.left = False
 
-    def acquire(self, wanted: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
-        """Lease the agent, and have it join the job.
-
-        Args:
-            wanted: fields of the ACQUIRE request besides the job.
-            deadline: end of the join.
-
-        Returns:
-            The agent's response.
+    def acquire(self, request: Acquire, deadline: Deadline) -> Joined:
+        """Lease the agent, and have it join the job until the deadline.
 
         Raises:
             DistNetworkError: the agent cannot be reached, or the join failed.
@@ -167,47 +163,39 @@ class AgentClient:
         """
         stream = self._dialer.connect(deadline)
         try:
-            document = {"job": self._job, **wanted}
             try:
-                stream.send(attach_frames.encode(Request.ACQUIRE, attach_frames.encode_json(document)))
+                stream.send(attach_frames.encode(Kind.REQUEST, encode(request)))
                 frame = stream.receive(Deadline(deadline.remaining() + _JOIN_GRACE_SECONDS))
             except (StreamClosedError, StreamTimeoutError) as error:
                 raise DistNetworkError(f"agent {self._offer.name!r} went as this process joined: {error}") from error
-            response = attach_frames.decode_json(frame.document)
-            if frame.header.kind != Response.OK:
-                raise codec.error_from_json(response)
-            try:
-                self._dialer.use_lease(str(response["lease"]))
-            except (KeyError, ValueError) as error:
-                raise ProtocolError("the agent's response to the lease request is malformed") from error
+            if frame.header.kind != Kind.OK:
+                raise error_in(frame)
+            joined = decode(request.results(), frame.document)
         except BaseException:
             stream.close()  # that ends the lease, and the join
             raise
+        self._dialer.use_lease(joined.lease)
         self._control = stream
-        return response
+        return joined
 
-    def request(
+    def ask(
         self,
-        kind: Request,
-        document: bytes,
-        seconds: float,
+        request: Request[R],
+        seconds: float = 0.0,
         *,
         up: Views = (),
         down: Views = (),
         in_place: bool = False,
-        flags: int = 0,
         on_error: Callable[[BaseException], None] | None = None,
-    ) -> Frame:
-        """Send a request over a stream of the pool, and return the response.
+    ) -> R:
+        """Send a request over a stream of the pool, and return its result.
 
         Args:
-            kind: of the request.
-            document: the request's document.
+            request: the request.
             seconds: how long it may take.
             up: arrays that go along.
-            down: memory for the arrays that come back, if the response is OK.
+            down: memory for the arrays that come back, if there are any.
             in_place: whether these are the arrays that went along.
-            flags: see attach_frames.
             on_error: called with the error, if the agent raised it.
 
         Raises:
@@ -217,45 +205,39 @@ class AgentClient:
         try:
             stream = pool.acquire(self._open_stream)
             try:
-                stream.send_request(kind, document, flags, up, 0 if in_place else sum(map(len, down)))
+                stream.send_request(encode(request), up, 0 if in_place else sum(map(len, down)))
                 frame = stream.receive(Deadline(seconds + _RESPONSE_GRACE_SECONDS))
-                if frame.header.kind == Response.OK:
-                    stream.receive_arrays(frame.header.payload, down, 0 if in_place else sum(map(len, up)))
-                stream.end_request(failed=frame.header.kind == Response.ERROR)
+                if frame.header.kind == Kind.OK:
+                    stream.receive_arrays(frame.header, down, 0 if in_place else sum(map(len, up)))
+                stream.end_request(failed=frame.header.kind == Kind.ERROR)
             except BaseException:  # Ctrl-C too: the next bytes of the stream belong to this call
                 pool.discard(stream)
                 raise
             pool.release(stream)
         except (StreamClosedError, StreamTimeoutError, ProtocolError) as error:
             self._raise_lost(error)
-        if frame.header.kind == Response.ERROR:
-            refusal = codec.error_from_json(attach_frames.decode_json(frame.document))
+        if frame.header.kind == Kind.ERROR:
+            refusal = error_in(frame)
             if isinstance(refusal, LeaseEndedError):
                 self._raise_lost(refusal)
             if on_error is not None:
                 on_error(refusal)
             raise refusal
-        return frame
+        return decode(request.results(), frame.document or _NIL)
 
-    def request_json(self, kind: Request, document: dict[str, Any], seconds: float = 0.0) -> dict[str, Any]:
-        """Send a request whose document is JSON, and return that of the response, see ``request``."""
-        frame = self.request(kind, attach_frames.encode_json(document), seconds)
-        return attach_frames.decode_json(frame.document) if frame.document else {}
-
-    def failure(self, **which: Any) -> DistError | None:
-        """Return the first failure: of a ``group``, of all, or ``naming`` one of some ranks; None if there is none."""
+    def failure(self, request: Request[ErrorData | None]) -> DistError | None:
+        """Return the failure that a request asks for, None if there is none."""
         try:
-            document = self.request_json(Request.FAILURE, which)
+            found = self.ask(request)
         except DistError as error:
             return error
-        failure = codec.error_from_json(document) if document else None
+        failure = None if found is None else error_from(found)
         return failure if isinstance(failure, DistError) else None
 
-    def release(self, reason: str, raised: bool, exit_text: str) -> None:
-        """End the lease: the agent leaves the job for this process; see Agent.close."""
-        document = attach_frames.encode_json({"reason": reason, "raised": raised, "exit_text": exit_text})
+    def release(self, request: Release) -> None:
+        """End the lease: the agent leaves the job for this process."""
         with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
-            self._control.send(attach_frames.encode(Request.RELEASE, document))
+            self._control.send(attach_frames.encode(Kind.REQUEST, encode(request)))
             self._control.receive(Deadline(_RELEASE_SECONDS))
         self._pool.close()
 
@@ -287,24 +269,18 @@ class AgentClient:
         with self._control_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError, ProtocolError):
             while self._ended is None:
                 frame = self._control.receive(Deadline(_LAST_RESPONSE_SECONDS))
-                if frame.header.kind == Response.ERROR:
-                    error = codec.error_from_json(attach_frames.decode_json(frame.document))
+                if frame.header.kind == Kind.ERROR:
+                    error = error_in(frame)
                     self._ended = error if isinstance(error, LeaseEndedError) else None
         return self._ended
 
     def _open_stream(self) -> StagedStream:
-        deadline = Deadline(CONTROL_SECONDS)
         try:
-            stream = self._dialer.connect(deadline)
+            return self._dialer.connect(Deadline(CONTROL_SECONDS))
         except DistNetworkError as error:
             raise StreamClosedError(error.message) from error
-        try:
-            stream.send(attach_frames.encode(Request.OPEN_STREAM))
-            frame = stream.receive(deadline)
-            if frame.header.kind != Response.OK:
-                message = attach_frames.decode_json(frame.document).get("message", "it refuses")
-                raise StreamClosedError(str(message))
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+
+
+def error_in(frame: Frame) -> BaseException:
+    """Return the error that a response has."""
+    return error_from(decode(_ERRORS, frame.document))

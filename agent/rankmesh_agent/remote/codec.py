@@ -1,17 +1,21 @@
-"""Plain-data forms of errors, calls and group descriptions, for agents and attached processes."""
+"""Documents between agents and attached processes, and errors as plain data in them."""
 
 from __future__ import annotations
 
-from reprlib import repr
-from typing import Any, NamedTuple
+import json
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
+import msgspec
+from msgspec import msgpack
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.dtypes import FROM_CODE, NONE, code_of
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
-from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
+from rankmesh_agent.wire.schemas import Member
+
+T = TypeVar("T")
+ErrorData = dict[str, Any]
+"""An error as plain data."""
 
 _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
     kind.__name__: kind
@@ -19,21 +23,21 @@ _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
 }
 
 
-def error_to_json(error: BaseException) -> dict[str, Any]:
+def error_data(error: BaseException) -> ErrorData:
     """Return an error as plain data."""
     if isinstance(error, DistError):
         return {**error.details(), "code": error.code, "message": error.message}
     return {"type": type(error).__name__, "message": str(error)}
 
 
-def error_from_json(document: dict[str, Any], *, at_agent: bool = False) -> BaseException:
-    """Return the error that a document describes.
+def error_from(data: ErrorData, *, at_agent: bool = False) -> BaseException:
+    """Return the error that ``error_data`` has described at the other end.
 
     Args:
-        document: what ``error_to_json`` returned at the other end.
+        data: the description.
         at_agent: this process is the agent: errors of unknown types keep their names, which the other ranks report.
     """
-    details = dict(document)
+    details = dict(data)
     message = str(details.pop("message", ""))
     if "code" in details:
         return from_code(str(details.pop("code")), message, **details)
@@ -46,35 +50,29 @@ def error_from_json(document: dict[str, Any], *, at_agent: bool = False) -> Base
     return DistBackendError(f"the agent could not carry the call out: {name}: {message}")
 
 
-def call_to_json(call: Call) -> list[Any]:
-    """Return a call as plain data."""
-    dtype = NONE if call.dtype is None else code_of(call.dtype)
-    return [int(call.kind), dtype, call.count, call.reduce_op, call.root, call.counts, call.subject]
+def encode(document: Any) -> bytes:
+    """Return a request or a result as a document."""
+    try:
+        return msgpack.encode(document)
+    except UnicodeEncodeError:  # a lone surrogate, as in a file's name
+        text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False)
+        return msgpack.encode(json.loads(text.encode(errors="replace")))
 
 
-def key_from_json(document: Any) -> tuple[Any, ...]:
-    """Return the key (see CallQueue.submit) of the call that a document describes.
+def decode(decoder: msgpack.Decoder[T], document: bytes | bytearray) -> T:
+    """Return what a document has.
 
     Raises:
-        ProtocolError: it describes none.
+        ProtocolError: something else.
     """
     try:
-        kind, dtype, count, op, root, counts, subject = document
-        return (
-            OpType(kind),
-            FROM_CODE[dtype] if dtype != NONE else None,
-            int(count),
-            None if op is None else ReduceOp(op),
-            None if root is None else int(root),
-            None if counts is None else tuple(map(int, counts)),
-            str(subject),
-        )
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ProtocolError(f"an attached process described an unknown call: {repr(document):.200}") from error
+        return decoder.decode(document)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise ProtocolError(f"an attached process, or its agent, sent a malformed document: {error}") from error
 
 
 class GroupDescription(NamedTuple):
-    """A group, as the agent describes it to the attached process; as plain data, a dict of these fields.
+    """A group, as the agent describes it to the attached process.
 
     Attributes:
         id, name, ranks, timeout, medium: see Communicator.
@@ -86,25 +84,26 @@ class GroupDescription(NamedTuple):
     timeout: float
     medium: str
 
-
-def describe_agent(agent: Agent) -> dict[str, Any]:
-    """Return the description of an agent that has joined its job as plain data."""
-    members = [vars(member) for member in agent.members()]
-    return {"rank": agent.member.rank, "members": members, "world": describe_group(agent.world)}
-
-
-def describe_group(group: LocalCommunicator) -> dict[str, Any]:
-    """Return the description of a group as plain data."""
-    return GroupDescription(group.id, group.name, list(group.ranks), group.timeout, group.medium)._asdict()
+    @classmethod
+    def of(cls, group: LocalCommunicator) -> GroupDescription:
+        """Return the description of a group."""
+        return cls(group.id, group.name, list(group.ranks), group.timeout, group.medium)
 
 
-def dtype_from_code(code: int) -> np.dtype[Any]:
-    """Return an element type by its code.
+class Joined(NamedTuple):
+    """A rank of a job that an agent has joined: the lease's id, the rank, all members, and the group of all ranks."""
 
-    Raises:
-        ProtocolError: there is none of that code.
-    """
-    found = FROM_CODE.get(code)
-    if found is None:
-        raise ProtocolError(f"there is no element type {code}")
-    return found
+    lease: str
+    rank: int
+    members: list[Member]
+    world: GroupDescription
+
+    @classmethod
+    def of(cls, agent: Agent, lease: str = "") -> Joined:
+        """Return the description of an agent that has joined its job."""
+        return cls(
+            lease,
+            agent.member.rank,
+            [member for _, member in sorted(agent.members.items())],
+            GroupDescription.of(agent.world),
+        )

@@ -15,7 +15,7 @@ from typing import Any
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.job_membership import GrowthRole
+from rankmesh_agent.job_membership import JoinTerms
 from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.credentials import Grant
@@ -25,18 +25,31 @@ from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerm
 _log = logging.getLogger("rankmesh")
 
 
-class _ActiveLease:
-    """A lease, and the Agent that joined a job for it."""
+class ActiveLease:
+    """A lease, and the Agent that joins a job for it.
 
-    def __init__(self, wanted: LeaseTerms, lease_id: str) -> None:
-        self.lease = Lease(lease_id, wanted.job, wanted.rank, wanted.world_size, wanted.holder)
-        self.instance = secrets.token_hex(16)
-        self.join_deadline = Deadline(wanted.timeout)
-        self.idle_seconds = wanted.idle
-        self.last_used = time.monotonic()
+    Args:
+        terms: of the lease.
+        on_end: called with the reason when the lease has ended.
+
+    Attributes:
+        lease: the lease; nobody chooses its id, so nobody can name another's.
+        joining: the Agent, done when the job's world is complete or the join has failed: with a LeaseEndedError if the
+            lease was released meanwhile, or a DistNetworkError, as of Agent.
+        agent: the Agent while it is in the job.
+        end_reason: why the lease is being ended, or was; None while it lasts.
+    """
+
+    def __init__(self, terms: LeaseTerms, on_end: Callable[[str], None]) -> None:
+        self.lease = Lease(secrets.token_hex(16), terms.job, terms.rank, terms.world_size, terms.holder)
+        self.joining: Future[Agent] = Future()
         self.agent: Agent | None = None
         self.end_reason: str | None = None
-        """None while the lease lasts."""
+        self.on_end = on_end
+        self.instance = secrets.token_hex(16)
+        self.join_deadline = Deadline(terms.timeout)
+        self.idle_seconds = terms.idle
+        self.last_used = time.monotonic()
         self.failure_logged = False
 
 
@@ -50,7 +63,6 @@ class LeaseManager:
         host: address to listen on for peers.
         http: the HTTP server, which outlives the leases.
         on_change: called when the agent is leased, has joined, or is free again.
-        on_end: called with the id of a lease that has ended, and the reason.
     """
 
     def __init__(
@@ -62,7 +74,6 @@ class LeaseManager:
         host: str,
         http: HttpServer,
         on_change: Callable[[], None],
-        on_end: Callable[[str, str], None],
     ) -> None:
         self._name = name
         self._settings = settings
@@ -70,11 +81,8 @@ class LeaseManager:
         self._host = host
         self._http = http
         self._on_change = on_change
-        self._on_end = on_end
         self._lock = threading.Lock()
-        self._active: _ActiveLease | None = None
-        self._last: _ActiveLease | None = None
-        """The lease that ended last; calls of its client may still end."""
+        self._active: ActiveLease | None = None
         self._closed = False
 
     @property
@@ -89,20 +97,8 @@ class LeaseManager:
         active = self._active
         return active.agent if active is not None else None
 
-    def require_agent(self) -> Agent:
-        """Return the Agent that has joined a job, and restart the lease's idle time.
-
-        Raises:
-            NotLeasedError: there is none.
-        """
-        agent = self.agent
-        if agent is None:
-            raise self._not_leased()
-        self._touch()
-        return agent
-
-    def confined(self, grant: Grant) -> Agent:
-        """Return the Agent that has joined the job of a credential, and restart the lease's idle time.
+    def current(self, grant: Grant | None = None) -> Agent:
+        """Return the Agent that has joined a job, as a credential permits, and restart the lease's idle time.
 
         Raises:
             NotLeasedError: there is none.
@@ -110,12 +106,12 @@ class LeaseManager:
         """
         with self._lock:
             active = self._active
-            agent = None if active is None else active.agent
-            if active is None or agent is None:
+            if active is None or active.agent is None:
                 raise self._not_leased()
-            grant.require_lease(active.lease.job, active.lease.id)
-        self._touch()
-        return agent
+            if grant is not None:
+                grant.require_lease(active.lease.job, active.lease.id)
+            active.last_used = time.monotonic()
+            return active.agent
 
     def state(self) -> LeaseState:
         """Return the lease, and whether it has joined its job.
@@ -129,47 +125,44 @@ class LeaseManager:
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
     def acquire(
-        self, wanted: LeaseTerms, lease_id: str = "", *, join_seconds: float | None = None
-    ) -> tuple[Lease, Future[Agent]]:
+        self,
+        terms: LeaseTerms,
+        *,
+        join_seconds: float | None = None,
+        on_end: Callable[[str], None] = lambda reason: None,
+    ) -> ActiveLease:
         """Lease the agent, and have it join the job in a thread of its own.
 
         Args:
-            wanted: job, rank and holder.
-            lease_id: random name of the lease; a new one if empty.
-            join_seconds: seconds the join may take; those of ``wanted`` if left out.
-
-        Returns:
-            The lease, and a future of the Agent, done when the job's world is complete or the join has failed: with a
-            LeaseEndedError if the lease was released meanwhile, or a DistNetworkError, as of Agent.
+            terms: job, rank and holder.
+            join_seconds: seconds the join may take; those of ``terms`` if left out.
+            on_end: see ActiveLease.
 
         Raises:
             AgentTakenError: the agent is leased already.
         """
-        active = self._reserve(wanted, lease_id)
+        active = self._reserve(ActiveLease(terms, on_end))
         if join_seconds is not None:
             active.join_deadline.restart(join_seconds)
-        future: Future[Agent] = Future()
 
         def join() -> None:
             try:
-                future.set_result(self._join(active, wanted))
+                active.joining.set_result(self._join(active, terms))
             except BaseException as error:
-                future.set_exception(error)
+                active.joining.set_exception(error)
 
         threading.Thread(target=join, name="rankmesh-lease", daemon=True).start()
-        return active.lease, future
+        return active
 
-    def grow(self, lease_id: str, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
+    def grow(self, active: ActiveLease, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
         """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow.
 
         Raises:
             LeaseEndedError: the lease has ended, perhaps meanwhile.
             DistNetworkError: the join failed, as of Agent.grow.
         """
-        with self._lock:
-            active = self._active
-            agent = active.agent if active is not None else None
-        if active is None or agent is None or active.lease.id != lease_id:
+        agent = active.agent
+        if agent is None:
             raise self._ended("it was released")
         larger = agent.grow(world_size, seconds, check)
         try:
@@ -225,17 +218,10 @@ class LeaseManager:
                 return
             agent = active.agent
         if agent is not None and any(group.inflight for group in agent.groups()):
-            self._touch()
+            active.last_used = time.monotonic()
             return
         _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
         self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
-
-    def end_reason(self, lease_id: str) -> str:
-        """Return why a lease is being ended, or was, if it was the last one; empty if it is not."""
-        for active in (self._active, self._last):
-            if active is not None and active.lease.id == lease_id:
-                return active.end_reason or ""
-        return ""
 
     def log_failure(self) -> None:
         """Log the first failure of the leased agent's job, once."""
@@ -252,14 +238,13 @@ class LeaseManager:
             self.release(active.lease.id, reason)
         return not closed
 
-    def _reserve(self, wanted: LeaseTerms, lease_id: str) -> _ActiveLease:
-        active = _ActiveLease(wanted, lease_id or secrets.token_hex(16))
+    def _reserve(self, active: ActiveLease) -> ActiveLease:
         with self._lock:
             if self._closed:
                 raise AgentTakenError(f"agent {self._name!r} is about to end; ask the gateway for another")
             if self._active is not None:
                 held = self._active.lease
-                hidden = self._settings.token and held.job != wanted.job
+                hidden = self._settings.token and held.job != active.lease.job
                 holder = "by another job" if hidden else _holder(held)
                 raise AgentTakenError(f"agent {self._name!r} is taken, {holder}; ask the gateway for another")
             self._active = active
@@ -267,20 +252,18 @@ class LeaseManager:
         self._on_change()
         return active
 
-    def _join(self, active: _ActiveLease, wanted: LeaseTerms) -> Agent:
+    def _join(self, active: ActiveLease, wanted: LeaseTerms) -> Agent:
         try:
-            agent = Agent(
-                replace(self._settings, job=wanted.job),
-                self._find_gateway,
-                rank=wanted.rank,
-                world_size=wanted.world_size,
-                host=self._host,
-                timeout=wanted.timeout,
-                http=self._http,
-                join_deadline=active.join_deadline,
-                instance=active.instance,
-                growth=GrowthRole(awaits=wanted.awaits_growth),
+            terms = JoinTerms(
+                wanted.rank,
+                wanted.world_size,
+                wanted.timeout,
+                active.join_deadline,
+                active.instance,
+                awaits_growth=wanted.awaits_growth,
             )
+            settings = replace(self._settings, job=wanted.job)
+            agent = Agent(settings, self._find_gateway, terms, host=self._host, http=self._http)
         except BaseException as error:
             if active.end_reason is None:
                 _log.warning("%s of job %r has not joined: %s", _rank(active.lease), wanted.job, error)
@@ -300,7 +283,7 @@ class LeaseManager:
         self._on_change()
         return agent
 
-    def _cancel_join(self, active: _ActiveLease, reason: str) -> None:
+    def _cancel_join(self, active: ActiveLease, reason: str) -> None:
         """Have the gateway answer the join request that it holds; the join's deadline has passed by then."""
         client = GatewayClient(self._find_gateway, replace(self._settings, job=active.lease.job).job_token)
         with contextlib.suppress(Exception):
@@ -308,35 +291,30 @@ class LeaseManager:
             client.leave(Leave(active.lease.job, ANY_EPOCH, active.lease.rank, active.instance, reason))
         client.close()
 
-    def _end(self, active: _ActiveLease, agent: Agent, reason: str, **how: Any) -> None:
+    def _end(self, active: ActiveLease, agent: Agent, reason: str, **how: Any) -> None:
         self._log_failure(active)
         try:
             agent.close(reason, **how)
         finally:
             self._free(active)
 
-    def _free(self, active: _ActiveLease) -> None:
+    def _free(self, active: ActiveLease) -> None:
         with self._lock:
             if self._active is active:
-                self._active, self._last = None, active
+                self._active = None
                 active.agent = None
         reason = f": {active.end_reason}" if active.end_reason else ""
         _log.info("the lease of agent %r %s has ended%s", self._name, _holder(active.lease), reason)
-        self._on_end(active.lease.id, active.end_reason or "it ended")
+        active.on_end(active.end_reason or "it ended")
         self._on_change()
 
-    def _log_failure(self, active: _ActiveLease) -> None:
+    def _log_failure(self, active: ActiveLease) -> None:
         failure = active.agent.first_failure if active.agent is not None else None
         with self._lock:
             if failure is None or active.failure_logged:
                 return
             active.failure_logged = True
         _log.warning("rank %d of job %r: %s", active.lease.rank, active.lease.job, failure)
-
-    def _touch(self) -> None:
-        active = self._active
-        if active is not None:
-            active.last_used = time.monotonic()
 
     def _ended(self, reason: str) -> LeaseEndedError:
         return LeaseEndedError(f"the lease of agent {self._name!r} has ended: {reason}")

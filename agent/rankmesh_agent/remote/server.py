@@ -1,7 +1,6 @@
-"""Server of attached processes: accepts their streams, at a unix socket and through the HTTP port of the agent.
+"""Server of attached processes: their streams, which come by a unix socket and through the HTTP port of the agent.
 
-Each stream has a thread, which sleeps in a system call most of the time: a call is made in the thread that received
-it, without a hand-off. The stream that acquires the agent is the lease.
+A call is made in the thread of the stream that has brought it. The stream that acquires the agent is the lease.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
@@ -21,21 +21,27 @@ from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.net.peer_credentials import admit_peer
 from rankmesh_agent.net.sockets import break_when_peer_vanishes
-from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
+from rankmesh_agent.net.stream_threads import StreamThreads
 from rankmesh_agent.remote.address import listen, socket_path
-from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.lease_stream import LeaseStream, refuse
+from rankmesh_agent.remote.calls import REQUESTS
+from rankmesh_agent.remote.codec import decode, encode, error_data
 from rankmesh_agent.remote.leases import LeaseManager
+from rankmesh_agent.remote.requests import Acquire, Release
+from rankmesh_agent.remote.session import Session
+from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Attachment, Request, Response
+from rankmesh_agent.wire.attach_frames import Attachment, Kind
 from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
-from rankmesh_agent.wire.errors import DistNetworkError, ForbiddenJobError, LeaseEndedError
+from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError, ProtocolError
 from rankmesh_agent.wire.hello import Service
 
-GREETING_SECONDS = 10.0
+_GREETING_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
-MAX_STREAMS = 512
+_MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
+_MAX_REASON = 500
+"""Characters of a reason."""
 _STOP_SECONDS = 5.0
 _ACCEPT_RETRY_SECONDS = 0.05
 _FULL_SECONDS = 0.001
@@ -60,11 +66,11 @@ class SessionServer:
         self._shm_dir = shm_dir
         self._path = socket_path(shm_dir, agent_id)
         self._tls = tls_settings()
-        self._lock = threading.Lock()
+        self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "an attached process")
         self._limit = ConnectionLimit("attached processes that have sent no credential")
-        self._streams: dict[FramedStream, threading.Thread] = {}
-        self._authenticated: set[FramedStream] = set()
-        self._lease_streams: dict[str, LeaseStream] = {}
+        self._places = threading.BoundedSemaphore(_MAX_STREAMS)
+        self._sessions: dict[str, Session] = {}
+        """By their leases' ids."""
         self._closed = False
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -89,31 +95,21 @@ class SessionServer:
             admission.end()
             sock.close()
         else:
-            self._admit(sock, admission)
+            self._streams.start(sock, admission)
 
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
-        with self._lock:
-            self._closed = True
-            listener, self._listener = self._listener, None
-            streams = dict(self._streams)
+        self._closed = True
+        listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-        for stream in streams:
-            stream.shutdown()
-        for thread in [*streams.values(), *([self._thread] if self._thread is not None else [])]:
-            if thread is not threading.current_thread():
-                thread.join(_STOP_SECONDS)
-
-    def end_lease(self, lease: str, reason: str) -> None:
-        """Close the streams of a lease that has ended: its process learns of it, and why, if it did not end it."""
-        held = self._lease_streams.get(lease)
-        if held is not None:
-            held.end(reason)
+        self._streams.close()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -131,79 +127,32 @@ class SessionServer:
                 continue
             try:
                 if admit_peer(sock, self._credentials):
-                    self._admit(close_in_children(sock), self._limit.admit(sock))
+                    self._streams.start(close_in_children(sock), self._limit.admit(sock))
                     continue
             except Exception as error:
                 log_failure("an attached process is not served", error)
             sock.close()
 
-    def _admit(self, sock: socket.socket, admission: Admission) -> None:
-        try:
-            stream = FramedStream(sock)
-        except OSError:
-            admission.end()
-            sock.close()
-            return
-        thread = threading.Thread(target=self._serve, args=(stream, admission), name="rankmesh-attached", daemon=True)
-        with self._lock:
-            if not self._closed:
-                try:
-                    thread.start()
-                except RuntimeError as error:  # the system has no more threads
-                    log_failure("an attached process is not served", error)
-                else:
-                    self._streams[stream] = thread
-                    return
-        admission.end()
-        stream.close()
-
-    def _serve(self, stream: FramedStream, admission: Admission) -> None:
+    def _serve(self, stream: AgentStream, admission: Admission) -> None:
         try:
             size = attach_frames.ATTACHMENT_BYTES
             handshake = accept(stream.sock, Service.ATTACH, self._accepted, size, self._credentials, self._tls)
-            attachment = Attachment.decode(stream.greet(handshake, GREETING_SECONDS).attachment)
+            attachment = Attachment.decode(stream.greet(handshake, _GREETING_SECONDS).attachment)
             admission.end()
-            if not self._has_room(stream):
-                _log.warning("an attached process was refused: there are %d connections already", MAX_STREAMS)
+            if not self._places.acquire(blocking=False):
+                _log.warning("an attached process was refused: there are %d connections already", _MAX_STREAMS)
                 return
-            frame = stream.receive(Deadline(GREETING_SECONDS))
-            if attachment.agent != self._agent_id:
-                refuse(
-                    stream,
-                    DistNetworkError("this is another agent than the one that was offered; ask the gateway again"),
-                )
-                return
-            if frame.header.kind == Request.ACQUIRE and not attachment.lease:
-                document = attach_frames.decode_json(frame.document)
-                if job_digest(str(document.get("job", ""))) != attachment.job:
-                    refuse(stream, ForbiddenJobError("the credential given is that of another job than the lease's"))
-                    return
-                lease = LeaseStream(self._leases, stream, document)
-                self._lease_streams[lease.id] = lease
-                try:
-                    lease.serve()
-                finally:
-                    self._lease_streams.pop(lease.id, None)
-            elif frame.header.kind == Request.OPEN_STREAM and attachment.lease:
-                self._serve_calls(stream, attachment)
+            try:
+                if attachment.lease:
+                    self._serve_calls(stream, attachment)
+                else:
+                    self._serve_lease(stream, attachment)
+            finally:
+                self._places.release()
         except (StreamClosedError, StreamTimeoutError, DistNetworkError):
             pass  # a port scan, an old version, a wrong token, a client that died: it gets no other response
         except Exception:
             _log.exception("a connection of an attached process had to be closed")
-        finally:
-            admission.end()
-            stream.close()
-            with self._lock:
-                self._streams.pop(stream, None)
-                self._authenticated.discard(stream)
-
-    def _has_room(self, stream: FramedStream) -> bool:
-        """Return whether an authenticated stream may stay."""
-        with self._lock:
-            if len(self._authenticated) >= MAX_STREAMS:
-                return False
-            self._authenticated.add(stream)
-            return True
 
     def _accepted(self, attachment: bytes) -> str:
         """Return the credential that the client must have: its job's, or its lease's."""
@@ -211,12 +160,59 @@ class SessionServer:
         key = self._credentials.key_of_job(wanted.job)
         return lease_key(key, wanted.lease) if wanted.lease else key
 
-    def _serve_calls(self, stream: FramedStream, wanted: Attachment) -> None:
-        held = self._lease_streams.get(wanted.lease)
-        session = held.session if held is not None and job_digest(held.job) == wanted.job else None
-        if session is None:
-            refuse(stream, LeaseEndedError("the lease of the agent has ended"))
+    def _serve_lease(self, stream: AgentStream, attachment: Attachment) -> None:
+        request = decode(REQUESTS, stream.receive(Deadline(_GREETING_SECONDS)).document)
+        if not isinstance(request, Acquire):
             return
-        stream.send(attach_frames.encode(Response.OK))
-        with session.serving(stream):
-            CallStream(session, stream).serve()
+        try:
+            if attachment.agent != self._agent_id:
+                raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
+            if job_digest(request.terms.job) != attachment.job:
+                raise ForbiddenJobError("the credential given is that of another job than the lease's")
+            session = Session(self._leases, stream, request.terms, request.joining)
+        except DistError as error:
+            stream.send(attach_frames.encode(Kind.ERROR, encode(error_data(error))))
+            return
+        lease = session.active.lease
+        reason = f"its process ({lease.holder}) ended without a goodbye"
+        how: dict[str, Any] = {"failed": True}
+        self._sessions[lease.id] = session
+        session.await_join()
+        try:
+            release = decode(REQUESTS, stream.receive(None).document)
+            if not isinstance(release, Release):
+                raise ProtocolError(f"an attached process sent a {type(release).__name__} over its lease's connection")
+            reason = release.reason[:_MAX_REASON]
+            how = {"raised": release.raised, "exit_text": release.exit_text[:_MAX_REASON]}
+        except (StreamClosedError, StreamTimeoutError):
+            pass
+        finally:
+            session.release(reason, **how)
+            del self._sessions[lease.id]
+        session.respond(Kind.OK)
+
+    def _serve_calls(self, stream: AgentStream, attachment: Attachment) -> None:
+        session = self._sessions.get(attachment.lease)
+        if session is not None and attachment[:2] == (self._agent_id, job_digest(session.active.lease.job)):
+            with session.serving(stream):
+                serve_calls(session, stream)
+
+
+def serve_calls(session: Session, stream: AgentStream) -> None:
+    """Execute the requests of a stream until it ends."""
+    while True:
+        try:
+            frame = stream.receive_request()
+            try:
+                result = decode(REQUESTS, frame.document).execute(session, stream)
+                kind, document = Kind.OK, b"" if result is None else encode(result)
+            except (StreamClosedError, StreamTimeoutError, ProtocolError):
+                raise
+            except Exception as error:
+                kind, document = Kind.ERROR, encode(error_data(session.ended() or error))
+            stream.respond(kind, document)
+        except (StreamClosedError, StreamTimeoutError):
+            return
+        except ProtocolError as error:
+            _log.warning("an attached process violates the protocol: %s", error.message)
+            return

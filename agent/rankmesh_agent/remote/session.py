@@ -1,28 +1,25 @@
-"""Session of an attached process at its agent: its groups, messages and store, and the requests whose form is JSON."""
+"""Session of an attached process at its agent: the lease, and what the requests of its streams use."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from rankmesh_agent.agent import Agent
-from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.messages import PendingMessage
-from rankmesh_agent.group.options import Options
-from rankmesh_agent.net.stream import Frame, FramedStream, StreamClosedError
-from rankmesh_agent.remote.codec import describe_group, error_from_json, error_to_json, key_from_json
-from rankmesh_agent.store.client import StoreClient
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
+from rankmesh_agent.remote.codec import Joined, encode, error_data
+from rankmesh_agent.remote.leases import LeaseManager
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistBackendError, DistError, GroupAbortedError, ProtocolError
-from rankmesh_agent.wire.goodbye import Goodbye
-
-Json = dict[str, Any]
+from rankmesh_agent.wire.attach_frames import Kind
+from rankmesh_agent.wire.errors import DistBackendError, GroupAbortedError, LeaseEndedError
+from rankmesh_agent.wire.schemas import LeaseTerms
 
 
 class HeldMessage(NamedTuple):
@@ -40,75 +37,134 @@ class HeldMessage(NamedTuple):
 
 
 class Session:
-    """The agent's side of a lease.
+    """An attached process at its agent, which joins the process's job.
 
     Args:
-        agent: has joined the job.
-        grow: has the agent join the epoch of a larger world, see LeaseManager.
-        ended: returns the error of calls after the agent has ended the lease; None if it has not.
+        leases: of the agent.
+        stream: of the process; it is the lease.
+        terms: of the lease.
+        join_seconds: seconds that the join may take.
 
     Attributes:
-        messages: the messages in progress, by the client's numbers.
+        active: the lease.
+        agent: the agent once it has joined the job.
+        groups: the process's groups, by their ids.
+        messages: its messages in progress, by its own numbers.
+        lost: errors of the ranks that have failed since it has asked for them.
+
+    Raises:
+        AgentTakenError: the agent is leased already.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        grow: Callable[[int, float, Callable[[], None]], Agent],
-        ended: Callable[[], DistError | None] = lambda: None,
-    ) -> None:
-        self.ended = ended
-        self._agent = agent
-        self._grow = grow
-        self._lost: deque[DistBackendError] = deque()
-        agent.watch_failures(self._lost.append)
-        self._lock = threading.Lock()
-        self._groups: dict[int, LocalCommunicator] = {agent.world.id: agent.world}
-        self.messages: dict[int, HeldMessage] = {}
-        self._streams: set[FramedStream] = set()
-        self._closed = False
+    agent: Agent
+    groups: dict[int, LocalCommunicator]
+    messages: dict[int, HeldMessage]
 
-    @contextmanager
+    def __init__(self, leases: LeaseManager, stream: FramedStream, terms: LeaseTerms, join_seconds: float) -> None:
+        self.lost: deque[DistBackendError] = deque()
+        self._leases = leases
+        self._stream = stream
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._streams: set[FramedStream] | None = None
+        """The streams for calls; None while there may be none: before the join, and after the end."""
+        self._released = False
+        # The join takes as long as it takes; meanwhile, the server detects the end of the process.
+        self.active = leases.acquire(terms, join_seconds=join_seconds, on_end=self._on_end)
+
+    def await_join(self) -> None:
+        """Have the process get the response to its lease request when the join is over."""
+        self.active.joining.add_done_callback(self._on_joined)
+
+    def release(self, reason: str, **how: Any) -> None:
+        """End the lease and the streams, for the process; see LeaseManager.release."""
+        self._released = True
+        self._leases.release(self.active.lease.id, reason, **how)
+        self._close()
+        wait([self.active.joining])
+
+    def respond(self, kind: Kind, document: bytes = b"") -> None:
+        """Send a response on the lease's stream; nothing if the process is gone."""
+        with self._send_lock, contextlib.suppress(StreamClosedError, StreamTimeoutError):
+            self._stream.send(attach_frames.encode(kind, document))
+
+    def ended(self) -> LeaseEndedError | None:
+        """Return the error of calls after the agent, and not the process, has ended the lease."""
+        reason = "" if self._released else self.active.end_reason
+        return LeaseEndedError(reason) if reason else None
+
+    @contextlib.contextmanager
     def serving(self, stream: FramedStream) -> Iterator[None]:
-        """Have ``close`` end a stream that is being served.
+        """Have the end of the session end a stream that is being served.
 
         Raises:
-            StreamClosedError: the session is closed already.
+            StreamClosedError: the process is not in the job, or not any more.
         """
         with self._lock:
-            if self._closed:
+            if self._streams is None:
                 raise StreamClosedError("the lease has ended")
             self._streams.add(stream)
         try:
             yield
         finally:
             with self._lock:
-                self._streams.discard(stream)
+                if self._streams is not None:
+                    self._streams.discard(stream)
 
-    def close(self) -> None:
-        """End the streams: their threads end with the calls in progress."""
+    def _on_joined(self, joining: Future[Agent]) -> None:
+        error = joining.exception()
+        if error is not None:
+            self.respond(Kind.ERROR, encode(error_data(error)))
+            self._stream.shutdown()
+            return
+        self.enter(joining.result())
         with self._lock:
-            self._closed = True
-            streams = list(self._streams)
+            self._streams = set()
+        if self._released:
+            self._close()
+        self.respond(Kind.OK, encode(Joined.of(self.agent, self.active.lease.id)))
+
+    def _on_end(self, reason: str) -> None:
+        if self._close() and not self._released:
+            self.respond(Kind.ERROR, encode(error_data(LeaseEndedError(reason))))
+            self._stream.shutdown()
+
+    def _close(self) -> bool:
+        """End the streams: their threads end with the calls in progress. Return whether that is new."""
+        with self._lock:
+            streams, self._streams = self._streams, None
+        if streams is None:
+            return False
         for stream in streams:
             stream.shutdown()
+        return True
 
-    def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
+    # For the requests
+
+    def enter(self, agent: Agent) -> None:
+        """Enter the epoch that the agent has joined."""
+        agent.watch_failures(self.lost.append)
+        self.agent = agent
+        self.groups, self.messages = {agent.world.id: agent.world}, {}
+
+    def grow(self, world_size: int, seconds: float, check: Callable[[], None]) -> None:
         """Have the agent join the epoch of a larger world; the groups and messages before end. See Agent.grow."""
-        agent = self._grow(world_size, seconds, check)
-        agent.watch_failures(self._lost.append)
-        self._groups = {agent.world.id: agent.world}
-        self.messages.clear()
-        self._agent = agent
-        return agent
-
-    # State, for the streams
+        self.enter(self._leases.grow(self.active, world_size, seconds, check))
 
     def group(self, number: int) -> LocalCommunicator:
         """Return a group by its id."""
-        group = self._groups.get(number)
+        group = self.groups.get(number)
         if group is None:
             raise GroupAbortedError("the agent has no such group any more: it has been destroyed, or the lease ended")
+        return group
+
+    def drop(self, number: int) -> LocalCommunicator:
+        """Return a group by its id, and forget it and its messages."""
+        group = self.group(number)
+        del self.groups[number]
+        for key, held in self.messages.copy().items():
+            if held.group is group:
+                self.messages.pop(key, None)
         return group
 
     def message(self, number: int) -> HeldMessage:
@@ -117,138 +173,3 @@ class Session:
         if held is None:
             raise GroupAbortedError("the agent does not know the message any more: its group has been destroyed")
         return held
-
-    @property
-    def store(self) -> StoreClient:
-        """The job's store."""
-        return self._agent.store
-
-    def execute(self, frame: Frame) -> bytes:
-        """Execute a request whose form is JSON; return the document of the response.
-
-        Raises:
-            ProtocolError: there is no such request.
-        """
-        request = _REQUESTS.get(frame.header.kind)
-        if request is None:
-            raise ProtocolError(f"an attached process sent an unknown request, {frame.header.kind}")
-        response = request(self, attach_frames.decode_json(frame.document))
-        return b"" if response is None else attach_frames.encode_json(response)
-
-    # Requests: each takes the request's document and returns the response's
-
-    def abort(self, document: Json) -> Json:
-        """End a group because of an error at the client, or the groups that are being made; return the failure."""
-        error = error_from_json(document["error"], at_agent=True)
-        if "group" not in document:
-            self._agent.group_registry.abort_pending(error)
-            return {}
-        state = self._group_in(document).state
-        state.abort(error)
-        return {} if state.failure is None else error_to_json(state.failure)
-
-    def cancel(self, document: Json) -> None:
-        """Abandon messages that no thread of the client waits for any more."""
-        error = error_from_json(document["error"], at_agent=True)
-        for number in document["messages"]:
-            held = self.messages.get(number)
-            if held is not None:
-                held.message.abandon(error)
-                if not document.get("waited"):
-                    self.messages.pop(number, None)
-
-    def lost_ranks(self, document: Json) -> Json:
-        """Return the errors of the ranks that have failed since the last such request."""
-        return {"lost": [error_to_json(self._lost.popleft()) for _ in range(len(self._lost))]}
-
-    def record_failure(self, document: Json) -> None:
-        """Record an error that ended the client's process."""
-        error = error_from_json(document["error"], at_agent=True)
-        if isinstance(error, DistError):
-            self._agent.record_failure(self._group_in(document), error)
-
-    def new_group(self, document: Json) -> Json:
-        """Make a group; return its description."""
-        ranks = [int(rank) for rank in document["ranks"]]
-        numbers = [int(rank) for rank in document.get("numbers", ranks)]
-        group = self._agent.new_group(ranks, float(document["timeout"]), numbers)
-        self._groups[group.id] = group
-        return describe_group(group)
-
-    def drop_group(self, document: Json) -> None:
-        """End a group at this rank."""
-        group = self._group_in(document)
-        del self._groups[group.id]
-        for number, held in self.messages.copy().items():
-            if held.group is group:
-                self.messages.pop(number, None)
-        how = None
-        if "reason" in document:
-            failure = error_from_json(document["failure"], at_agent=True) if "failure" in document else None
-            how = Goodbye(
-                str(document["reason"]),
-                failure=failure if isinstance(failure, DistError) else None,
-                ranks=tuple(int(rank) for rank in document.get("named", ())),
-            )
-        self._agent.drop_group(group, how)
-
-    def set_global_ranks(self, document: Json) -> None:
-        """Change the ranks by which errors name the members; those of the world, if it has shrunk to this group."""
-        if document.get("world"):
-            self._agent.set_world(self._group_in(document))
-        else:
-            self._group_in(document).set_global_ranks(tuple(int(number) for number in document["numbers"]))
-
-    def set_timeout(self, document: Json) -> None:
-        """Change the default timeout of a group's calls."""
-        self._group_in(document).set_timeout(float(document["timeout"]))
-
-    def failure(self, document: Json) -> Json:
-        """Return the first failure of a group, of all, or that names one of some ranks; nothing if there is none."""
-        failure: DistError | None = self.ended()
-        if failure is None and "group" in document:
-            failure = self._group_in(document).failure
-        elif failure is None and "naming" in document:
-            failure = self._agent.failure_naming([int(rank) for rank in document["naming"]])
-        elif failure is None:
-            failure = self._agent.first_failure
-        return {} if failure is None else error_to_json(failure)
-
-    def verify(self, document: Json) -> None:
-        """Compare the members' calls of an engine at the client, which executes them then.
-
-        Raises:
-            CollectiveMismatchError: they made different calls.
-        """
-        group, details = self._group_in(document), str(document["details"])
-        if not isinstance(group.queue.backend, CustomBackend):
-            group.use_custom_backend(str(document["engine"]), object())  # an HTTP client can make no call of it
-        plan = group.queue.plan(key_from_json(document["call"]), lambda *_: None)
-        group.queue.execute(plan, ((),), Options(float(document["seconds"]), details=lambda: details))
-
-    def failed_ranks(self, document: Json) -> Json:
-        """Return the other ranks that the first failure names."""
-        return {"ranks": self._agent.failed_ranks}
-
-    def num_waiting(self, document: Json) -> Json:
-        """Return how many processes wait for the world to grow."""
-        return {"count": self._agent.num_waiting(float(document["seconds"]))}
-
-    def _group_in(self, document: Json) -> LocalCommunicator:
-        return self.group(int(document["group"]))
-
-
-_REQUESTS: dict[int, Callable[[Session, Json], Json | None]] = {
-    Request.ABORT: Session.abort,
-    Request.CANCEL: Session.cancel,
-    Request.LOST_RANKS: Session.lost_ranks,
-    Request.RECORD_FAILURE: Session.record_failure,
-    Request.NEW_GROUP: Session.new_group,
-    Request.DROP_GROUP: Session.drop_group,
-    Request.SET_GLOBAL_RANKS: Session.set_global_ranks,
-    Request.SET_TIMEOUT: Session.set_timeout,
-    Request.FAILURE: Session.failure,
-    Request.FAILED_RANKS: Session.failed_ranks,
-    Request.VERIFY: Session.verify,
-    Request.NUM_WAITING: Session.num_waiting,
-}

@@ -13,14 +13,16 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh_agent.net.stream import FramedStream
+from rankmesh_agent.collectives.link import Array, as_bytes
+from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError
 from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import STAGED, Request
+from rankmesh_agent.wire.attach_frames import STAGED, Header, Kind
 from rankmesh_agent.wire.errors import ProtocolError
 
 if sys.platform == "linux":
@@ -98,11 +100,11 @@ class StagedStream(FramedStream):
         self._staging: Mapping | None = None
         self._staged = False
 
-    def send_request(self, kind: Request, document: bytes, flags: int, up: Sequence[memoryview], room: int) -> None:
+    def send_request(self, document: bytes, up: Sequence[memoryview], room: int) -> None:
         """Send a request and its arrays.
 
         Args:
-            kind, document, flags: of the request.
+            document: of the request.
             up: its arrays.
             room: bytes of arrays that the response may have behind those of the request.
         """
@@ -110,38 +112,37 @@ class StagedStream(FramedStream):
         descriptors = self._reserve(nbytes + room)
         staging = self._staging if self._staged else None
         if staging is None:
-            self.send(attach_frames.encode(kind, document, nbytes, flags), up)
+            self.send(attach_frames.encode(Kind.REQUEST, document, nbytes), up)
             return
         begin = 0
         for view in up:
             staging.bytes[begin : begin + len(view)] = np.frombuffer(view, np.uint8)
             begin += len(view)
         try:
-            self.send(attach_frames.encode(kind, document, nbytes, flags | STAGED), (), descriptors)
+            self.send(attach_frames.encode(Kind.REQUEST, document, nbytes, STAGED), (), descriptors)
         finally:
             if descriptors:
                 staging.release()
 
-    def receive_arrays(self, nbytes: int, down: Sequence[memoryview], begin: int) -> None:
-        """Receive the arrays of a response.
+    def receive_arrays(self, response: Header, down: Sequence[memoryview], begin: int) -> None:
+        """Receive the arrays of a response, if it has any.
 
         Args:
-            nbytes: their bytes in the stream.
+            response: its header.
             down: memory for them.
             begin: their offset in the staging buffer.
 
         Raises:
             ProtocolError: the agent has sent another number of bytes.
         """
-        if nbytes != (0 if self._staged else sum(map(len, down))):
-            raise ProtocolError(f"the agent sent an unexpected payload of {nbytes} bytes")
-        if not self._staged:
+        if response.flags & STAGED and self._staging is not None:
+            for view in down:
+                np.frombuffer(view, np.uint8)[:] = self._staging.bytes[begin : begin + len(view)]
+                begin += len(view)
+        elif response.payload:
+            if response.payload != sum(map(len, down)):
+                raise ProtocolError(f"the agent sent an unexpected payload of {response.payload} bytes")
             self.receive_into(down)
-            return
-        assert self._staging is not None
-        for view in down:
-            np.frombuffer(view, np.uint8)[:] = self._staging.bytes[begin : begin + len(view)]
-            begin += len(view)
 
     def end_request(self, *, failed: bool) -> None:
         """Drop a buffer that is too large to be kept, or that a failed call may still write to."""
@@ -165,3 +166,112 @@ class StagedStream(FramedStream):
             return [self._staging.descriptor]
         self._staged = False
         return []
+
+
+class AgentStream(FramedStream):
+    """An agent's end of a stream for calls: the arrays of the request that it has brought last.
+
+    Args:
+        sock: connected; this object closes it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._in, self._out = ReusableBuffer(MAX_KEPT_BYTES), ReusableBuffer(MAX_KEPT_BYTES)
+        self._staging: Mapping | None = None
+        self._request: Header
+        self._returned: Sequence[memoryview] = ()
+
+    def receive_request(self) -> Frame:
+        """Return the next request.
+
+        Raises:
+            StreamClosedError: the connection has ended.
+            ProtocolError: the data is not a frame, or the buffer that comes with it cannot be one.
+        """
+        frame = self.receive(None, descriptors=True)
+        if frame.descriptors:
+            self._staging = map_received(frame.descriptors)
+        self._request, self._returned = frame.header, ()
+        return frame
+
+    def respond(self, kind: Kind, document: bytes) -> None:
+        """Respond to the request, with the arrays that it returns if the response is OK."""
+        returned = self._returned if kind is Kind.OK else ()
+        staged = self._request.flags & STAGED
+        if staged and self._staging is not None and not is_kept(self._staging):
+            self._staging = None
+        if staged and returned:
+            self.send(attach_frames.encode(kind, document, 0, STAGED))
+        else:
+            self.send(attach_frames.encode(kind, document, sum(map(len, returned))), returned)
+
+    def raise_if_closed(self) -> None:
+        """Raise StreamClosedError if the process has closed the connection."""
+        if self.peer_closed():
+            raise StreamClosedError("the client does not wait for the response any more")
+
+    def take_arrays(
+        self, dtype: np.dtype[Any], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the arrays that the request brings, and those that it has the agent fill, given their lengths.
+
+        Raises:
+            ProtocolError: the request has brought another number of bytes, or the arrays are too large.
+        """
+        sent, filled = self._sizes(sum(inputs) * dtype.itemsize, sum(outputs) * dtype.itemsize)
+        if self._request.flags & STAGED:
+            memory = self._staged(sent + filled)
+            source, target = memory[:sent], memory[sent:]
+        else:
+            source, target = self._in.receive(self, sent), self._out.take(filled)
+        return _split(source, dtype, inputs), _split(target, dtype, outputs)
+
+    def take_message(self, dtype: np.dtype[Any], count: int, *, sent: bool) -> Array:
+        """Return the array of a message, sent or to be received, in memory of its own: the message may outlast the
+        request.
+
+        Raises:
+            ProtocolError: see take_arrays.
+        """
+        nbytes = count * dtype.itemsize
+        self._sizes(nbytes if sent else 0, 0 if sent else nbytes)
+        if self._request.flags & STAGED:
+            staged = self._staged(nbytes)
+            return (staged.copy() if sent else np.empty(nbytes, np.uint8)).view(dtype)
+        return (ReusableBuffer(0).receive(self, nbytes) if sent else np.empty(nbytes, np.uint8)).view(dtype)
+
+    def return_arrays(self, arrays: Sequence[Array]) -> None:
+        """Have the response return arrays of ``take_arrays``."""
+        self._returned = [as_bytes(array) for array in arrays]
+
+    def return_message(self, array: Array) -> None:
+        """Have the response return the array of ``take_message``."""
+        self._returned = [as_bytes(array)]
+        if self._request.flags & STAGED:
+            self._staged(array.nbytes)[:] = array.view(np.uint8)
+
+    def _sizes(self, sent: int, filled: int) -> tuple[int, int]:
+        """Return the bytes of the arrays of a request, if they agree with the frame."""
+        if sent != self._request.payload or filled > attach_frames.MAX_PAYLOAD:
+            raise ProtocolError(
+                f"an attached process sent {self._request.payload} bytes for a call that reads arrays of {sent} bytes "
+                f"and fills arrays of {filled} bytes"
+            )
+        return sent, filled
+
+    def _staged(self, nbytes: int) -> Memory:
+        """Return the start of the staging buffer."""
+        if self._staging is None or nbytes > self._staging.bytes.size:
+            raise ProtocolError(f"an attached process has no buffer for the {nbytes} bytes of its call's arrays")
+        return self._staging.bytes[:nbytes]
+
+
+def _split(memory: Array, dtype: np.dtype[Any], lengths: Sequence[int]) -> list[Array]:
+    """Return arrays of these lengths, one behind the other in memory."""
+    arrays, begin = [], 0
+    for length in lengths:
+        end = begin + length * dtype.itemsize
+        arrays.append(memory[begin:end].view(dtype))
+        begin = end
+    return arrays

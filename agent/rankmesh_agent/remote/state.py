@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.client import AgentClient
-from rankmesh_agent.remote.codec import error_from_json, error_to_json
-from rankmesh_agent.wire.attach_frames import Request
-from rankmesh_agent.wire.errors import DistError, without_traceback
+from rankmesh_agent.remote.codec import error_data
+from rankmesh_agent.remote.requests import Abort, Failure, Request
+from rankmesh_agent.wire.errors import without_traceback
 
 
 class RemoteGroupState(GroupState):
@@ -22,33 +23,34 @@ class RemoteGroupState(GroupState):
         group: id of the group.
         name: the group's name for people.
         ranks: the members, by group rank.
+
+    Attributes:
+        group: see above.
     """
 
     def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
         super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
+        self.group = group
         self._client = client
         self._agent_error: BaseException | None = None
+        """The error that the agent raised in the latest call: it has ended the group already, if it has to."""
 
-    def on_agent_error(self, error: BaseException) -> None:
-        """Record an error that the agent raised in a call: the agent has ended the group already, if it has to."""
+    def ask(self, request: Request[None], **arrays: Any) -> None:
+        """Have the agent execute a call of the group; see AgentClient.ask for its arrays."""
+        self._client.ask(request, self.deadline.seconds, on_error=self._on_agent_error, **arrays)
+
+    def _on_agent_error(self, error: BaseException) -> None:
         self._agent_error = error
 
     def abort(self, error: BaseException) -> None:
         """End the group because of an error in this process; the agent reports it to the members."""
         if self.failure is None:
             at_agent = error is self._agent_error
-            failure = self._client.failure(group=self._group) if at_agent else self._abort(error)
+            request = Failure(self.group) if at_agent else Abort(error_data(error), self.group)
+            with interrupts_deferred():
+                failure = self._client.failure(request)
             if failure is not None:
                 self.fail(without_traceback(failure))
-
-    def _abort(self, error: BaseException) -> DistError | None:
-        document = {"group": self._group, "error": error_to_json(error)}
-        try:
-            with interrupts_deferred():
-                failure = error_from_json(self._client.request_json(Request.ABORT, document))
-        except DistError as lost:
-            return lost
-        return failure if isinstance(failure, DistError) else None
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext. The agent checks the peers."""

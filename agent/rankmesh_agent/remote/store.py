@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 from rankmesh_agent.remote.client import AgentClient
+from rankmesh_agent.remote.requests import StoreCommand
 from rankmesh_agent.store import codec
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.store import Store, response_seconds
-from rankmesh_agent.wire.attach_frames import Request
 from rankmesh_agent.wire.errors import DistNetworkError, RankFailedError
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class SessionStore(Store):
             timeout = response_seconds(command)
         request = bytes(codec.encode_command(command, 1, timeout=timeout))
         try:
-            frame = self._client.request(Request.STORE, request, command.seconds + timeout)
+            result = self._client.ask(StoreCommand(request), command.seconds + timeout)
         except RankFailedError as error:
             raise DistNetworkError(error.message, address=error.address) from error
-        return codec.decode_result(command, frame.document)
+        return codec.decode_result(command, result)

@@ -95,21 +95,8 @@ def loads(text: bytes | bytearray | str) -> Any:
     Raises:
         ValueError: the text is not JSON, not UTF-8, or nested too deep for the parser; or a number is out of range.
     """
-    return _decode(_FINITE, text)
-
-
-def loads_with_infinity(text: bytes | bytearray | str) -> Any:
-    """Return the value of a JSON text as ``loads`` does; a number may also be Infinity, as timeouts are.
-
-    Raises:
-        ValueError: see ``loads``.
-    """
-    return _decode(_INFINITE, text)
-
-
-def _decode(decoder: json.JSONDecoder, text: bytes | bytearray | str) -> Any:
     try:
-        return decoder.decode(text if isinstance(text, str) else text.decode())
+        return _FINITE.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
         raise ValueError("the JSON is nested too deep") from None
 
@@ -137,12 +124,7 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _infinity_only(name: str) -> float:
-    return math.inf if name == "Infinity" else _refuse(name)
-
-
 _FINITE = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse)
-_INFINITE = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_infinity_only)
 _WHOLE = json.JSONDecoder(parse_float=_whole)
 
 

@@ -22,7 +22,6 @@ from rankmesh_agent.wire.schemas import (
     MembersRequest,
     RankGroupInfo,
     RankInfo,
-    RestartReply,
 )
 from rankmesh_gateway.schemas import GroupInFlight, JobInfo, RateSample, WaitingProcess
 from rankmesh_gateway.state.agent_pool import AgentPool
@@ -195,7 +194,7 @@ class Registry:
         """Record a heartbeat; a registry that does not know the rank, its epoch or its job adds them.
 
         Returns:
-            The ranks of the same job and epoch that have failed; a RestartReply if the job's nodes have changed.
+            The ranks of the same job and epoch that have failed; the reason to restart if the job's nodes have changed.
 
         Raises:
             InvalidRequestError: a value of the heartbeat is invalid.
@@ -219,7 +218,7 @@ class Registry:
             self._poll_if_due(now)
             change = self.launchers.change_after(beat.job, job.attempt if epoch is not None else job.attempt - 1, now)
             if change is not None:
-                return RestartReply([], restart=change.reason, lost_ranks=change.lost_ranks)
+                return HeartbeatReply([], restart=change.reason, lost_ranks=change.lost_ranks)
             failed, version = epoch.failed(beat.failed_version) if epoch is not None else ([], 0)
             return HeartbeatReply(
                 failed,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.missing import REPORT_SECONDS, LocalRankInfo, MissingRanks
+from rankmesh_agent.membership.missing import REPORT_SECONDS, MissingRanks
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError, UnauthenticatedServerError
@@ -56,17 +56,11 @@ def agent_for(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Age
         if attached is not None:
             return attached
     from rankmesh_agent.agent import Agent
-    from rankmesh_agent.job_membership import GrowthRole
+    from rankmesh_agent.job_membership import JoinTerms
 
-    return Agent(
-        settings,
-        rendezvous.find,
-        rank=rendezvous.rank,
-        world_size=rendezvous.world_size,
-        host=rendezvous.bind_host,
-        timeout=timeout,
-        growth=GrowthRole(awaits=rendezvous.awaits_growth),
-    )
+    deadline, awaits = Deadline(timeout), rendezvous.awaits_growth
+    terms = JoinTerms(rendezvous.rank, rendezvous.world_size, timeout, deadline, awaits_growth=awaits)
+    return Agent(settings, rendezvous.find, terms, host=rendezvous.bind_host)
 
 
 def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> RemoteAgent | None:
@@ -122,8 +116,7 @@ def _report_until(
     ended: threading.Event, rendezvous: Rendezvous, offer: AgentHeartbeat, settings: Settings, deadline: Deadline
 ) -> None:
     job, size = settings.job, None if rendezvous.awaits_growth else rendezvous.world_size
-    launched = LocalRankInfo(settings.local_rank, settings.local_size)
-    reports = MissingRanks(job, size, deadline, launched)
+    reports = MissingRanks(settings, size, deadline)
     client = HttpClient(settings.token)
     try:
         while not ended.wait(reports.seconds_to_next()):

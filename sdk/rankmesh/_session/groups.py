@@ -269,7 +269,7 @@ def check_split(split: Any, name: str, size: int, of: str) -> list[list[int]]:
 
 def _ranks_on_this_host(group: Group) -> int:
     session = require_session()
-    ranks = Counter(session.agent.host_of(rank) for rank in require_member(group)._communicator.ranks)
+    ranks = Counter(session.agent.members[rank].host_id for rank in require_member(group)._communicator.ranks)
     if len(set(ranks.values())) > 1:
         raise ValueError(f"the hosts have {sorted(ranks.values())} ranks of the group: give group_size")
     return next(iter(ranks.values()))

@@ -13,13 +13,14 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from support.joins import join_as
 from support.pauses import despite_pauses
 
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.membership import gateway_client as gateway_module
+from rankmesh_agent.membership import heartbeats
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
-from rankmesh_agent.membership.members import all_members
-from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.membership.heartbeats import RankHeartbeats
+from rankmesh_agent.membership.join import all_members
 from rankmesh_agent.net.http_client import HttpClient
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import DistNetworkError, GatewayUnreachableError, JoinTimeoutError, RankFailedError
@@ -111,7 +112,7 @@ class TestJoin:
         app = Scripted(*responses)
         raised = pytest.raises(error[0], match=error[1]) if error else contextlib.nullcontext()
         with serving(app) as url, client_of(lambda: url) as client, raised as caught:
-            assert client.join("job", 1, member(0), Deadline(seconds)).complete
+            assert join_as(client, "job", 1, member(0), seconds).complete
         assert app.asked in asked
         assert caught is None or caught.value.ranks == ((0,) if seconds == 1 else ())
 
@@ -130,7 +131,7 @@ class TestJoin:
 
         def rank_1() -> None:
             with client_of(lambda: url) as client:
-                replies.append(client.join("job", 2, member(1), Deadline(20)))
+                replies.append(join_as(client, "job", 2, member(1), 20))
 
         thread = threading.Thread(target=rank_1)
         with serving(create_app(old)) as url:
@@ -138,7 +139,7 @@ class TestJoin:
             assert asked.wait(20)
             old.close()
         with serving(create_app(new), int(url.rpartition(":")[2])), client_of(lambda: url) as client:
-            replies.append(client.join("job", 2, member(0), Deadline(20)))
+            replies.append(join_as(client, "job", 2, member(0), 20))
             thread.join(20)
         assert replies[0] == replies[1]
         assert [(info.member.rank, info.state) for info in new.ranks()] == [(0, "alive"), (1, "alive")]
@@ -154,11 +155,11 @@ class TestJoin:
         with serving(create_app(Registry())) as url, client_of(find) as client:
             reply = []
             thread = threading.Thread(
-                target=lambda: reply.append(client.join("job", 2, member(UNASSIGNED, "first"), Deadline(20)))
+                target=lambda: reply.append(join_as(client, "job", 2, member(UNASSIGNED, "first"), 20))
             )
             thread.start()
             with client_of(lambda: url) as other:
-                other.join("job", 2, member(UNASSIGNED, "second"), Deadline(20))
+                join_as(other, "job", 2, member(UNASSIGNED, "second"), 20)
             thread.join(20)
             assert client.url == url
         assert found == [None, NOWHERE, url]
@@ -169,11 +170,11 @@ class TestJoin:
         registry = Registry()
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
             with pytest.raises(JoinTimeoutError, match=r"a process without a rank yet .* 2 more process") as caught:
-                client.join("job", 3, member(UNASSIGNED, "one"), Deadline(1.0))
+                join_as(client, "job", 3, member(UNASSIGNED, "one"), 1.0)
             assert caught.value.ranks == ()
             assert registry.ranks() == []
             with pytest.raises(JoinTimeoutError, match="ranks 0, 2 of job") as caught:
-                client.join("job", 3, member(1), Deadline(1.0))
+                join_as(client, "job", 3, member(1), 1.0)
             assert caught.value.ranks == (0, 2)
 
     def test_who_was_there_is_known_even_if_the_gateway_goes_with_them(self):
@@ -191,7 +192,7 @@ class TestJoin:
             join(JoinRequest("job", 4, member(0)))
             registry.join = joining  # type: ignore[method-assign]
             with pytest.raises(JoinTimeoutError, match="ranks 1, 3 of job") as caught:
-                client.join("job", 4, member(2), Deadline(1.5))
+                join_as(client, "job", 4, member(2), 1.5)
             closing.join()
         assert caught.value.ranks == (1, 3)
 
@@ -207,29 +208,31 @@ class TestJoin:
             client_of(lambda: url) as client,
             pytest.raises(JoinTimeoutError, match=text) as caught,
         ):
-            client.join("job", 3, member(2), Deadline(1.0))
+            join_as(client, "job", 3, member(2), 1.0)
         assert caught.value.ranks == (0,)
 
 
 class TestHeartbeat:
     @pytest.fixture
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gateway_module, "SUSPECT_SECONDS", 0.0)
+        monkeypatch.setattr(heartbeats, "SUSPECT_SECONDS", 0.0)
 
     def test_a_gateway_that_stays_away_is_looked_for_and_learns_who_is_there(self, impatient):
         registry = Registry()
         beat = Heartbeat("job", 3, 1, member(0))
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            beats = RankHeartbeats(client)
             client.url = NOWHERE
-            client.heartbeat(beat)
+            beats.send(beat)
             assert client.url == url
-            client.heartbeat(beat)
+            beats.send(beat)
         assert [(info.epoch, info.member.rank, info.state) for info in registry.ranks()] == [(3, 0, "alive")]
 
         registry.close()
         with serving(create_app(registry)) as url, client_of(lambda: NOWHERE) as client:
+            beats = RankHeartbeats(client)
             client.url = url
-            client.heartbeat(beat)
+            beats.send(beat)
             assert client.url == NOWHERE  # a closing one is looked for, too
 
     def test_one_that_answers_is_not_looked_for(self):
@@ -237,11 +240,12 @@ class TestHeartbeat:
             raise AssertionError("nobody is to look for it")
 
         with serving(create_app(Registry())) as url, client_of(find) as client:
+            beats = RankHeartbeats(client)
             client.url = url
-            client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            beats.send(Heartbeat("job", 1, 1, member(0)))
             client.url = NOWHERE
-            client.heartbeat(Heartbeat("job", 1, 1, member(0)))  # not away for long enough
-            stats = client.heartbeat_stats()
+            beats.send(Heartbeat("job", 1, 1, member(0)))  # not away for long enough
+            stats = beats.stats()
             assert (stats.answered, stats.unanswered) == (1, 1)
 
     def test_one_that_cannot_be_found_does_not_matter(self, impatient):
@@ -249,19 +253,21 @@ class TestHeartbeat:
             raise DistNetworkError("cannot host it")
 
         with client_of(find) as client:
+            beats = RankHeartbeats(client)
             client.url = NOWHERE
-            client.heartbeat(Heartbeat("job", 1, 1, member(0)))
+            beats.send(Heartbeat("job", 1, 1, member(0)))
             assert client.url == NOWHERE
 
     def test_a_rank_learns_once_that_it_is_failed(self, caplog):
         registry = Registry()
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            beats = RankHeartbeats(client)
             client.url = url
-            client.heartbeat(Heartbeat("job", 1, 2, member(0)))
+            beats.send(Heartbeat("job", 1, 2, member(0)))
             assert caplog.messages == []
             registry.heartbeat(Heartbeat("job", 1, 2, member(1), lost=[LostRank(0, "connection reset")]))
             for _ in range(2):
-                client.heartbeat(Heartbeat("job", 1, 2, member(0)))
+                beats.send(Heartbeat("job", 1, 2, member(0)))
         (message,) = caplog.messages
         assert message.startswith(f"{member(0).described()} is failed for the gateway at {url}: ")
 
@@ -309,7 +315,7 @@ class TestALargeWorld:
             for rank in range(100):
                 registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
             with pytest.raises(JoinTimeoutError, match=r"ranks 101-164 and 135 more of job") as caught:
-                client.join("job", 300, member(100, "r100"), Deadline(1.0))
+                join_as(client, "job", 300, member(100, "r100"), 1.0)
         assert "101 have joined" in str(caught.value)
         assert caught.value.ranks == tuple(range(101, 165))
 
@@ -324,7 +330,7 @@ class TestALargeWorld:
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
             for rank in range(299):
                 registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
-            reply = client.join("job", 300, member(299, "r299"), Deadline(20))
+            reply = join_as(client, "job", 300, member(299, "r299"), 20)
         assert [each.rank for each in reply.members] == sorted([299, *partners(299, 300, 0)])
         assert [*all_members(reply)] == list(range(300))
         assert encodings[-1].headers["content-encoding"] == "gzip"
@@ -334,7 +340,7 @@ class TestALargeWorld:
         with serving(create_app(registry)) as url, client_of(lambda: url) as client:
             for rank in range(299):
                 registry.join(JoinRequest("job", 300, member(rank, f"r{rank}")))
-            client.join("job", 300, member(299, "r299"), Deadline(20))
+            join_as(client, "job", 300, member(299, "r299"), 20)
             assert client.members("job", 1, [7, 8]) == [member(rank, f"r{rank}") for rank in (7, 8)]
         with pytest.raises(GatewayUnreachableError, match=f"the gateway at {url} does not answer: "):
             client.members("job", 1, [7])
@@ -342,7 +348,8 @@ class TestALargeWorld:
     def test_heartbeats_are_sent_at_the_interval_that_the_gateway_names(self):
         with serving(Scripted((200, {"failed": [], "interval": 500.0}))) as url, client_of(lambda: url) as client:
             client.url = url
-            assert client.is_heartbeat_due([])
+            beats = RankHeartbeats(client)
+            assert beats.is_due([])
             for _ in range(2):
-                client.heartbeat(Heartbeat("job", 1, 1, member(0)))
-            assert not client.is_heartbeat_due([])
+                beats.send(Heartbeat("job", 1, 1, member(0)))
+            assert not beats.is_due([])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.gateway_requests import Clock
 
-from rankmesh_agent.membership.heartbeat_schedule import HeartbeatSchedule
+from rankmesh_agent.membership.heartbeats import HeartbeatSchedule
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh_agent.membership.members import all_members
+from rankmesh_agent.membership.join import all_members
 from rankmesh_agent.wire.schemas import HostTable, JoinReply, Member, Process
 
 PROCESSES = st.lists(st.builds(Process, st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 1 << 22)))

@@ -7,12 +7,17 @@ import re
 
 import pytest
 
+from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership import missing
-from rankmesh_agent.membership.missing import NOT_LAUNCHED, LocalRankInfo, MissingRanks
+from rankmesh_agent.membership.missing import MissingRanks
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import UNASSIGNED, JoinReply, Member
 
 URL = "http://10.0.0.1:29500"
+ALONE = Settings(job="job")
+"""Of a process without a launcher."""
+FIRST, SECOND = (Settings(job="job", local_rank=rank, local_size=4) for rank in range(2))
+"""Of two of the four ranks of a node."""
 
 
 def member(rank: int, host: str = "a", instance: str = "") -> Member:
@@ -29,9 +34,9 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(missing, "REPORT_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "rankmesh")
 
-    def run(world_size: int, members: list[Member], me: int = 0, launched: LocalRankInfo = NOT_LAUNCHED) -> list[str]:
+    def run(world_size: int, members: list[Member], me: int = 0, launched: Settings = ALONE) -> list[str]:
         caplog.clear()
-        MissingRanks("job", world_size, Deadline(300), launched).ranks_missing(URL, members[me], reply(members))
+        MissingRanks(launched, world_size, Deadline(300)).ranks_missing(URL, members[me], reply(members))
         return [re.sub(r"^waiting for (.*); 0 s of 300 s .*", r"\1", text) for text in caplog.messages]
 
     return run
@@ -39,7 +44,7 @@ def logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
 
 def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(missing, "REPORT_SECONDS", 0.0)
-    reports = MissingRanks("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports = MissingRanks(ALONE, 2, Deadline(300))
     reports.ranks_missing(URL, member(0), reply([member(0)]))
     assert caplog.messages == [
         (
@@ -51,7 +56,7 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
 
 def test_nodes_of_a_launcher(logged):
     first = [member(rank) for rank in range(4)]
-    launched = LocalRankInfo(0, 4)
+    launched = FIRST
     assert logged(8, first, launched=launched) == [
         "1 of 2 nodes: node 0 (a, ranks 0-3) is here, ranks 4-7 are missing (node 1)"
     ]
@@ -79,19 +84,24 @@ def test_one_rank_of_a_host_reports_and_not_every_host(logged):
 
 
 @pytest.mark.parametrize(
-    ("launched", "reports"), [(LocalRankInfo(0, 4), True), (NOT_LAUNCHED, True), (LocalRankInfo(1, 4), False)]
+    ("launched", "reports"),
+    [
+        (FIRST, True),
+        (ALONE, True),
+        (SECOND, False),
+    ],
 )
 def test_a_gateway_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: LocalRankInfo, reports: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, launched: Settings, reports: bool
 ):
     monkeypatch.setattr(missing, "GATEWAY_SECONDS", 0.0)
-    MissingRanks("job", 8, Deadline(300), launched).gateway_missing(URL, member(4), "connection refused")
+    MissingRanks(launched, 8, Deadline(300)).gateway_missing(URL, member(4), "connection refused")
     text = f"rank 4 (a, pid 104) still waits for the gateway at {URL}: connection refused; 0 s of 300 s have passed"
     assert caplog.messages == [text] * reports
 
 
 def test_the_interval(caplog: pytest.LogCaptureFixture):
-    reports = MissingRanks("job", 2, Deadline(300), NOT_LAUNCHED)
+    reports = MissingRanks(ALONE, 2, Deadline(300))
     assert 0 < reports.seconds_to_next() <= missing.REPORT_SECONDS
     reports.ranks_missing(URL, member(0), reply([member(0)]))
     reports.gateway_missing(URL, member(0), "connection refused")

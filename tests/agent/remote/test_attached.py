@@ -20,6 +20,8 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
+from rankmesh_agent.job_membership import JoinTerms
+from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.remote.client import AgentDialer
 from rankmesh_agent.standalone import Standalone
@@ -49,7 +51,8 @@ def join(kind: str, agents: list[Standalone], gateway_url: str) -> list[Any]:
     def join_one(rank: int) -> Any:
         if kind == "embedded" or (kind == "mixed" and rank == 2):
             settings = Settings(token=TOKEN, job=job)
-            return Agent(settings, lambda: gateway_url, rank=rank, world_size=3, host="127.0.0.1", timeout=SECONDS)
+            terms = JoinTerms(rank, 3, SECONDS, Deadline(SECONDS))
+            return Agent(settings, lambda: gateway_url, terms, host="127.0.0.1")
         return attach(agents[rank], rank, 3, job=job, nearby=kind != "tcp" and (kind, rank) != ("mixed", 1))
 
     return everywhere(join_one, 3)
@@ -413,7 +416,7 @@ def test_the_agent_records_the_calls(standalones, nearby):
     group = next(group for group in current.groups() if group.name == "world")
     assert (group.seq, group.last, group.medium) == (3, "all_reduce", "shm")
     assert group.bytes == 3 * 800
-    records = current._recorder.records("world")
+    records = current.recorder.records("world")
     assert [record.op for record in records if record.op == "all_reduce"] == ["all_reduce"] * 3
     for agent in made:
         agent.close()

@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 from support.attached import SECONDS, attach, in_thread, offer
 from support.processes import wait_until
-from support.staged import MIB, all_reduce, described, served_stream
+from support.staged import MIB, Recorder, all_reduce, described, served_stream
 
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.remote import staging
-from rankmesh_agent.remote.call_stream import CallStream
-from rankmesh_agent.remote.staging import MAX_KEPT_BYTES, StagedStream
+from rankmesh_agent.remote.staging import MAX_KEPT_BYTES, AgentStream, StagedStream
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.wire import attach_frames
-from rankmesh_agent.wire.attach_frames import STAGED, Request, Response
+from rankmesh_agent.wire.attach_frames import STAGED, Kind
 from rankmesh_agent.wire.errors import RankFailedError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -32,7 +31,7 @@ NOW = Options(SECONDS)
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[StagedStream, CallStream]]:
+def pair() -> Iterator[tuple[StagedStream, AgentStream, Recorder]]:
     with served_stream() as pair:
         yield pair
 
@@ -61,13 +60,13 @@ def test_it_cannot_shrink():
 
 
 def test_a_buffer_grows_is_kept_and_dropped_when_large(pair):
-    process, served = pair
+    process, agent, _ = pair
     before = descriptors()
     sizes = []
     for nbytes in (4, 100_000, 2 * MIB, 4, MAX_KEPT_BYTES, MAX_KEPT_BYTES + 4, 8, 40):
         array = all_reduce(process, nbytes // 4)
         assert (array == np.arange(array.size, dtype=np.float32) + 1).all()
-        kept = [each._staging for each in (process, served)]
+        kept = [each._staging for each in (process, agent)]
         assert [None if each is None else each.bytes.size for each in kept] == [
             None if kept[0] is None else kept[0].bytes.size
         ] * 2
@@ -77,12 +76,12 @@ def test_a_buffer_grows_is_kept_and_dropped_when_large(pair):
 
 
 def test_the_buffer_of_a_call_that_has_failed_is_not_used_again(pair):
-    process, _ = pair
+    process, *_ = pair
     all_reduce(process, 3)
     first = process._staging
-    frame = attach_frames.encode(Request.CALL, described(0), 0, STAGED)
+    frame = attach_frames.encode(Kind.REQUEST, described(0), 0, STAGED)
     process.send(frame)
-    assert process.receive(None).header.kind == Response.ERROR
+    assert process.receive(None).header.kind == Kind.ERROR
     process.end_request(failed=True)
     all_reduce(process, 3)
     assert process._staging is not first

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rankmesh_agent.membership.heartbeat_changes import HeartbeatChanges
+from rankmesh_agent.membership.heartbeats import HeartbeatChanges
 from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, LISTED_RANKS, GroupInfo, LostRank
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import MAX_GROUPS

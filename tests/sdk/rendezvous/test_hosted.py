@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.joins import join_as
 from support.processes import wait_until
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError, GatewayUnreachableError
 from rankmesh_agent.wire.schemas import Leave, Member
@@ -38,7 +38,7 @@ def member_of(pid: int) -> Member:
 def join(hosted: HostedGateway, job: str, pid: int) -> GatewayClient:
     """Have a process join a job of one rank; return its client."""
     client = GatewayClient(lambda: hosted.address.url, "")
-    client.join(job, 1, member_of(pid), Deadline(60.0))
+    join_as(client, job, 1, member_of(pid), 60.0)
     return client
 
 
@@ -105,7 +105,7 @@ def test_new_worlds_of_a_job_that_publishes_addresses_meet_elsewhere_once_the_ho
         wait_until(lambda: not hosted.address.is_reachable(), "the address to be another's")
         assert gateway_id(hosted.address.url)
         with pytest.raises(GatewayUnreachableError, match="about to end"):
-            GatewayClient(lambda: hosted.address.url, "").join("other", 1, member_of(1), Deadline(1.0))
+            join_as(GatewayClient(lambda: hosted.address.url, ""), "other", 1, member_of(1), 1.0)
         client.leave(Leave("job", 1, 0, "instance", ""))
         wait_until(lambda: gateway_id(hosted.address.url) is None, "the gateway's end")
         hosted.close()

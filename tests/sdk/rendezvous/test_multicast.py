@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.joins import join_as
 from support.processes import wait_until
 
 from rankmesh._rendezvous.datagrams import Datagram, MulticastSocket, job_digest
 from rankmesh._rendezvous.multicast import MulticastLocator
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.membership.gateway_client import GatewayClient
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.schemas import Member
 
 pytestmark = pytest.mark.slow
@@ -114,7 +114,7 @@ def test_a_host_whose_world_has_come_together_does_not_give_way(meet, port):
     url = found(host)[0]
     member = Member(0, "instance", "here", "host", os.getpid(), ["127.0.0.1:1"], "http://127.0.0.1:1")
     client = GatewayClient(lambda: url, "")
-    client.join("job", 1, member, Deadline(60.0))
+    join_as(client, "job", 1, member, 60.0)
     client.close()
     wait_until(lambda: host._hosted.has_world("job"), "the gateway's report")
     other = meet(0)

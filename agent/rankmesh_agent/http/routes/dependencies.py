@@ -11,6 +11,7 @@ from fastapi.security import HTTPBearer
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
+from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.http.application import from_state
 from rankmesh_agent.store.client import StoreClient
@@ -18,10 +19,8 @@ from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.schemas import (
     AgentHealth,
     AgentInfo,
-    FlightRecord,
     GroupInfo,
     GroupRequest,
-    InFlight,
     Lease,
     LeaseState,
     LeaseTerms,
@@ -38,21 +37,37 @@ class AgentState(Protocol):
     def ready(self) -> bool: ...
     def info(self) -> AgentInfo: ...
     def groups(self) -> list[GroupInfo]: ...
-    def in_flight(self, group: str) -> list[InFlight] | None: ...
-    def flight_records(self, group: str | None, last: int | None) -> list[FlightRecord]: ...
+    @property
+    def recorder(self) -> FlightRecorder: ...
     def vitals(self) -> AgentStats: ...
 
 
+class Groups(Protocol):
+    """The groups of an agent that is in a job: see GroupRegistry. The methods that make and drop a group block."""
+
+    def find(self, name: str) -> LocalCommunicator | None: ...
+    def make_over_http(
+        self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
+    ) -> tuple[LocalCommunicator, bool]: ...
+    def drop_over_http(self, group: LocalCommunicator) -> None: ...
+
+
 class CurrentAgent(AgentState, Protocol):
-    """An agent that is in a job: see Agent. The methods that make and delete a group block."""
+    """An agent that is in a job: see Agent."""
 
     @property
     def store(self) -> StoreClient: ...
-    def group(self, name: str) -> LocalCommunicator | None: ...
-    def make_group(
-        self, wanted: GroupRequest, begun: Callable[[LocalCommunicator], None]
-    ) -> tuple[LocalCommunicator, bool]: ...
-    def delete_group(self, group: LocalCommunicator) -> None: ...
+    @property
+    def group_registry(self) -> Groups: ...
+    @property
+    def world(self) -> LocalCommunicator: ...
+
+
+class AcquiredLease(Protocol):
+    """A lease, and the Agent that joins a job for it: see ActiveLease."""
+
+    lease: Lease
+    joining: Future[Any]
 
 
 class Leases(Protocol):
@@ -60,9 +75,8 @@ class Leases(Protocol):
 
     @property
     def agent(self) -> CurrentAgent | None: ...
-    def require_agent(self) -> CurrentAgent: ...
-    def confined(self, grant: Grant) -> CurrentAgent: ...
-    def acquire(self, wanted: LeaseTerms) -> tuple[Lease, Future[Any]]: ...
+    def current(self, grant: Grant | None = None) -> CurrentAgent: ...
+    def acquire(self, terms: LeaseTerms) -> AcquiredLease: ...
     def state(self) -> LeaseState: ...
     def release(self, lease_id: str, reason: str = "") -> bool: ...
 
@@ -75,9 +89,9 @@ async def current_agent(request: Request) -> Any:
         ForbiddenJobError: the agent is in another job than the credential's, or leased for another rank.
     """
     state, grant = request.app.state, grant_of(request)
-    if grant is not None:
-        return (state.leases or state.agent).confined(grant)
-    return state.leases.require_agent() if state.leases is not None else state.agent
+    if grant is None and state.leases is None:
+        return state.agent
+    return (state.leases or state.agent).current(grant)
 
 
 async def _agent_or_free(request: Request) -> Any:

@@ -272,7 +272,7 @@ Timeout = Annotated[
 
 
 async def _group(group_id: GroupName, agent: AgentDep) -> LocalCommunicator:
-    found = agent.group(group_id)
+    found = agent.group_registry.find(group_id)
     if found is None:
         raise GroupNotFoundError(
             f"this rank is in no group {group_id!r}; /v1/groups lists those it is in", group=group_id

@@ -104,7 +104,7 @@ async def make_group(body: GroupBody, request: Request, response: Response, agen
 )
 async def delete_group(found: GroupDep, agent: AgentDep) -> None:
     """End a group that was made over HTTP, at this rank; the other members' agents need the same request."""
-    await asyncio.to_thread(agent.delete_group, found)
+    await asyncio.to_thread(agent.group_registry.drop_over_http, found)
 
 
 @router.post("/groups/{group_id}/abort", responses=problems(404, 422))
@@ -123,7 +123,8 @@ async def _make(wanted: GroupRequest, request: Request, agent: CurrentAgent) -> 
     slots: CallSlots = request.app.state.slots
     with slots.hold("group"):
         try:
-            return await until_disconnect(request, in_thread(lambda: agent.make_group(wanted, begun.append)))
+            make, timeout = agent.group_registry.make_over_http, wanted.timeout or agent.world.timeout
+            return await until_disconnect(request, in_thread(lambda: make(wanted, timeout, begun.append)))
         except ClientDisconnect:
             error = GroupAbortedError(f"the HTTP client that made group {wanted.name!r} went away", group=wanted.name)
             for group in begun:

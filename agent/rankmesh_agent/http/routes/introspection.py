@@ -30,7 +30,7 @@ _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sch
 @router.get("/groups/{group_id}/inflight", responses=problems(404, 422))
 async def in_flight(group_id: GroupName, agent: AgentStateDep) -> list[InFlight]:
     """List a group's operations that are queued or in flight, also of a group that is being created."""
-    found = agent.in_flight(group_id)
+    found = agent.recorder.in_flight(group_id)
     if found is None:
         raise GroupNotFoundError(f"this rank is in no group {group_id!r}; /v1/groups lists those it is in")
     return found
@@ -39,7 +39,7 @@ async def in_flight(group_id: GroupName, agent: AgentStateDep) -> list[InFlight]
 @router.get("/flight-recorder", responses=problems(422))
 async def flight_recorder(agent: AgentStateDep, of_group: OfGroup = None, last: Last = None) -> list[FlightRecord]:
     """List the latest operations of all groups: those that have completed, in that order, then those in flight."""
-    return agent.flight_records(of_group, last)
+    return agent.recorder.records(of_group, last)
 
 
 @router.get("/stacks", response_model=list[ThreadStack], responses=_PLAIN)

@@ -67,19 +67,19 @@ async def acquire_lease(body: LeaseBody, request: Request, response: Response, l
         raise RequestValidationError([{"loc": ("body", "rank"), "msg": wrong}])
     peer = f" at {request.client.host}" if request.client is not None else ""
     wanted = LeaseTerms(body.job, body.rank, body.world_size, body.timeout, f"an HTTP client{peer}", body.idle)
-    acquired, future = leases.acquire(wanted)
-    joining = asyncio.wrap_future(future)
+    active = leases.acquire(wanted)
+    joining = asyncio.wrap_future(active.joining)
     joining.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved in any case
     try:
         await until_disconnect(request, asyncio.wait({joining}, timeout=body.wait))
     except ClientDisconnect:
-        await asyncio.to_thread(leases.release, acquired.id, "its HTTP client went away while it joined")
+        await asyncio.to_thread(leases.release, active.lease.id, "its HTTP client went away while it joined")
         raise
     if joining.done():
         joining.result()
-        return LeaseState(acquired, "joined")
+        return LeaseState(active.lease, "joined")
     response.status_code = HTTPStatus.ACCEPTED
-    return LeaseState(acquired, "joining")
+    return LeaseState(active.lease, "joining")
 
 
 @router.get("/lease", responses=problems(422))

@@ -5,7 +5,6 @@ from rankmesh_agent.wire.schemas.groups import (
     FlightRecord,
     FlightState,
     FrameOrigin,
-    GroupAbort,
     GroupInfo,
     GroupRequest,
     InFlight,
@@ -39,7 +38,6 @@ from rankmesh_agent.wire.schemas.job import (
     MembersRequest,
     RankInfo,
     RankState,
-    RestartReply,
     failed_seconds,
     suspect_seconds,
 )

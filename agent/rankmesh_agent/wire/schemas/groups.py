@@ -182,14 +182,3 @@ class GroupRequest:
     name: str
     timeout: float | None = None
     instance: str = ""
-
-
-@dataclass
-class GroupAbort:
-    """End a group at all members.
-
-    Attributes:
-        reason: reason for the members' errors.
-    """
-
-    reason: str = ""

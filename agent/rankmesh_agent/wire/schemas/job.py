@@ -215,6 +215,8 @@ class HeartbeatReply:
         resend: whether the gateway needs a complete heartbeat.
         unknown_groups: groups of which the gateway needs the ranks.
         dropped_groups: how many groups the gateway has left out, as there are too many.
+        restart: reason if the nodes of the job have changed: this rank's attempt ends, all ranks start again.
+        lost_ranks: then, the ranks of a node that is lost; empty if a node joins.
     """
 
     failed: list[Integer]
@@ -223,22 +225,11 @@ class HeartbeatReply:
     resend: bool = False
     unknown_groups: list[str] = field(default_factory=list)
     dropped_groups: Integer = 0
+    restart: str = ""
+    lost_ranks: list[Integer] | None = None
 
-
-@dataclass(kw_only=True)
-class RestartReply(HeartbeatReply):
-    """The response once the nodes of the job have changed: this rank's attempt ends, all ranks start again.
-
-    Attributes:
-        restart: the reason.
-        lost_ranks: the ranks of a node that is lost; empty if a node joins.
-    """
-
-    restart: str
-    lost_ranks: list[Integer]
-
-    def error(self) -> DistBackendError:
-        """Return the error of the calls that this ends."""
+    def restart_error(self) -> DistBackendError:
+        """Return the error of the calls that a restart ends."""
         if self.lost_ranks:
             ranks = ", ".join(map(str, self.lost_ranks))
             return RankFailedError(f"rank(s) {ranks} failed: {self.restart}", ranks=self.lost_ranks)

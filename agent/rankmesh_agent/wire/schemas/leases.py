@@ -60,8 +60,8 @@ class LeaseTerms:
     job: str
     rank: Integer
     world_size: Integer
-    timeout: float
-    holder: str
+    timeout: Annotated[float, Meta(ge=0)]
+    holder: Annotated[str, Meta(max_length=MAX_REASON)]
     idle: float = 0.0
     awaits_growth: bool = False
 

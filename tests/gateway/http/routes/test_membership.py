@@ -15,10 +15,10 @@ from rankmesh_agent.wire.schemas import (
     NO_NODE,
     STARTING,
     GroupInfo,
+    HeartbeatReply,
     HostTable,
     LauncherHeartbeat,
     LauncherReply,
-    RestartReply,
 )
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_ranks_are_told_of_a_change_of_the_nodes(client, ask, clock, regis
         await client.post("/v1/launchers", json=asdict(beat))
     answer = (await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))).json()
     assert answer == {"failed": [], "restart": reason, "lost_ranks": [1] if lost else []}
-    error = RestartReply(**answer).error()
+    error = HeartbeatReply(**answer).restart_error()
     assert (type(error), error.ranks) == ((RankFailedError, (1,)) if lost else (GroupAbortedError, ()))
     await client.post("/v1/join", json=asdict(ask.join(0, life=2, attempt=1, wait=0)))
     assert (await client.post("/v1/heartbeat", json=asdict(ask.heartbeat(0)))).json() == answer, "its epoch has ended"

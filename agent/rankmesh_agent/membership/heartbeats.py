@@ -1,0 +1,249 @@
+"""Heartbeats of a rank, and of a standalone agent, at the gateway: when one is due, its contents, and its reply."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TypeVar
+
+from rankmesh_agent.membership.gateway_client import GatewayClient, UnavailableError
+from rankmesh_agent.net.descriptors import DescriptorLimitError, warn_exhausted
+from rankmesh_agent.wire.errors import DistBackendError, DistError
+from rankmesh_agent.wire.schemas import (
+    HEARTBEAT_SECONDS,
+    LISTED_RANKS,
+    SUSPECT_SECONDS,
+    AgentHeartbeat,
+    Done,
+    GroupInfo,
+    Heartbeat,
+    HeartbeatReply,
+    LostRank,
+    failed_seconds,
+)
+from rankmesh_agent.wire.stats import HeartbeatStats
+
+_log = logging.getLogger("rankmesh")
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+"""Heartbeats in a row at most: after the first one, the gateway may ask for a complete one, and for groups' ranks."""
+
+
+class HeartbeatSchedule:
+    """Times of one rank's heartbeats. At an interval of HEARTBEAT_SECONDS, each tick of the thread sends one.
+
+    Args:
+        clock: monotonic seconds.
+        fraction: returns a random number from 0 to 1.
+
+    Attributes:
+        interval: seconds between two heartbeats.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, fraction: Callable[[], float] = random.random
+    ) -> None:
+        self.interval = HEARTBEAT_SECONDS
+        self._clock, self._fraction = clock, fraction
+        self._next = clock()
+        self._losses = 0
+
+    def set_interval(self, interval: float) -> None:
+        """Set the time of the next heartbeat, from now; after a change, that is a random part of the interval."""
+        changed, self.interval = interval != self.interval, interval
+        self._next = self._clock() + interval * (self._fraction() if changed else 1.0)
+
+    def retry(self) -> None:
+        """Have a heartbeat without a response repeated after one or two seconds."""
+        self._next = self._clock() + min(self.interval, HEARTBEAT_SECONDS * (1 + self._fraction()))
+
+    def is_due(self, losses: int) -> bool:
+        """Return whether a heartbeat is due.
+
+        Args:
+            losses: the number of lost ranks that it would report. A new one is reported within half the interval: of
+                many ranks that have lost the same one, the first reports it soon.
+        """
+        if losses > self._losses:
+            self._losses = losses
+            spread = self._fraction() * (self.interval - HEARTBEAT_SECONDS) / 2
+            self._next = min(self._next, self._clock() + spread)
+        return self.interval <= HEARTBEAT_SECONDS or self._clock() >= self._next
+
+
+class HeartbeatChanges:
+    """Changes of one rank's groups and of the ranks that it has lost, as the gateway does not know them yet."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._sent: dict[str, GroupInfo] = {}
+        self._sent_lost: set[int] = set()
+        self._wanted: set[str] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Make the next heartbeat complete: it is not known whether the gateway has recorded the last one."""
+        self._known: dict[str, GroupInfo] = {}
+        self._known_lost: set[int] = set()
+        self._acknowledged = self._failed_version = 0
+
+    def reduced(self, beat: Heartbeat) -> Heartbeat:
+        """Return a complete heartbeat as it is sent."""
+        self._number += 1
+        self._sent = {group.id: group for group in beat.groups}
+        self._sent_lost = {each.rank for each in beat.lost}
+        return replace(
+            beat,
+            groups=[
+                self._reported(group, beat.member.rank)
+                for group in beat.groups
+                if group.id in self._wanted or self._known.get(group.id) != group
+            ],
+            lost=[each for each in beat.lost if each.rank not in self._known_lost],
+            number=self._number,
+            changes_since=self._acknowledged,
+            ended_groups=[group for group in self._known if group not in self._sent],
+            failed_version=self._failed_version,
+        )
+
+    def acknowledge(self, reply: HeartbeatReply) -> bool:
+        """Record the reply to the last heartbeat; return whether the gateway needs another one now."""
+        if reply.resend:
+            self.forget()
+        else:
+            self._known, self._known_lost, self._acknowledged = self._sent, self._sent_lost, self._number
+            self._failed_version = reply.failed_version
+        self._wanted = set(reply.unknown_groups)
+        return reply.resend or bool(self._wanted)
+
+    def _reported(self, group: GroupInfo, rank: int) -> GroupInfo:
+        new = group.id not in self._known and (len(group.ranks) <= LISTED_RANKS or rank == group.ranks[0])
+        return group if new or group.id in self._wanted else replace(group, ranks=[])
+
+
+class _Heartbeats:
+    """Heartbeats over a client. A gateway that is unreachable for the moment does not matter.
+
+    After three intervals without a response the gateway is located again: it may have moved, or have ended with its
+    host process and be this one's to host. The next heartbeats register their senders there.
+
+    Args:
+        gateway: client of the gateway.
+        interval: seconds between two heartbeats, as the gateway has named them.
+    """
+
+    def __init__(self, gateway: GatewayClient, interval: float = HEARTBEAT_SECONDS) -> None:
+        self._gateway = gateway
+        self._last_response = time.monotonic()
+        self._answered = self._unanswered = 0
+        self._schedule = HeartbeatSchedule()
+        self._schedule.set_interval(interval)
+
+    def _send(self, kind: type[T], path: str, heartbeat: Heartbeat | AgentHeartbeat) -> T | DistError | None:
+        """Send a heartbeat; return the reply, or the gateway's refusal, None without either."""
+        answer: T | DistError | None = None
+        try:
+            answer = self._gateway.read(kind, path, heartbeat)
+        except UnavailableError:
+            pass
+        except DescriptorLimitError as error:
+            warn_exhausted("a heartbeat could not be sent", error.__cause__ or error)
+        except DistError as error:
+            answer = error
+        if answer is not None:
+            self._answered += 1
+            self._last_response = time.monotonic()
+        else:
+            self._unanswered += 1
+        if time.monotonic() - self._last_response > SUSPECT_SECONDS * self._schedule.interval / HEARTBEAT_SECONDS:
+            self._gateway.locate()
+        return answer
+
+    def stats(self) -> HeartbeatStats:
+        """Return counts of the heartbeats so far."""
+        return HeartbeatStats(self._answered, self._unanswered, time.monotonic() - self._last_response)
+
+
+class RankHeartbeats(_Heartbeats):
+    """Heartbeats of one rank; see _Heartbeats."""
+
+    def __init__(self, gateway: GatewayClient, interval: float = HEARTBEAT_SECONDS) -> None:
+        super().__init__(gateway, interval)
+        self._changes = HeartbeatChanges()
+        self._declared_failed = False
+        self._dropped_groups = 0
+
+    def is_due(self, lost: Collection[LostRank]) -> bool:
+        """Return whether a heartbeat is due: after the interval that the gateway has named, or earlier with news.
+
+        Args:
+            lost: the ranks that the heartbeat would report lost.
+        """
+        return self._schedule.is_due(len(lost))
+
+    def send(self, heartbeat: Heartbeat) -> DistBackendError | None:
+        """Send a heartbeat.
+
+        Returns:
+            The error that ends this rank's groups, if all ranks of the job start again because its nodes have changed.
+        """
+        for _ in range(_ATTEMPTS):
+            reply = self._send(HeartbeatReply, "heartbeat", self._changes.reduced(heartbeat))
+            if not isinstance(reply, HeartbeatReply):
+                self._changes.forget()
+                self._schedule.retry()
+                return None
+            self._schedule.set_interval(reply.interval)
+            if reply.restart:
+                return reply.restart_error()
+            self._warn(heartbeat, reply)
+            if not self._changes.acknowledge(reply):
+                break
+        return None
+
+    def _warn(self, heartbeat: Heartbeat, reply: HeartbeatReply) -> None:
+        """Log once that the gateway drops groups of this rank, and that it has declared the rank failed."""
+        if reply.dropped_groups and not self._dropped_groups:
+            _log.warning(
+                "%s has %d groups more than the gateway keeps: they are not shown there; destroy groups that are "
+                "no longer used",
+                heartbeat.member.described(),
+                reply.dropped_groups,
+            )
+        self._dropped_groups = reply.dropped_groups
+        if heartbeat.member.rank in reply.failed and not self._declared_failed:
+            self._declared_failed = True
+            _log.warning(
+                "%s is failed for the gateway at %s: a peer lost its connection, or no heartbeat arrived for %g s. "
+                "That is final for epoch %d: further heartbeats are ignored; GET /v1/ranks has the reason",
+                heartbeat.member.described(),
+                self._gateway.url,
+                failed_seconds(self._schedule.interval),
+                heartbeat.epoch,
+            )
+
+
+class AgentHeartbeats(_Heartbeats):
+    """Heartbeats of one standalone agent; see _Heartbeats."""
+
+    _refused = False
+
+    def send(self, heartbeat: AgentHeartbeat) -> bool:
+        """Send a heartbeat; return whether the gateway has accepted it.
+
+        A refusal, because of a different token, say, is logged once.
+        """
+        gateway = self._gateway
+        if not gateway.url:
+            gateway.url = gateway.find() or ""
+        answer = self._send(Done, "agents", heartbeat) if gateway.url else None
+        refused = isinstance(answer, DistError)
+        if refused and not self._refused:
+            _log.warning("standalone agent %s is not registered: %s", heartbeat.name, answer)
+        self._refused = refused
+        return isinstance(answer, Done)
