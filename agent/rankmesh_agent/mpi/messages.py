@@ -30,8 +30,6 @@ from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.object_records import MIN_TAG, RECORD_TAG
 
-_MIN_TAG_UB = (1 << 15) - 1
-"""Largest tag that every MPI library has."""
 _YIELDS = 300
 """Polls of a wait, with a sched_yield after each, before it sleeps between polls."""
 _MIN_PAUSE, _MAX_PAUSE = 2e-5, 1e-3
@@ -82,7 +80,7 @@ class MpiMessages:
         self._posted: list[Receive] = []
         self._in_flight: list[_InFlight] = []
         self._mpi = mpi()
-        self._tags = ((comm.Get_attr(self._mpi.TAG_UB) or _MIN_TAG_UB) + 1) // 4
+        self._tags: int = (self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB) + 1) // 4
         self._error: Any = self._mpi.Exception
         self._faults = fault_classes()
 
