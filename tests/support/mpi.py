@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ _BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = str(_BESIDE) if _BESIDE.exists() else shutil.which("mpirun")
 """The launcher: this environment's if it has one."""
 OPTIONS = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+ULFM = ("--with-ft", "ulfm")
+"""Options with which MPI goes on after the death of a rank."""
 _STARTER = Path(__file__).parent / "mpi_rank.py"
 
 
@@ -43,6 +45,7 @@ class MpiRun:
         ranks: starts processes, and sees to it that nothing of them is left.
         body: what the ranks run: see support.processes.
         size: how many there are.
+        options: of mpirun.
         env, arguments: as for Ranks.start.
     """
 
@@ -52,6 +55,7 @@ class MpiRun:
         body: Callable[..., Any],
         size: int,
         *,
+        options: Sequence[str] = (),
         env: Mapping[str, str] = {},  # never changed
         **arguments: Any,
     ) -> None:
@@ -61,7 +65,7 @@ class MpiRun:
         script = ranks.script(body, **arguments)
         assert MPIRUN is not None
         self.mpirun = ranks.launch(
-            [MPIRUN, *OPTIONS, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
+            [MPIRUN, *OPTIONS, *options, "-n", str(size), sys.executable, str(_STARTER), str(self.prefix), str(script)],
             name="mpirun",
             **files_in(ranks.folder),
             **env,

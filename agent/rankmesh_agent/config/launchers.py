@@ -158,6 +158,11 @@ def detect_launcher(environ: Mapping[str, str]) -> Launcher | None:
     return _detect_slurm(environ) or _detect_pod(environ)
 
 
+def started_with_ulfm(environ: Mapping[str, str]) -> bool:
+    """Return whether Open MPI goes on after the death of a rank, as ``mpirun --with-ft ulfm`` directs."""
+    return environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true")
+
+
 def _detect_slurm(environ: Mapping[str, str]) -> Launcher | None:
     job, step = integer(environ, "SLURM_JOB_ID"), integer(environ, "SLURM_STEP_ID")
     local_rank = integer(environ, SLURM.local_rank)

@@ -10,13 +10,20 @@ from rankmesh_agent.backends.fingerprint import raise_mismatch, verify
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.collectives import Collectives
-from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.progress.engine import Disconnect
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.object_records import OBJECTS
 from rankmesh_agent.wire.ops import Call, OpType
+
+DEATH = Disconnect("MPI reports its death", clean=False)
+"""End of a rank whose death the mesh does not know yet."""
+_VERDICT_SECONDS = 5.0
+"""Time that the mesh has to name the dead rank behind an error of MPI: it learns of most deaths in milliseconds."""
 
 
 class MpiBackend(Backend):
@@ -46,8 +53,9 @@ class MpiBackend(Backend):
         self._link = group.link
         self._lost = group.engine.lost_peers  # for which MPI would wait without end
         self._compare_calls = compare_calls
-        self._error: type[Exception] = mpi().Exception
-        self._watchdog = CallWatchdog(group, self.messages, lambda: self.in_call)
+        self._error: Any = mpi().Exception
+        self._faults = fault_classes()
+        self._watchdog = CallWatchdog(group, self.messages, lambda: self.in_call, comm.Revoke if self._faults else None)
         self._check = self._watchdog.check
         if group.size > 1:
             WATCHDOG.add(self._check)
@@ -71,6 +79,8 @@ class MpiBackend(Backend):
             self.in_call = False
             raise_mismatch(self._link, context)
         except self._error as error:
+            if error.Get_error_class() in self._faults:
+                self._raise_failure()
             raise DistBackendError(
                 f"{context.call} #{context.seq}: MPI error: {error}. If the ranks may not have made the same call, "
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL has them compare their calls",
@@ -79,6 +89,15 @@ class MpiBackend(Backend):
             ) from error
         finally:
             self.in_call = False
+
+    def _raise_failure(self) -> None:
+        """End the call at all members, and raise the group's failure once the mesh knows it."""
+        self.comm.Revoke()
+        state = self._group.state
+        self._group.engine.wait(lambda: state.failure is not None, Deadline(_VERDICT_SECONDS))
+        state.raise_if_failed()
+        for member in self.comm.Get_failed().Translate_ranks(None, self.comm.group):
+            raise state.loss_error(state.ranks[member], DEATH)
 
     def on_peer_lost(self) -> None:
         """See Backend."""
@@ -93,7 +112,7 @@ class MpiBackend(Backend):
 
     def close(self) -> None:
         comm, self.comm = self.comm, None
-        # With a lost member or an active call, Free could wait without end.
-        missing = any(rank in self._lost for rank in self._group.ranks)
+        # With a lost member or an active call, Free could wait without end, unless MPI knows of deaths.
+        missing = not self._faults and any(rank in self._lost for rank in self._group.ranks)
         if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():
             comm.Free()

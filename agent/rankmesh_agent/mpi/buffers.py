@@ -31,15 +31,9 @@ def spec(array: Array) -> Any:
 
 
 class PackedBuffer:
-    """Arrays of one dtype as contiguous memory: their own if they are contiguous, else a copy.
-
-    Args:
-        arrays: at least one.
-        copy: copy them even if they are contiguous.
+    """Arrays of one dtype as contiguous memory: their own if they are contiguous and ``copy`` is false, else a copy.
 
     Attributes:
-        uniform: whether all arrays have the same size.
-        is_copy: whether the memory is a copy.
         counts: sizes of the arrays.
     """
 
@@ -47,15 +41,19 @@ class PackedBuffer:
         self._arrays = arrays
         self._dtype = arrays[0].dtype
         self.counts = [array.size for array in arrays]
-        self.uniform = len(set(self.counts)) == 1
-        self._count = sum(self.counts)
-        self._copy: Array | None = None
         start = None if copy else _contiguous_start(arrays)
-        self.is_copy = start is None
-        if start is None:
-            self._copy = np.empty(self._count, self._dtype)
-            start = address(self._copy)
-        self._start = start
+        self._copy = np.empty(sum(self.counts), self._dtype) if start is None else None
+        self._start = start if self._copy is None else address(self._copy)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all arrays have the same size."""
+        return len(set(self.counts)) == 1
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the memory is a copy."""
+        return self._copy is not None
 
     def pack(self) -> PackedBuffer:
         """Copy the arrays into the memory, if it is a copy; return self."""
@@ -70,20 +68,16 @@ class PackedBuffer:
             for array, part in zip(self._arrays, self._parts(), strict=True):
                 array[:] = self._copy[part]
 
-    def total_spec(self) -> Any:
-        """Return mpi4py's buffer specification of all elements together."""
-        return self._memory(), self._count, datatype(self._dtype)
-
-    def uniform_spec(self) -> Any:
-        """Return mpi4py's buffer specification for a collective whose parts have the same size."""
-        return self._memory(), self.counts[0], datatype(self._dtype)
+    def spec(self) -> Any:
+        """Return mpi4py's buffer specification of all elements; a collective with a part for each rank divides them."""
+        return self._memory(), datatype(self._dtype)
 
     def vector_spec(self) -> Any:
         """Return mpi4py's buffer specification for a vector collective, with counts and displacements."""
         return self._memory(), (self.counts, [part.start for part in self._parts()]), datatype(self._dtype)
 
     def _memory(self) -> Any:
-        return mpi().buffer.fromaddress(self._start, self._count * self._dtype.itemsize)
+        return mpi().buffer.fromaddress(self._start, sum(self.counts) * self._dtype.itemsize)
 
     def _parts(self) -> list[slice]:
         return [slice(*ends) for ends in itertools.pairwise(itertools.accumulate(self.counts, initial=0))]
@@ -91,15 +85,7 @@ class PackedBuffer:
 
 def _contiguous_start(arrays: Sequence[Array]) -> int | None:
     """Return the address of arrays that are contiguous in memory, in order; None if they are not."""
-    start: int | None = None
-    end = 0
-    for array in arrays:
-        if not array.size:
-            continue
-        pointer = address(array)
-        if start is None:
-            start = pointer
-        elif pointer != end:
-            return None
-        end = pointer + array.nbytes
-    return address(arrays[0]) if start is None else start
+    filled = [array for array in arrays if array.size] or arrays[:1]
+    starts = [address(array) for array in filled]
+    ends = [start + array.nbytes for start, array in zip(starts, filled, strict=True)]
+    return starts[0] if starts[1:] == ends[:-1] else None

@@ -99,7 +99,7 @@ class Collectives:
             # MPI's send and receive buffers must not overlap.
             apart = wide or overlaps(mine, inputs)
             into = np.empty(mine.size, self._wide_dtype(op, mine.dtype) or mine.dtype) if apart else mine
-            self._comm.Reduce_scatter(parts.total_spec(), spec(into), parts.counts, operation(op, into.dtype))
+            self._comm.Reduce_scatter(parts.spec(), spec(into), parts.counts, operation(op, into.dtype))
             self._finish(op, into, mine)
 
     def _wide_dtype(self, op: ReduceOp, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -146,7 +146,7 @@ class Collectives:
             parts = PackedBuffer([output[piece] for output in outputs])
             given = self._send_spec(array[piece], outputs, parts)
             if parts.uniform:
-                self._comm.Allgather(given, parts.uniform_spec())
+                self._comm.Allgather(given, parts.spec())
             else:
                 self._comm.Allgatherv(given, parts.vector_spec())
             parts.unpack()
@@ -156,7 +156,7 @@ class Collectives:
         for piece in self._piece_slices(array.size, array.size * self._size):
             if self._rank == root:
                 parts = PackedBuffer([output[piece] for output in outputs])
-                self._comm.Gather(self._send_spec(array[piece], outputs, parts), parts.uniform_spec(), root)
+                self._comm.Gather(self._send_spec(array[piece], outputs, parts), parts.spec(), root)
                 parts.unpack()
             else:
                 self._comm.Gather(spec(array[piece]), None, root)
@@ -166,7 +166,7 @@ class Collectives:
         for piece in self._piece_slices(output.size, output.size * self._size):
             if self._rank == root:
                 parts = PackedBuffer([part[piece] for part in inputs], copy=overlaps(output, inputs)).pack()
-                self._comm.Scatter(parts.uniform_spec(), spec(output[piece]), root)
+                self._comm.Scatter(parts.spec(), spec(output[piece]), root)
             else:
                 self._comm.Scatter(None, spec(output[piece]), root)
 

@@ -9,12 +9,14 @@ from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.all_gather import gather_payloads
 from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.mpi.backend import MpiBackend
-from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.mpi.backend import DEATH, MpiBackend
+from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.wire.errors import DistBackendError
 
 _TAGS = 1 << 15
 """Number of tags that every MPI library supports."""
+_survivors: tuple[Any, frozenset[int]] | None = None
+"""Communicator and ranks of MPI's world that have survived a death; groups are made from it."""
 
 
 def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
@@ -31,18 +33,13 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
     # A call over messages with a number of its own: those of the group's first set-up may still be on their way.
     group.use_backend(CpuBackend(group.link))
     group.set_up(
-        lambda link: made.append(_create_communicator(link, group.id, compare_calls)), group.timeout, " over MPI", None
+        lambda link: made.append(_create_communicator(link, group, compare_calls)), group.timeout, " over MPI", None
     )
     group.use_backend(MpiBackend(group, *made[0]))
 
 
-def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[Any, bool]:
-    """Create mpi4py's communicator of the members; a collective call.
-
-    Args:
-        link: messages among the members; a call has begun on it.
-        group: id of the group, equal at all members.
-        compare_calls: whether this member requests that calls are compared.
+def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bool) -> tuple[Any, bool]:
+    """Create mpi4py's communicator of a group; a collective call, in whose set-up the members are.
 
     Returns:
         The communicator, with the group's ranks, and whether any member requests that calls are compared.
@@ -55,7 +52,8 @@ def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[A
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
-    mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls}).encode()
+    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.clean]
+    mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls, "dead": dead}).encode()
     members = [json.loads(bytes(payload)) for payload in gather_payloads(link, mine)]
     for group_rank, member in enumerate(members):
         if member["why"]:
@@ -68,8 +66,41 @@ def _create_communicator(link: Link, group: int, compare_calls: bool) -> tuple[A
         )
     mpi_group = MPI.COMM_WORLD.group.Incl(ranks)
     try:
-        comm = MPI.COMM_WORLD.Create_group(mpi_group, group % _TAGS)
+        parent = _parent(group, ranks, {peer for member in members for peer in member["dead"]})
+        comm = parent.Create_group(mpi_group, group.id % _TAGS)
     finally:
         mpi_group.Free()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     return comm, any(member["compares"] for member in members)
+
+
+def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
+    """Return a communicator without dead processes: MPI makes a group's from no other; a collective call.
+
+    Args:
+        group: the group.
+        ranks: its members in MPI's world.
+        dead: dead ranks, as far as any member knows.
+
+    Raises:
+        DistBackendError: ranks have died, and the group has not all others; or another one dies now.
+    """
+    global _survivors
+    world = mpi().COMM_WORLD
+    parent, living = _survivors or (world, frozenset(range(world.size)))
+    if not fault_classes() or not dead & living:
+        return parent
+    others = sorted(living - dead - set(ranks))
+    if others or ranks != list(group.ranks):
+        raise DistBackendError(
+            f"after the death of ranks {sorted(dead & living)} MPI makes its next group of all ranks that live, but "
+            f"ranks {others} of MPI's world are not in this one: shrink the default group by the dead ranks alone"
+        )
+    parent = parent.Shrink()
+    parent.Set_errhandler(mpi().ERRORS_RETURN)
+    positions = parent.group.Translate_ranks(None, world.group)
+    _survivors = parent, frozenset(positions)
+    lost = sorted(set(ranks) - set(positions))
+    if lost:
+        raise group.state.loss_error(lost[0], DEATH)
+    return parent

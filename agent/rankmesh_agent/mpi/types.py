@@ -17,36 +17,9 @@ from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.wire.dtypes import WIDE, family
 from rankmesh_agent.wire.ops import ReduceOp
 
-_DATATYPES: dict[np.dtype[Any], str] = {
-    np.dtype(name): datatype
-    for name, datatype in {
-        "bool": "C_BOOL",
-        "int8": "INT8_T",
-        "int16": "INT16_T",
-        "int32": "INT32_T",
-        "int64": "INT64_T",
-        "uint8": "UINT8_T",
-        "uint16": "UINT16_T",
-        "uint32": "UINT32_T",
-        "uint64": "UINT64_T",
-        "float32": "FLOAT",
-        "float64": "DOUBLE",
-        "longdouble": "LONG_DOUBLE",
-        "complex64": "C_FLOAT_COMPLEX",
-        "complex128": "C_DOUBLE_COMPLEX",
-        "clongdouble": "C_LONG_DOUBLE_COMPLEX",
-    }.items()
-}
 _SUMS = frozenset({ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM})
-_OPERATIONS = {
-    ReduceOp.PRODUCT: "PROD",
-    ReduceOp.MIN: "MIN",
-    ReduceOp.MAX: "MAX",
-    ReduceOp.BAND: "BAND",
-    ReduceOp.BOR: "BOR",
-    ReduceOp.BXOR: "BXOR",
-    **dict.fromkeys(_SUMS, "SUM"),
-}
+_OPERATIONS = {ReduceOp.PRODUCT: "PROD", **dict.fromkeys(_SUMS, "SUM")}
+"""Names of MPI's operations that differ from ours."""
 _BOOL_OPERATIONS = {
     **dict.fromkeys((ReduceOp.SUM, ReduceOp.MAX, ReduceOp.BOR), "LOR"),
     **dict.fromkeys((ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.BAND), "LAND"),
@@ -58,15 +31,15 @@ _dtypes: dict[int, np.dtype[Any]] = {}
 
 def is_native(dtype: np.dtype[Any]) -> bool:
     """Return whether MPI has a predefined datatype for a dtype."""
-    return dtype in _DATATYPES
+    return dtype.kind in "biufc" and dtype not in WIDE
 
 
 @cache
 def datatype(dtype: np.dtype[Any]) -> Any:
     """Return the MPI datatype of a dtype; it is never freed."""
     MPI = mpi()  # noqa: N806  # mpi4py's usual name
-    name = _DATATYPES.get(dtype)
-    found = getattr(MPI, name) if name else MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    native = is_native(dtype)
+    found = MPI.Datatype.fromcode(dtype.char) if native else MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
     _dtypes[found.handle] = dtype
     return found
 
@@ -81,7 +54,7 @@ def operation(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
     saturates = kind == "int" and dtype.itemsize <= 2 and op in _SUMS
     if dtype in WIDE or loses_nan or saturates or (kind == "complex" and op is ReduceOp.PRODUCT):
         return _custom_operation(ReduceOp.SUM if op in _SUMS else op)
-    return getattr(mpi(), _OPERATIONS[op])
+    return getattr(mpi(), _OPERATIONS.get(op, op.name))
 
 
 @cache

@@ -45,13 +45,21 @@ class CallWatchdog:
         group: the group.
         messages: the group's point-to-point messages, which the watchdog progresses.
         in_call: returns whether a call is inside MPI.
+        revoke: ends the call at all members, None if MPI cannot (ULFM).
     """
 
-    def __init__(self, group: LocalCommunicator, messages: MpiMessages, in_call: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        group: LocalCommunicator,
+        messages: MpiMessages,
+        in_call: Callable[[], bool],
+        revoke: Callable[[], None] | None,
+    ) -> None:
         self._state = group.state
         self._link = group.link
         self._messages = messages
         self._in_call = in_call
+        self._revoke = revoke
         self._reported = 0
         self._reported_at = 0.0
 
@@ -60,10 +68,7 @@ class CallWatchdog:
         poll_orphaned()
         state, link = self._state, self._link
         if state.failure is None:
-            try:
-                self._messages.progress()
-            except DistError as failure:
-                state.abort(failure)
+            self._messages.progress()
         state.engine.progress()
         call, seq, started_at, deadline = state.call, state.seq, state.started_at, state.deadline.at
         if call is START_UP or state.engine.closed:
@@ -131,8 +136,12 @@ class CallWatchdog:
         )
 
     def _end(self, error: DistError, seq: int) -> None:
-        """Log an error and abort the group; end the job unless the call ends in time."""
+        """Abort the group because of an error, and end the call: by MPI, else with the job, and log the error then."""
         state = self._state
+        if self._revoke is not None:
+            state.abort(error)
+            self._revoke()
+            return
         _log.critical(
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
             type(error).__name__,
