@@ -115,6 +115,7 @@ class TensorIO:
             raise InvalidCallError(
                 "the array to receive is unknown: give ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
+        self._is_npy = RAW not in (self._media_type(), self._request.headers.get("accept", ""))
         return self.allocate(self._shape, self._dtype)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -154,12 +155,15 @@ class TensorIO:
         return StreamingResponse(pieces(), headers=described | dict(headers or {}), media_type=media_type)
 
     def _read(self, body: Array) -> Array:
-        media = self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        media = self._media_type()
         if media != NPY and media not in _UNSPECIFIC_TYPES:
             raise MediaTypeError(f"an array is sent as {NPY} or {RAW}, not as {media}")
         has_magic = bytes(body[: len(npy.MAGIC)]) == npy.MAGIC
         self._is_npy = media == NPY or (has_magic and body.nbytes != self._declared_bytes())
         return self._read_npy(body) if self._is_npy else self._read_raw(body)
+
+    def _media_type(self) -> str:
+        return self._request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def _read_npy(self, body: Array) -> Array:
         try:
