@@ -79,7 +79,7 @@ test-gpu: $(VENV)/.dev  ## Run the tests of arrays on GPUs, on NVIDIA's where av
 	RANKMESH_TEST_GPU=all $(BIN)/python -m pytest tests/gpu $(PARALLEL) $(ARGS)
 
 # On a machine without a network: python3 tools/gpu_session.py run (docs/gpu.md). ARGS=--double needs no GPU.
-gpu-session: $(VENV)/.dev  ## All checks and figures of arrays on GPUs in under ten minutes, into out/gpu-session
+gpu-session: $(VENV)/.dev  ## All checks and figures of arrays on GPUs in eight minutes, into out/gpu-session
 	$(BIN)/python tools/gpu_session.py run $(ARGS)
 
 gpu-wheels:  ## Download what such a machine lacks into out/wheels

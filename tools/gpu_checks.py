@@ -14,6 +14,8 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,10 @@ import numpy as np
 import rankmesh as dist
 from tools.gpu_report import all_reduce_async, join, result, run
 
+_LATE_SECONDS = 2.0
 _PACKAGES = (
-    *("numpy", "ml-dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-pathfinder", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
+    *("numpy", "ml-dtypes", "cupy-cuda12x", "cupy-cuda13x", "cuda-pathfinder"),
+    *("nccl4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
     *("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime", "torch"),
     *("mpi4py", "fastapi", "starlette", "pydantic", "uvicorn", "anyio", "httpx", "typer", "rich", "prometheus-client"),
     *("msgspec", "typing-extensions", "pytest", "pytest-xdist", "hypothesis"),
@@ -52,7 +56,8 @@ def environment(small: bool) -> None:
         cupy.show_config()
     reasons = runtime.unavailable_reason(), runtime.nccl_unavailable_reason()
     name = bytes(cupy.cuda.runtime.getDeviceProperties(0)["name"]).decode()
-    result(f"{name}; GPU: {reasons[0] or 'available'}; NCCL: {reasons[1] or runtime.nccl().get_version()}")
+    nccl = reasons[1] or f"{runtime.nccl().get_version()} of {runtime.nccl().get_library_path()}"
+    result(f"{name}; GPU: {reasons[0] or 'available'}; NCCL: {nccl}")
 
 
 def doctor(small: bool) -> None:
@@ -70,7 +75,7 @@ def doctor(small: bool) -> None:
 
 
 def results(small: bool) -> None:
-    """Compare all_reduce with NumPy: NCCL with one rank, host memory with several on one GPU."""
+    """Compare all_reduce with NumPy."""
     import cupy
 
     engine, ranks = join()
@@ -91,6 +96,31 @@ def results(small: bool) -> None:
                 calls += 1
     result(f"{calls} all_reduce over {engine}, {len(ranks)} ranks, equal NumPy's")
     dist.destroy_process_group()
+
+
+def late(small: bool) -> None:
+    """Wait for a rank that does not come: the watchdog names it, and ends the kernel that waits for it."""
+    import cupy
+
+    join()
+    array = cupy.ones(1000, "float32")
+    dist.all_reduce(array)
+    cupy.cuda.get_current_stream().synchronize()
+    if dist.get_rank():
+        try:
+            dist.barrier(timeout=30)  # which rank 0 never makes
+        except dist.DistBackendError as error:
+            print(error, flush=True)
+        os._exit(0)
+    began = time.monotonic()
+    try:
+        all_reduce_async(array, timeout=_LATE_SECONDS).wait(timedelta(seconds=30))
+    except dist.CollectiveTimeoutError as error:
+        print(error, flush=True)
+        ranks, ended = error.ranks, time.monotonic() - began
+    after = int(cupy.arange(10).sum().get())
+    result(f"rank 1 does not come: rank 0 names {list(ranks)} after {ended:.2f} s; the stream goes on: {after == 45}")
+    os._exit(0 if ranks == (1,) and after == 45 else 1)  # without a synchronization with the GPU
 
 
 def torch_tensors(small: bool) -> None:
@@ -148,4 +178,4 @@ def _torch_device(torch: Any) -> str:
 
 
 if __name__ == "__main__":
-    run((environment, doctor, results, torch_tensors, ddp), __doc__)
+    run((environment, doctor, results, late, torch_tensors, ddp), __doc__)

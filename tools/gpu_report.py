@@ -24,27 +24,26 @@ def target(text: str, met: bool, wanted: str) -> None:
 
 
 def join() -> tuple[str, range]:
-    """Join the job: NCCL with one rank, host memory with several on one GPU. Return the engine and the ranks.
+    """Join the job, over NCCL or as GPU_ENGINE says. Return the backend for arrays on GPUs, and the ranks.
 
     Raises:
-        RuntimeError: the job selected another engine.
+        RuntimeError: the job selected another backend.
     """
     import cupy
 
-    alone = os.environ["WORLD_SIZE"] == "1"
-    dist.init_process_group("nccl" if alone else "gloo", timeout=60)
+    wanted = os.environ.get("GPU_ENGINE", "nccl")
+    dist.init_process_group("nccl" if wanted == "nccl" else "gloo", timeout=60)
     cupy.cuda.Stream(non_blocking=True).use()
     dist.all_reduce(cupy.zeros(1, "float32"))
-    engine = "nccl" if alone else "mesh"
     config = dist.get_backend_config()
-    if f"cuda:{engine}" not in config:
-        raise RuntimeError(f"arrays on GPUs go over {config}, not over {engine}")
-    return engine, range(dist.get_world_size())
+    if f"cuda:{'nccl' if wanted == 'nccl' else 'mesh'}" not in config:
+        raise RuntimeError(f"arrays on GPUs go over {config}, not over {wanted}")
+    return "NCCL" if wanted == "nccl" else "host memory", range(dist.get_world_size())
 
 
-def all_reduce_async(array: Any) -> dist.Work:
+def all_reduce_async(array: Any, timeout: float | None = None) -> dist.Work:
     """Begin all_reduce of an array."""
-    work = dist.all_reduce(array, async_op=True)
+    work = dist.all_reduce(array, async_op=True, timeout=timeout)
     assert work is not None  # as at ranks outside of the group
     return work
 

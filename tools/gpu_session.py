@@ -1,4 +1,4 @@
-"""Everything that is to be seen on a machine with a GPU, in one command of under ten minutes.
+"""Everything that is to be seen on a machine with a GPU, in one command of at most eight minutes.
 
     python tools/gpu_session.py wheels     # elsewhere, with a network: what the machine lacks, into out/wheels
     python tools/gpu_session.py run        # there: all steps; $OUT, or out/gpu-session, gets summary.md and logs.tar.gz
@@ -29,11 +29,15 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS, SITE = ROOT / "out" / "wheels", ROOT / "out" / "gpu-site"
-LOCKED = ROOT / "docker" / "locked" / "core.txt"
+LOCKED = ROOT / "docker" / "locked"
+BINDINGS = ("nccl4py", "cuda-pathfinder")
+"""Packages that bind NCCL; its library is the machine's, that of torch for instance: NVIDIA's package has 300 MB."""
 PRESENT = ("colorama", "ml-dtypes", "numpy")
 """Packages that are not carried, by the names in LOCKED: the machine's own fit its CuPy and torch, or it needs none."""
 TAGS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + ["manylinux2014_x86_64"]
-TOTAL_SECONDS = 560.0
+TOTAL_SECONDS = 480.0
+SHARING_VERSION = 23_000
+"""First version of NCCL that takes ranks which share a GPU."""
 _STOP_SECONDS = 5.0
 _RESULT = re.compile(r"^(?:\[rank \d+\] )?result: (.*)$", re.MULTILINE)
 """Lines of a step's log that the summary repeats."""
@@ -52,6 +56,8 @@ class Step(NamedTuple):
         name: of the step and its log.
         command: program and arguments.
         seconds: its share of the session; it may use what earlier steps have left, too.
+        variables: of its own.
+        sharing: whether it needs an NCCL that takes ranks which share a GPU.
         module: the module that it needs, '' for none.
         tests: whether it is the tests, which load the double themselves.
     """
@@ -59,11 +65,15 @@ class Step(NamedTuple):
     name: str
     command: Sequence[str]
     seconds: float
+    variables: Mapping[str, str] = {}
+    sharing: bool = False
     module: str = ""
     tests: bool = False
 
-    def left_out(self) -> str:
-        """Return why the step cannot run, '' if it can."""
+    def left_out(self, nccl: int) -> str:
+        """Return why the step cannot run with a version of NCCL, 0 for none; '' if it can."""
+        if self.sharing and nccl < SHARING_VERSION:
+            return f"ranks that share a GPU need NCCL {SHARING_VERSION} or later; nccl4py has {nccl or 'none'}"
         if self.module and importlib.util.find_spec(self.module) is None:
             return f"{self.module} is not installed"
         return ""
@@ -79,31 +89,35 @@ def steps(double: bool, logs: Path) -> list[Step]:
     if not double:
         tests = ["tests/gpu", _NAMES, "--numprocesses", "8", "--dist", "loadfile"]
 
-    def check(ranks: int, name: str) -> list[str]:
-        return [*_RUN, str(ranks), *_CHECKS, name, *small]
+    def job(ranks: int, module: str, name: str, seconds: float, engine: str = "nccl") -> Step:
+        variables = {"GPU_ENGINE": engine, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        command = [*_RUN, str(ranks), "-m", f"tools.{module}", name, *small]
+        label = f"{name.replace('_', '-')}-{engine}-{ranks}"
+        return Step(label, command, seconds, variables, sharing=engine == "nccl" and ranks > 1)
 
-    def figures(ranks: int, name: str) -> list[str]:
-        return [*_RUN, str(ranks), *_FIGURES, name, *small]
-
+    shared = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    killed = [_PYTHON, *_FIGURES, "killed", *small]
     return [
         Step("environment", [_PYTHON, *_CHECKS, "environment"], 20),
-        Step("doctor", check(2, "doctor"), 25),
-        Step("all-reduce-1", check(1, "results"), 20),
-        Step("all-reduce-2", check(2, "results"), 20),
-        Step("all-reduce-4", check(4, "results"), 25),
-        Step("torch-tensors", check(2, "torch_tensors"), 25, module="torch"),
-        Step("torch-ddp", check(2, "ddp"), 25, module="torch"),
-        Step("targets-1", figures(1, "overhead"), 20),
-        Step("targets-2", figures(2, "figures"), 35),
-        Step("targets-4", figures(4, "figures"), 40),
-        Step("targets-killed", [_PYTHON, *_FIGURES, "killed", *small], 35),
-        Step(
-            "test-gpu", [_PYTHON, "-m", "pytest", *tests, "-v", "--tb=short", "-p", "no:cacheprovider"], 110, tests=True
-        ),
+        Step("doctor", [*_RUN, "2", *_CHECKS, "doctor"], 25),
+        job(1, "gpu_checks", "results", 20),
+        job(2, "gpu_checks", "results", 35),
+        job(4, "gpu_checks", "results", 40),
+        job(2, "gpu_checks", "results", 20, "host"),
+        job(4, "gpu_checks", "results", 20, "host"),
+        Step("torch-tensors", [*_RUN, "2", *_CHECKS, "torch_tensors", *small], 25, shared, module="torch"),
+        Step("torch-ddp", [*_RUN, "2", *_CHECKS, "ddp", *small], 30, shared, module="torch"),
+        job(2, "gpu_checks", "late", 20),
+        Step("killed-nccl", killed, 30, shared, sharing=True),
+        Step("killed-host", killed, 20, {"GPU_ENGINE": "host"}),
+        job(1, "gpu_figures", "overhead", 15),
+        job(2, "gpu_figures", "figures", 30),
+        job(2, "gpu_figures", "figures", 25, "host"),
+        Step("test-gpu", [_PYTHON, *_PYTEST, *tests], 75, tests=True),
         Step(
             "benchmarks",
             [_PYTHON, "-m", "benchmarks", *effort, "--only", "gpu", "--json", str(logs / "benchmarks.json")],
-            60,
+            30,
         ),
     ]
 
@@ -119,12 +133,14 @@ class Session:
             as a machine that is lent may give back no more.
         logs: folder for the logs until they are packed.
         environment: returns the variables of a step, given whether it gets the double of CuPy.
+        nccl: version of NCCL, 0 for none.
         title: first line of the summary.
         total: seconds for all steps.
     """
 
-    def __init__(self, out: Path, logs: Path, environment: Environment, title: str, total: float) -> None:
-        self._out, self._logs, self._environment, self._title, self._total = out, logs, environment, title, total
+    def __init__(self, out: Path, logs: Path, environment: Environment, nccl: int, title: str, total: float) -> None:
+        self._out, self._logs, self._environment, self._nccl = out, logs, environment, nccl
+        self._title, self._total = title, total
         self._rows: list[tuple[str, str, str]] = []
         self._results: list[str] = []
 
@@ -132,8 +148,8 @@ class Session:
         """Run steps one after the other; return whether all that ran ended with exit code 0."""
         until, passed = time.monotonic() + self._total, True
         for number, step in enumerate(chosen):
-            later = sum(other.seconds for other in chosen[number + 1 :] if not other.left_out())
-            reason = step.left_out()
+            later = sum(other.seconds for other in chosen[number + 1 :] if not other.left_out(self._nccl))
+            reason = step.left_out(self._nccl)
             began = time.monotonic()
             outcome = f"left out: {reason}" if reason else self._run(step, until - began - later, double)
             passed = passed and (bool(reason) or outcome == "0")
@@ -149,7 +165,8 @@ class Session:
         with log.open("wb") as file:
             file.write(f"$ {' '.join(step.command)}\n".encode())
             file.flush()
-            code = _call(step.command, self._environment(double and not step.tests), file.fileno(), seconds)
+            variables = {**self._environment(double and not step.tests), **step.variables}
+            code = _call(step.command, variables, file.fileno(), seconds)
         text = log.read_text(errors="replace")
         self._results += [f"{step.name}: {found}" for found in _RESULT.findall(text)]
         shutil.move(log, self._logs / log.name)
@@ -210,10 +227,17 @@ def why_no_gpu() -> str:
     return "" if done.returncode == 0 else next(reversed(done.stderr.split("\n")[:-1]), "Python failed")
 
 
+def nccl_version(variables: Mapping[str, str]) -> int:
+    """Return the version of the NCCL that nccl4py finds, 0 for none."""
+    code = "from rankmesh_agent.device import runtime; print(runtime.nccl().get_version())"
+    done = subprocess.run([_PYTHON, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False)
+    return int(done.stdout or 0)
+
+
 def install(wheels: Path) -> list[Path]:
-    """Unpack the wheels if this Python lacks FastAPI; return the folders to search for modules before all others."""
+    """Unpack the wheels if this Python lacks some; return the folders to search for modules before all others."""
     files = sorted(map(str, wheels.glob("*.whl")))
-    if importlib.util.find_spec("fastapi") is not None or not files:
+    if not files or all(map(importlib.util.find_spec, ("fastapi", "nccl"))):
         return []
     shutil.rmtree(SITE, ignore_errors=True)
     pip = [_PYTHON, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
@@ -226,12 +250,13 @@ def install(wheels: Path) -> list[Path]:
 # Wheels
 
 
-def missing(present: Sequence[str], text: str) -> Iterator[str]:
+def missing(present: Sequence[str]) -> Iterator[str]:
     """Yield the locked requirements, with their hashes, of the packages that are not present."""
-    for entry in re.sub(r"\\\n\s*", "", text).splitlines():
-        name = re.match(r"[\w.-]+", entry)
-        if name is not None and name.group() not in present:
-            yield entry
+    for file, wanted in (("core.txt", None), ("gpu-cuda13.txt", BINDINGS)):
+        for entry in re.sub(r"\\\n\s*", "", (LOCKED / file).read_text()).splitlines():
+            name = re.match(r"[\w.-]+", entry)
+            if name is not None and name.group() not in present and (wanted is None or name.group() in wanted):
+                yield entry
 
 
 def download(folder: Path, present: Sequence[str]) -> None:
@@ -239,7 +264,7 @@ def download(folder: Path, present: Sequence[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     wanted = folder / "requirements.txt"
-    wanted.write_text("\n".join(missing(present, LOCKED.read_text())) + "\n")
+    wanted.write_text("\n".join(missing(present)) + "\n")
     pip = [_PYTHON, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"]
     target = ["--python-version", "3.12", "--implementation", "cp", *(f"--platform={tag}" for tag in TAGS)]
     subprocess.run([*pip, *target, "--dest", str(folder), "--requirement", str(wanted)], check=True)
@@ -275,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         variables = functools.partial(environment, install(options.wheels))
         print(title, flush=True)
-        session = Session(out, Path(logs), variables, title, options.seconds)
+        session = Session(out, Path(logs), variables, nccl_version(variables(bool(reason))), title, options.seconds)
         passed = session.run([step for step in every if step.name in (options.steps or [step.name])], bool(reason))
     print((out / "summary.md").read_text())
     return 0 if passed else 1

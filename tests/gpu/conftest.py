@@ -77,9 +77,9 @@ class Machine:
 
     def engine(self, name: str, size: int, **options: object) -> tuple[Variables, str | None]:
         """Return the ranks' variables, and the backend to ask for, with which an engine carries out the calls."""
-        if name == "nccl":
+        if name == "nccl" and not 0 < self.gpus < size:
             return self.own(size, **options), "nccl"
-        if name == "nccl, one gpu":
+        if name in ("nccl", "nccl, one gpu"):
             return self.together(size, **options), "nccl"
         return self.shared(size, **options), "gloo"
 

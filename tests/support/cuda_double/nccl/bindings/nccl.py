@@ -97,6 +97,10 @@ def get_version() -> int:
     return _VERSION
 
 
+def get_library_path() -> str:
+    return "/double/libnccl.so.2"
+
+
 def get_error_string(result: int) -> str:
     return _TEXTS[result]
 
