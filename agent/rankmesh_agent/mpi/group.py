@@ -52,7 +52,8 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
-    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.clean]
+    # A rank that left is alive in MPI_Finalize, where it waits for the others.
+    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.left]
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls, "dead": dead}).encode()
     members = [json.loads(bytes(payload)) for payload in gather_payloads(link, mine)]
     for group_rank, member in enumerate(members):
@@ -68,6 +69,8 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
     try:
         parent = _parent(group, ranks, {peer for member in members for peer in member["dead"]})
         comm = parent.Create_group(mpi_group, group.id % _TAGS)
+    except MPI.Exception as error:
+        raise DistBackendError(f"MPI cannot make the communicator of group {group.name!r}: {error}") from error
     finally:
         mpi_group.Free()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
