@@ -27,7 +27,8 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
         compare_calls: whether this member requests that calls are compared.
 
     Raises:
-        DistBackendError: a member has no MPI, or the members are not all in one MPI job; raised at all of them.
+        DistBackendError: a member has no MPI, the members are not all in one MPI job, or MPI makes no communicator
+            after a death; raised at all of them.
     """
     made: list[tuple[Any, bool]] = []
     # A call over messages with a number of its own: those of the group's first set-up may still be on their way.
@@ -39,14 +40,7 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
 
 
 def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bool) -> tuple[Any, bool]:
-    """Create mpi4py's communicator of a group; a collective call, in whose set-up the members are.
-
-    Returns:
-        The communicator, with the group's ranks, and whether any member requests that calls are compared.
-
-    Raises:
-        DistBackendError: a member has no MPI, or the members are not all in one MPI job; raised at all of them.
-    """
+    """Return mpi4py's communicator of a group, and whether any member requests that calls are compared."""
     try:
         MPI, why = mpi(), ""  # noqa: N806  # mpi4py's usual name
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -78,16 +72,7 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
 
 
 def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
-    """Return a communicator without dead processes: MPI makes a group's from no other; a collective call.
-
-    Args:
-        group: the group.
-        ranks: its members in MPI's world.
-        dead: dead ranks, as far as any member knows.
-
-    Raises:
-        DistBackendError: ranks have died, and the group has not all others; or another one dies now.
-    """
+    """Return a communicator without dead ranks for the ranks of a group: MPI makes none from another one."""
     global _survivors
     world = mpi().COMM_WORLD
     parent, living = _survivors or (world, frozenset(range(world.size)))
