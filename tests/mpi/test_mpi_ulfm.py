@@ -108,3 +108,29 @@ def come_late(me: Me, victims: list[int]) -> None:
 
 def test_a_call_that_is_late_raises_and_other_groups_go_on(ranks: Ranks) -> None:
     run(ranks, come_late, [])
+
+
+def leave(me: Me, victims: list[int], how: str) -> None:
+    dist.init_process_group("mpi", timeout=60)
+    dist.barrier()
+    if me.rank in victims:
+        me.wait_for("waits-0", "waits-1", "waits-2")
+        if how == "raise":
+            raise RuntimeError("a mistake")
+        dist.destroy_process_group()
+        return
+    threading.Timer(0.3, me.mark, [f"waits-{me.rank}"]).start()
+    told = me.attempt(dist.all_reduce, np.ones(3))
+    assert (told["error"], told["ranks"]) == ("RankFailedError", victims), told
+    assert ") left" in told["text"], told
+    dist.shrink_group(victims)
+    array = np.ones(3)
+    dist.all_reduce(array)
+    assert array.tolist() == [3.0] * 3
+    dist.destroy_process_group()
+    me.report(ended=True)
+
+
+@pytest.mark.parametrize("how", ["raise", "leave"])
+def test_the_world_shrinks_by_a_rank_that_left(ranks: Ranks, how: str) -> None:
+    run(ranks, leave, [3], how=how)

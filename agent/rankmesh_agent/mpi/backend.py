@@ -33,10 +33,6 @@ class MpiBackend(Backend):
         group: the group.
         comm: mpi4py's communicator of the group; ``close`` frees it.
         compare_calls: whether the members compare their calls over the link before each.
-
-    Attributes:
-        comm: see above.
-        in_call: whether a call is inside MPI, where only its own end or the end of the process ends it.
     """
 
     name: ClassVar[str] = "mpi"
@@ -45,7 +41,6 @@ class MpiBackend(Backend):
     messages: MpiMessages
 
     def __init__(self, group: LocalCommunicator, comm: Any, compare_calls: bool) -> None:
-        self.in_call = False
         self.comm = comm
         self.messages = MpiMessages(comm, group)
         self._collectives = Collectives(comm)
@@ -55,7 +50,7 @@ class MpiBackend(Backend):
         self._compare_calls = compare_calls
         self._error: Any = mpi().Exception
         self._faults = fault_classes()
-        self._watchdog = CallWatchdog(group, self.messages, lambda: self.in_call, comm.Revoke if self._faults else None)
+        self._watchdog = CallWatchdog(group, self.messages, comm.Revoke if self._faults else None)
         self._check = self._watchdog.check
         if group.size > 1:
             WATCHDOG.add(self._check)
@@ -72,11 +67,11 @@ class MpiBackend(Backend):
             verify(self._link, context)
             if algorithm is verify:
                 return
-        self.in_call = True
+        self._watchdog.in_call = True
         try:
             algorithm(*arguments)
         except CallMismatchError:
-            self.in_call = False
+            self._watchdog.in_call = False
             raise_mismatch(self._link, context)
         except self._error as error:
             if error.Get_error_class() in self._faults:
@@ -88,7 +83,7 @@ class MpiBackend(Backend):
                 seq=context.seq,
             ) from error
         finally:
-            self.in_call = False
+            self._watchdog.in_call = False
 
     def _raise_failure(self) -> None:
         """End the call at all members, and raise the group's failure once the mesh knows it."""
@@ -114,5 +109,5 @@ class MpiBackend(Backend):
         comm, self.comm = self.comm, None
         # With a lost member or an active call, Free could wait without end, unless MPI knows of deaths.
         missing = not self._faults and any(rank in self._lost for rank in self._group.ranks)
-        if comm is not None and not missing and not self.in_call and not mpi().Is_finalized():
+        if comm is not None and not missing and not self._watchdog.in_call and not mpi().Is_finalized():
             comm.Free()

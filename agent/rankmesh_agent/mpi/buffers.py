@@ -31,11 +31,7 @@ def spec(array: Array) -> Any:
 
 
 class PackedBuffer:
-    """Arrays of one dtype as contiguous memory: their own if they are contiguous and ``copy`` is false, else a copy.
-
-    Attributes:
-        counts: sizes of the arrays.
-    """
+    """Arrays of one dtype as contiguous memory: their own if they are contiguous and ``copy`` is false, else a copy."""
 
     def __init__(self, arrays: Sequence[Array], *, copy: bool = False) -> None:
         self._arrays = arrays

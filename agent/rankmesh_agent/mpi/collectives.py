@@ -1,9 +1,8 @@
 """A group's collectives as calls of MPI.
 
 Arrays that are contiguous in memory are passed as they are, others as a copy. A call with more elements than MPI can
-count is split: all its arrays into pieces, with one MPI call for all first pieces, one for all second pieces, and so
-on. The decision to split depends only on facts that all members share. Element types too narrow to accumulate in are
-reduced in a wider type, also by pieces, which keeps the copy small.
+count is split, by facts that all members share: one MPI call takes the first pieces of all arrays, the next one the
+second pieces. Element types too narrow to accumulate in are reduced in a wider type, also by pieces.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ _PIECE_ELEMENTS = 1 << 24
 
 
 class Collectives:
-    """One rank's side of a group's collectives.
-
-    Args:
-        comm: mpi4py's communicator of the group.
-        max_count: largest count of an MPI call; smaller in tests.
-    """
+    """One rank's side of a group's collectives; ``max_count`` is smaller in tests."""
 
     def __init__(self, comm: Any, max_count: int = MAX_COUNT) -> None:
         self._comm = comm
@@ -180,10 +174,7 @@ class Collectives:
             taken.unpack()
 
     def _check_lengths(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> tuple[int, int]:
-        """Compare the lengths that the members send with those that their peers expect.
-
-        Returns:
-            Elements of the longest array, and of all arrays of the member that has most.
+        """Return the elements of the longest array, and of all arrays of the member that has most.
 
         Raises:
             CallMismatchError: a member sends more or less than a peer expects; raised at all members.

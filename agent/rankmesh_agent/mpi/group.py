@@ -27,7 +27,8 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
         compare_calls: whether this member requests that calls are compared.
 
     Raises:
-        DistBackendError: a member has no MPI, or the members are not all in one MPI job; raised at all of them.
+        DistBackendError: a member has no MPI, the members are not all in one MPI job, or MPI makes no communicator
+            after a death; raised at all of them.
     """
     made: list[tuple[Any, bool]] = []
     # A call over messages with a number of its own: those of the group's first set-up may still be on their way.
@@ -39,20 +40,14 @@ def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
 
 
 def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bool) -> tuple[Any, bool]:
-    """Create mpi4py's communicator of a group; a collective call, in whose set-up the members are.
-
-    Returns:
-        The communicator, with the group's ranks, and whether any member requests that calls are compared.
-
-    Raises:
-        DistBackendError: a member has no MPI, or the members are not all in one MPI job; raised at all of them.
-    """
+    """Return mpi4py's communicator of a group, and whether any member requests that calls are compared."""
     try:
         MPI, why = mpi(), ""  # noqa: N806  # mpi4py's usual name
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
-    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.clean]
+    # A rank that left is alive in MPI_Finalize, where it waits for the others.
+    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.left]
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls, "dead": dead}).encode()
     members = [json.loads(bytes(payload)) for payload in gather_payloads(link, mine)]
     for group_rank, member in enumerate(members):
@@ -68,6 +63,8 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
     try:
         parent = _parent(group, ranks, {peer for member in members for peer in member["dead"]})
         comm = parent.Create_group(mpi_group, group.id % _TAGS)
+    except MPI.Exception as error:
+        raise DistBackendError(f"MPI cannot make the communicator of group {group.name!r}: {error}") from error
     finally:
         mpi_group.Free()
     comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -75,16 +72,7 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
 
 
 def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
-    """Return a communicator without dead processes: MPI makes a group's from no other; a collective call.
-
-    Args:
-        group: the group.
-        ranks: its members in MPI's world.
-        dead: dead ranks, as far as any member knows.
-
-    Raises:
-        DistBackendError: ranks have died, and the group has not all others; or another one dies now.
-    """
+    """Return a communicator without dead ranks for the ranks of a group: MPI makes none from another one."""
     global _survivors
     world = mpi().COMM_WORLD
     parent, living = _survivors or (world, frozenset(range(world.size)))

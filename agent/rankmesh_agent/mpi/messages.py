@@ -61,11 +61,7 @@ def poll_orphaned() -> None:
 
 
 class MpiMessages:
-    """One rank's side of a group's messages; a MessageTransport.
-
-    Args:
-        comm: mpi4py's communicator of the group.
-        group: the group, which a message that does not fit ends.
+    """One rank's side of a group's messages; see MessageTransport.
 
     Attributes:
         max_count: largest count of an MPI call, in bytes; smaller in tests.
@@ -85,22 +81,14 @@ class MpiMessages:
         self._faults = fault_classes()
 
     def send(self, rank: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to send ``view`` to a rank; it must stay unchanged until the transfer is done.
-
-        Raises:
-            ValueError: the tag is out of range.
-        """
+        """Begin to send ``view`` to a rank; raise ValueError if the tag is out of range, as ``receive`` does."""
         transfer = Transfer()
         self._begin(self._comm.Isend, view, transfer, self._ranks.index(rank), self._mpi_tag(tag))
         self._progress()
         return transfer
 
     def receive(self, source: int, view: memoryview, dtype: int, tag: int) -> Transfer:
-        """Begin to receive into ``view`` from a rank, or from ANY.
-
-        Raises:
-            ValueError: the tag is out of range.
-        """
+        """Begin to receive into ``view`` from a rank, or from ANY."""
         self._mpi_tag(tag)
         transfer = Transfer()
         self._posted.append(Receive(source, tag, dtype, view, transfer))

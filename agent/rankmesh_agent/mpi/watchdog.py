@@ -1,12 +1,11 @@
-"""Watchdog of calls inside MPI: it ends the process when a call cannot end.
+"""Watchdog of calls inside MPI: a thread that ends a call that cannot end by itself.
 
-Nothing interrupts a call inside MPI: no signal, no deadline, not the end of a rank that it waits for. So a thread of
-the process checks, several times a second, whether a call inside MPI has lost a member, has passed its deadline, or
-differs from the calls of the other members. It logs the error that the CPU backend would raise, aborts the group at all
-members, and ends the job with MPI_Abort if the call has not ended a moment later.
+Such a call has lost a member, has passed its deadline, or differs from the calls of the other members. The watchdog
+aborts the group at all members. With ULFM it revokes the communicator, which ends the call; without, nothing interrupts
+the call, so the watchdog logs the error, and ends the job with MPI_Abort.
 
-The missing ranks are known from progress reports over the group's message link: a rank whose call takes long reports
-its sequence number, and every rank that has come as far, or further, reports back.
+The missing ranks are known from reports over the group's message link: a rank whose call takes long reports its
+sequence number, and every rank that has come as far, or further, reports back.
 """
 
 from __future__ import annotations
@@ -39,27 +38,19 @@ WATCHDOG = Watchdog("rankmesh-mpi-watchdog", _GRACE_SECONDS + 1)
 
 
 class CallWatchdog:
-    """Watches one group's calls inside MPI.
+    """Watches one group's calls inside MPI, and progresses its messages.
 
-    Args:
-        group: the group.
-        messages: the group's point-to-point messages, which the watchdog progresses.
-        in_call: returns whether a call is inside MPI.
-        revoke: ends the call at all members, None if MPI cannot (ULFM).
+    Attributes:
+        in_call: whether a call is inside MPI.
+        revoke: ends the call at all members, None if MPI cannot.
     """
 
-    def __init__(
-        self,
-        group: LocalCommunicator,
-        messages: MpiMessages,
-        in_call: Callable[[], bool],
-        revoke: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, group: LocalCommunicator, messages: MpiMessages, revoke: Callable[[], None] | None) -> None:
+        self.in_call = False
+        self.revoke = revoke
         self._state = group.state
         self._link = group.link
         self._messages = messages
-        self._in_call = in_call
-        self._revoke = revoke
         self._reported = 0
         self._reported_at = 0.0
 
@@ -74,16 +65,17 @@ class CallWatchdog:
         if call is START_UP or state.engine.closed:
             return POLL_SECONDS
         now = time.monotonic()
-        active = started_at is not None and self._in_call() and state.seq == seq
+        active = started_at is not None and self.in_call and state.seq == seq
         late = active and now > deadline
         peers_at = max((report.seq for report in link.progress.values() if report.seq <= seq), default=0)
         if self._reported < (seq if late or (active and now - (started_at or now) > _REPORT_SECONDS) else peers_at):
             self.report_progress()
         link.pass_on_progress()
         if active:
-            error = self._error(call, seq)
+            missing = [state.ranks[member] for member in link.lagging(seq)]
+            error = self._error(call, seq, missing)
             if error is None and late and now > max(deadline, self._reported_at) + _REPLY_SECONDS:
-                error = self._timeout_error(call, seq)
+                error = self._timeout_error(call, seq, missing)
             if error is not None:
                 self._end(error, seq)
         return POLL_SECONDS
@@ -95,14 +87,10 @@ class CallWatchdog:
             self._reported, self._reported_at = seq, time.monotonic()
             self._link.report_progress(seq, call.fingerprint, str(call))
 
-    def _missing(self, seq: int) -> list[int]:
-        """Return the members that have not reported a call, as ranks of the mesh."""
-        return [self._state.ranks[member] for member in self._link.lagging(seq)]
-
-    def _timeout_error(self, call: Call, seq: int) -> DistError:
+    def _timeout_error(self, call: Call, seq: int, missing: list[int]) -> DistError:
         """Return the error of a call that passed its deadline, with the calls of members that are in other ones."""
         state = self._state
-        error = state.timeout_error(self._missing(seq), f"{call.name} #{seq}", state.deadline, seq)
+        error = state.timeout_error(missing, f"{call.name} #{seq}", state.deadline, seq)
         others = [
             f"rank {state.global_ranks[member]} has come to {report.description} #{report.seq}"
             for member, report in sorted(self._link.progress.items())
@@ -113,12 +101,12 @@ class CallWatchdog:
         message = f"{error.message}. This is {call} #{seq}; {'; '.join(others)}"
         return CollectiveTimeoutError(message, **error.details())
 
-    def _error(self, call: Call, seq: int) -> DistError | None:
+    def _error(self, call: Call, seq: int, missing: list[int]) -> DistError | None:
         """Return why the active call cannot complete, None if it can."""
         state = self._state
         try:
             state.raise_if_failed()
-            state.raise_if_peer_lost(self._missing(seq), f"{call.name} #{seq}")
+            state.raise_if_peer_lost(missing, f"{call.name} #{seq}")
         except DistError as error:
             return error
         reports = {member: report for member, report in self._link.progress.items() if report.seq == seq}
@@ -138,9 +126,9 @@ class CallWatchdog:
     def _end(self, error: DistError, seq: int) -> None:
         """Abort the group because of an error, and end the call: by MPI, else with the job, and log the error then."""
         state = self._state
-        if self._revoke is not None:
+        if self.revoke is not None:
             state.abort(error)
-            self._revoke()
+            self.revoke()
             return
         _log.critical(
             "%s: %s. MPI lets nothing end this call but the end of the job: rank %d ends it",
@@ -151,7 +139,7 @@ class CallWatchdog:
         state.abort(error)
         until = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < until:
-            if not self._in_call() or state.seq != seq:
+            if not self.in_call or state.seq != seq:
                 return
             time.sleep(POLL_SECONDS / 10)
         mpi().COMM_WORLD.Abort(1)
