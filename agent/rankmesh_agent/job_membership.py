@@ -24,7 +24,7 @@ from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.connector_thread import ConnectorThread
 from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
-from rankmesh_agent.wire.errors import DistBackendError, RankFailedError
+from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.overlay import neighbours
 from rankmesh_agent.wire.schemas import GroupInfo, GrowingWorld, Heartbeat, JoinRequest, Leave, LostRank, Member
@@ -214,12 +214,10 @@ class JobMembership:
     def ended(self) -> dict[int, Disconnect]:
         """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
         with self.gateway.sibling() as client:  # heartbeats do not wait for this request
-            return self._ended_ranks(client)
-
-    def _ended_ranks(self, client: GatewayClient) -> dict[int, Disconnect]:
+            ended = client.ended_ranks(self.name, self.epoch) or ()
         return {
             info.member.rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
-            for info in client.ended_ranks(self.name, self.epoch) or ()
+            for info in ended
         }
 
     def _ended(self, unreached: Collection[int]) -> dict[int, Disconnect]:
@@ -230,13 +228,14 @@ class JobMembership:
         Args:
             unreached: ranks that cannot be reached.
         """
-        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
-            ended = self._ended_ranks(client)
-            unknown = set(unreached) - ended.keys()
-            known = client.ranks(self.name, self.epoch) if unknown else None
-        if known:
-            unknown -= {info.member.rank for info in known}
-            self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown}
+        ended = self.ended()
+        unknown, own = set(unreached) - ended.keys(), self.member.rank
+        known: set[int] = set()
+        if unknown:
+            with contextlib.suppress(GatewayUnreachableError):
+                known = {member.rank for member in self._find_members([own, *unknown])}
+        if own in known:  # the gateway has had heartbeats of this epoch
+            self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown - known}
         return ended | {
             rank: Disconnect("the gateway does not know it any more", clean=True, left=True)
             for rank, answers in self._unknown.items()

@@ -43,13 +43,6 @@ UNAVAILABLE = frozenset({500, 502, 503, 504})
 
 
 @dataclass
-class _Snapshot:
-    """The part of the gateway's snapshot that is read."""
-
-    ranks: list[RankInfo]
-
-
-@dataclass
 class _Waiting:
     """The part of the entry of a waiting process that is read."""
 
@@ -179,17 +172,8 @@ class GatewayClient:
 
     def ended_ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
         """Return the ranks of an epoch that have left or failed, None if the gateway does not answer."""
-        return self._read_if_there(list[RankInfo], "ended", EpochRequest(job, epoch))
-
-    def ranks(self, job: str, epoch: int) -> list[RankInfo] | None:
-        """Return the ranks of an epoch that the gateway knows, None if it does not answer."""
-        # Not /v1/ranks: the gateway would import the web framework first, for seconds on a busy machine.
-        found = self._read_if_there(_Snapshot, "snapshot")
-        return None if found is None else [rank for rank in found.ranks if (rank.job, rank.epoch) == (job, epoch)]
-
-    def _read_if_there(self, kind: type[T], path: str, document: object | None = None) -> T | None:
         try:
-            return self.read(kind, path, document)
+            return self.read(list[RankInfo], "ended", EpochRequest(job, epoch))
         except (UnavailableError, DistError):
             return None
 

@@ -17,6 +17,7 @@ from support.joins import join_as
 from support.pauses import despite_pauses
 
 from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.membership import heartbeats
 from rankmesh_agent.membership.gateway_client import GatewayClient, gateway_id
 from rankmesh_agent.membership.heartbeats import RankHeartbeats
@@ -288,6 +289,19 @@ class TestRaiseIfLeft:
                 client.raise_if_left("job", 1)
         assert caught.value.ranks == (1,)
         assert not loaded
+
+
+class TestEnded:
+    def test_a_rank_that_a_restarted_gateway_does_not_know_has_left_after_three_answers(self):
+        registry = Registry()
+        with serving(create_app(registry)) as url, client_of(lambda: url) as client:
+            client.url = url
+            job = object.__new__(JobMembership)
+            job.gateway, job.name, job.epoch, job.member, job._unknown = client, "job", 1, member(0), {}
+            assert job._ended([1, 2]) == {}, "the gateway has had no heartbeat yet"
+            for rank in (0, 2):
+                registry.heartbeat(Heartbeat("job", 1, 3, member(rank)))
+            assert [list(job._ended([1, 2])) for _ in range(3)] == [[], [], [1]]
 
 
 class TestGatewayId:
