@@ -212,11 +212,6 @@ def synchronize_stream(stream: int) -> None:
     _runtime().streamSynchronize(stream)
 
 
-def synchronize_device() -> None:
-    """Wait until all work enqueued on the current device has completed. Cannot be interrupted."""
-    _runtime().deviceSynchronize()
-
-
 def create_event() -> int:
     """Create an event."""
     return int(_runtime().eventCreateWithFlags(_NO_TIMING))

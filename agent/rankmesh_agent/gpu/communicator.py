@@ -13,8 +13,9 @@ import numpy as np
 
 from rankmesh_agent.device import runtime
 from rankmesh_agent.device.array import DeviceArray
-from rankmesh_agent.gpu import nccl
 from rankmesh_agent.gpu.launch import EventPool, Launch, LaunchedWork
+from rankmesh_agent.gpu.nccl import NcclBackend
+from rankmesh_agent.gpu.reductions import reduction
 from rankmesh_agent.gpu.watchdog import GpuWatchdog
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
@@ -47,7 +48,7 @@ class GpuCommunicator(Communicator):
 
     on_device = True
 
-    def __init__(self, host: Communicator, backend: nccl.NcclBackend) -> None:
+    def __init__(self, host: Communicator, backend: NcclBackend) -> None:
         super().__init__(host.id, host.name, host.ranks, host.ranks[host.rank], host.timeout)
         self._host = host
         self.state, self.queue = host.state, host.queue
@@ -66,7 +67,7 @@ class GpuCommunicator(Communicator):
 
     def for_reduction(self, dtype: np.dtype[Any], op: ReduceOp) -> Communicator:
         """See Communicator: reductions that NCCL lacks are those of arrays in host memory, with one warning."""
-        if nccl.reduction(dtype, op) is not None:
+        if reduction(dtype, op) is not None:
             return self
         if not self._warned and self.rank == 0:
             what, name = f"{op.name} of {display(dtype)}", self.name
