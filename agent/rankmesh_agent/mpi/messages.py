@@ -48,15 +48,23 @@ class _InFlight:
     view: memoryview
     transfer: Transfer
 
+    def test(self) -> bool:
+        """Return whether MPI is done with the message, and record how it has ended."""
+        try:
+            if not self.request.Test():
+                return False
+        except mpi().Exception as error:
+            if error.Get_error_class() in fault_classes():
+                return not self.request  # the caller's wait ends by the group's failure, which names the rank
+            self.transfer.error = DistBackendError(f"a message: MPI error: {error}")
+        self.transfer.done = True
+        return True
+
 
 def poll_orphaned() -> None:
     """Progress the messages of groups that have ended, and drop completed ones; for the watchdog's thread."""
     for message in _orphaned[:]:
-        try:
-            done = message.request.Test()
-        except mpi().Exception:
-            done = True  # the group has ended, so no caller gets the error
-        if done:
+        if message.test():
             _orphaned.remove(message)
 
 
@@ -146,7 +154,7 @@ class MpiMessages:
             while count and self._match(source, tag):
                 count -= 1
         for message in self._in_flight[:]:
-            if self._test(message):
+            if message.test():
                 self._in_flight.remove(message)
 
     def _match(self, source: int, tag: int) -> bool:
@@ -157,7 +165,7 @@ class MpiMessages:
             message = self._comm.Improbe(rank, self._mpi_tag(tag), status)
         except self._error as error:
             if error.Get_error_class() in self._faults:
-                return False  # the waits end by the group's failure, which names the rank
+                return False  # see _InFlight.test
             raise DistBackendError(f"a message: MPI error: {error}") from error
         if message is None:
             return False
@@ -191,18 +199,6 @@ class MpiMessages:
             request = function((view, 1, blocks), *where)
             blocks.Free()  # MPI keeps it for the request
         self._in_flight.append(_InFlight(request, view, transfer))
-
-    def _test(self, message: _InFlight) -> bool:
-        """Return whether MPI is done with a message."""
-        try:
-            if not message.request.Test():
-                return False
-        except self._error as error:
-            if error.Get_error_class() in self._faults:
-                return not message.request  # see _match
-            message.transfer.error = DistBackendError(f"a message: MPI error: {error}")
-        message.transfer.done = True
-        return True
 
     def _mpi_tag(self, tag: int) -> int:
         """Return MPI's tag: the first quarter has tags from 0, the second negative ones, the others tags of objects."""

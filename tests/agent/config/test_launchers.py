@@ -19,6 +19,7 @@ from rankmesh_agent.config.launchers import (
     detect_launcher,
     first_host_in,
     first_pod,
+    started_with_ulfm,
 )
 from rankmesh_agent.config.settings import Settings
 
@@ -299,3 +300,9 @@ def test_the_first_of_slurms_nodes(nodes, first):
 )
 def test_the_first_pod(name, index, first):
     assert first_pod(name, index) == first
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_ulfm(value: str, expected: bool) -> None:
+    assert started_with_ulfm({"OMPI_MCA_mpi_ft_enable": value}) is expected
+    assert not started_with_ulfm({})
