@@ -1,9 +1,7 @@
 """Thresholds from which the next algorithm of a row of ``select`` is faster: ``python -m benchmarks.tune``.
 
 Every row of ``rankmesh_agent.collectives.select`` with more than one algorithm is measured, each algorithm on every
-size it can take, through the public call. Prints the table for ``rankmesh_agent/collectives/thresholds.py``, and the
-figures of the model by which ``select`` goes on for more ranks: the start-up time of a message between two ranks, and
-the time of a byte.
+size it can take, through the public call. Prints the limits of the table.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ from benchmarks.results import Results
 from benchmarks.rounds import in_rounds, progress
 from benchmarks.workers import WorkerGroup
 from rankmesh_agent.backends.cpu import CpuBackend
-from rankmesh_agent.collectives.select import Medium, candidates, table_row
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import TABLE, Medium, algorithms
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.wire.ops import OpType
 
-Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, int]]]
+Limits = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 SIZES = tuple(KIB << power for power in range(14))
 SLOT = Settings().slot_bytes
 """Bytes of a slot by default: over shared memory all algorithms but a row's last need it."""
@@ -42,8 +39,6 @@ MEASURED_BY: dict[Medium, str] = {
     "reads": "rankmesh-shm",
 }
 """The implementation that shows each medium on one host; other media keep their thresholds."""
-MESSAGE_SIZES = (4, 1 << 20)
-"""Bytes of the messages that are measured for the model."""
 EFFORT = Effort(rounds=5, repetitions=2, seconds=0.005)
 
 
@@ -60,7 +55,7 @@ class Row(NamedTuple):
     @property
     def algorithms(self) -> list[tuple[float, str]]:
         """The most bytes that each algorithm can take at all, and its name, in the table's order."""
-        return [(most, one.__name__) for most, one in candidates(self.kind, self.medium, SLOT)]
+        return [(most, one.__name__) for most, one in algorithms(self.kind, self.medium, SLOT)]
 
 
 class Sample(NamedTuple):
@@ -72,16 +67,11 @@ class Sample(NamedTuple):
 
 def rows() -> list[Row]:
     """Return the rows that have a choice and can be measured on one host."""
-    found = []
-    for medium in MEASURED_BY:
-        for kind in set(OpType) - {OpType.ALL_TO_ALL}:  # whose lengths the others do not know
-            try:
-                choice = candidates(kind, medium)
-            except KeyError:  # not a collective
-                continue
-            if table_row(kind, medium) == medium and len(choice) > 1:
-                found.append(Row(kind, medium))
-    return sorted(found)
+    return sorted(
+        Row(kind, medium)
+        for (kind, medium), choice in TABLE.items()
+        if medium in MEASURED_BY and len(choice) > 1 and kind is not OpType.ALL_TO_ALL  # lengths are each rank's own
+    )
 
 
 def switching(algorithms: Sequence[tuple[float, str]], samples: Sequence[Sample]) -> dict[str, int]:
@@ -136,30 +126,13 @@ def measure(group: WorkerGroup, row: Row, sizes: Iterable[int]) -> list[Sample] 
     ]
 
 
-def start_up_and_byte(times: Mapping[int, float]) -> tuple[float, float]:
-    """Return the seconds that a message takes, and that each of its bytes takes in addition.
-
-    Args:
-        times: seconds of messages, by their bytes: of short ones the first, of long ones the second dominates.
-    """
-    shortest, longest = min(times), max(times)
-    return times[shortest], max(0.0, times[longest] - times[shortest]) / (longest - shortest)
-
-
-def measure_messages(group: WorkerGroup) -> tuple[float, float]:
-    """Return the figures of the model for a medium of messages; see start_up_and_byte."""
-    cells = {
-        nbytes: Cell(Case("broadcast link tree_link", group.ranks, nbytes), group.implementation.name)
-        for nbytes in MESSAGE_SIZES
-    }
-    results = Results()
-    in_rounds([group], {cell.case: EFFORT for cell in cells.values()}, results)
-    return start_up_and_byte({nbytes: results.median(cell) / 1e6 for nbytes, cell in cells.items()})
-
-
 def tune(wanted: Sequence[Row], ranks: Sequence[int], sizes: Sequence[int]) -> Limits:
-    """Return the thresholds with what is measured in place of what was there for the same row and number of ranks."""
-    limits = {key: {name: dict(counts) for name, counts in row.items()} for key, row in LIMITS.items()}
+    """Return the limits of the table, those of the rows and numbers of ranks that are measured replaced."""
+    limits: dict[tuple[str, str], dict[str, dict[int, float]]] = {
+        (kind.name, medium): {row.algorithm.__name__: dict(row.limits) for row in choice if row.only != "wide"}
+        for (kind, medium), choice in TABLE.items()
+        if len(choice) > 1
+    }
     for name in dict.fromkeys(MEASURED_BY[row.medium] for row in wanted):
         tuned = replace(IMPLEMENTATIONS[name], program="benchmarks.tune", arguments=("--worker",))
         for count in ranks:
@@ -204,7 +177,7 @@ class Override:
         if wanted == "?":
             OPERATIONS[name].for_bytes(world, nbytes).call()
             return self.answer
-        self.algorithm = {found.__name__: found for _, found in candidates(self.kind, medium)}[wanted]
+        self.algorithm = {found.__name__: found for _, found in algorithms(self.kind, medium)}[wanted]
         return worker.timings(world, name, nbytes, calls, repetitions)
 
 
@@ -217,10 +190,6 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     options = parser.parse_args()
     pprint.pprint(tune([known[name] for name in options.only], options.ranks, options.sizes), width=120)
-    of_messages = IMPLEMENTATIONS[MEASURED_BY["link"]]
-    with WorkerGroup(replace(of_messages, program="benchmarks.tune", arguments=("--worker",)), 2) as group:
-        start_up, byte = measure_messages(group)
-    print(f"START_UP_SECONDS: link {start_up:.3g}; SECONDS_A_BYTE: link {byte:.3g}")
 
 
 if __name__ == "__main__":

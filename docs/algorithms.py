@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,19 +19,51 @@ MEDIA = {
     "link": "TCP, and other messages",
     "hosts": "several hosts",
 }
+NOTES = defaultdict(
+    str,
+    slot=", at most a slot",
+    lane=", at most a slot from all ranks together",
+    wide=", if partial results are wider than the arrays",
+    shares_cores=", if ranks share cores",
+)
+UNITS = {1 << 20: "MiB", 1 << 10: "KiB", 1: "bytes"}
+SHOWN = 6
+"""Limits of a row in the page; those of more ranks continue them."""
 
 
 def sections() -> Iterator[str]:
-    """Yield the section of each collective: its algorithms by medium, each with its steps and bytes."""
-    for kind in dict.fromkeys(kind for kind, _ in select._TABLE):
-        yield f"## {kind.name.lower()}\n\n| medium | algorithm | | steps and bytes |\n|---|---|---|---|"
-        seen = set()
+    """Yield the section of each collective: the rows of its table by medium, then the steps and bytes of each."""
+    for kind in dict.fromkeys(kind for kind, _ in select.TABLE):
+        yield f"## {kind.name.lower()}\n\n| medium | algorithm | most bytes |\n|---|---|---|"
+        functions = {}
         for medium, title in MEDIA.items():
-            for _, function in select._TABLE.get((kind, medium), ()):
-                if function not in seen or medium == "hosts":
-                    yield f"| {title} | `{function.__name__}` | {' | '.join(described(function))} |"
-                seen.add(function)
+            for row in select.TABLE.get((kind, medium), ()):
+                of_hosts = " of hosts" if row.algorithm in select.HIERARCHICAL else ""
+                functions[row.algorithm] = f"`{row.algorithm.__name__}`{of_hosts}"
+                yield f"| {title} | {functions[row.algorithm]} | {limits(row)} |"
+        yield "\n| algorithm | | steps and bytes |\n|---|---|---|"
+        for function, name in functions.items():
+            yield f"| {name} | {' | '.join(described(function))} |"
         yield ""
+
+
+def limits(row: select.Row) -> str:
+    """Return the most bytes with which a row is taken, by numbers of ranks."""
+    begins, parts = sorted(row.limits), []
+    for begin, end in zip(begins, [*begins[1:], 0], strict=True):
+        ranks = f"{begin} to {end - 1} ranks" if end > begin + 1 else f"{begin} ranks" if end else f"from {begin} ranks"
+        most = min(row.limits[begin], row.most(begin, None))
+        if most != select.NEVER:
+            parts.append(size(most) if len(begins) == 1 else f"{ranks}: {size(most)}")
+    return "; ".join([*parts[:SHOWN], "and so on"] if len(parts) > SHOWN else parts) + NOTES[row.able] + NOTES[row.only]
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes as text."""
+    if nbytes == select.ANY:
+        return "any"
+    unit = next(unit for unit in UNITS if not nbytes % unit)
+    return f"{int(nbytes) // unit} {UNITS[unit]}"
 
 
 def described(function: select.Algorithm) -> tuple[str, str]:

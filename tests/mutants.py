@@ -134,7 +134,7 @@ FAULTS = [
     Fault(C + "barrier.py", "    segment.step()", "    pass", SEGMENT, "nobody waits in a barrier"),
     # Algorithms over messages
     Fault(C + "all_reduce.py", "    if link.rank:\n", "    if link.rank > 1:\n", ALL_REDUCE, "rank 1 gets no result"),
-    Fault(C + "all_reduce.py", "    if size <= FEW_RANKS and dtype != array.dtype:", "    dtype = array.dtype\n    if False:", ALL_REDUCE, "a ring rounds narrow floats at every rank"),
+    Fault(C + "select.py", "Row(all_reduce.direct_link, {2: ANY, 17: NEVER}, only=\"wide\")", "Row(all_reduce.direct_link, {2: NEVER}, only=\"wide\")", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "all_reduce.py", "if 2 * distance == power else None", "if distance == power else None", ALL_REDUCE, "halving never divides an average"),
     Fault(C + "all_reduce.py", "reversed(swapped)", "swapped", ALL_REDUCE, "halves are swapped back in the wrong order"),
     Fault(C + "all_reduce.py", "split[(rank - step + 2) % size]", "split[(rank - step + 1) % size]", ALL_REDUCE, "the ring passes on the wrong share"),
@@ -160,10 +160,10 @@ FAULTS = [
     Fault(H + "reduce.py", "by=root_host if len(all_hosts) == 2 else all_hosts", "by=root_host", HOSTS, "the root's host receives every host's array"),
     Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
     # Selection
-    Fault(C + "select.py", "most = {_SLOT: slot, _LANE: slot / size}", "most = {_LANE: slot / size}", SELECT, "the limit of a slot is never"),
-    Fault(C + "select.py", "measured = min(nbytes, MEASURED_BYTES) if", "measured = nbytes if", SELECT, "more bytes than were measured take another algorithm"),
-    Fault(C + "select.py", "if measured <= size", "if measured >= size", SELECT, "limits of a larger group are taken"),
-    Fault(C + "select.py", "rows[:-1] if measured <= limit", "rows[:-1] if measured < limit", SELECT, "an array of just the limit takes the next"),
+    Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),
+    Fault(C + "select.py", "ANY if slot_bytes is None else", "ANY if slot_bytes else", SELECT, "the limit of a slot is never"),
+    Fault(C + "select.py", "if ranks <= size", "if ranks >= size", SELECT, "limits of a larger group are taken"),
+    Fault(C + "select.py", "nbytes <= min(", "nbytes < min(", SELECT, "an array of just the limit takes the next"),
     # Shared memory of a group
     Fault(T + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
     Fault(T + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,10 @@ from support.gpus import DOUBLE, TESTS
 from benchmarks import ddp, join, tune
 from benchmarks.__main__ import main
 from benchmarks.cases import Cell
-from benchmarks.implementations import IMPLEMENTATIONS
 from benchmarks.results import Results
 from benchmarks.tune import Row, Sample, rows, switching
 from benchmarks.workers import CHECKOUT, MeasurementError, WorkerGroup
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import TABLE
 from rankmesh_agent.wire.ops import OpType
 
 THREE = [(100, "small"), (1000, "middle"), (math.inf, "large")]
@@ -105,7 +103,6 @@ def test_rows_are_those_with_a_choice() -> None:
     keys = {row.key for row in rows()}
     assert {("ALL_REDUCE", "segment"), ("ALL_REDUCE", "link")} <= keys
     assert ("ALL_TO_ALL", "link") not in keys
-    assert keys <= LIMITS.keys() | {key for key in keys if key[1] in tune.MEASURED_BY}
 
 
 @pytest.mark.processes
@@ -115,24 +112,10 @@ def test_every_algorithm_of_a_row_is_measured(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tune, "switching", lambda algorithms, found: seen.extend(found) or {algorithms[0][1]: 17})
     row = Row(OpType.ALL_REDUCE, "segment")
     found = tune.tune([row], [2], [4096, 2 << 20])
-    assert found[row.key][row.algorithms[0][1]] == {**LIMITS[row.key][row.algorithms[0][1]], 2: 17}
+    assert found[row.key][row.algorithms[0][1]] == {**TABLE[row][0].limits, 2: 17}
     small, large = seen
     assert not any(map(math.isinf, small.seconds))
     assert any(map(math.isinf, large.seconds)), "more than a slot"
-
-
-@pytest.mark.processes
-def test_the_figures_of_the_model_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "EFFORT", tune.Effort(rounds=1, least=1, repetitions=1, seconds=0.0005))
-    made = replace(IMPLEMENTATIONS["rankmesh-tcp"], program="benchmarks.tune", arguments=("--worker",))
-    with WorkerGroup(made, 2) as group:
-        start_up, byte = tune.measure_messages(group)
-    assert 1e-6 < start_up < 60
-    assert 0 <= byte < 1e-3
-
-
-def test_the_figures_of_the_model_come_from_a_short_and_a_long_message() -> None:
-    assert tune.start_up_and_byte({4: 30e-6, 1004: 130e-6}) == pytest.approx((30e-6, 1e-7))
 
 
 def test_the_command_line_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ class MemoryWorld:
 
     def call(self, call: Call, arguments: Callable[[int], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Execute a collective by the algorithm that the table selects; return each rank's arguments afterwards."""
-        found = algorithm(call.kind, "link", call.nbytes, self.size)
+        found = algorithm(call.kind, "link", call.nbytes, self.size, shares_cores=self.links[0].shares_cores)
         given = [arguments(rank) for rank in range(self.size)]
         self.run(lambda link: found(link, *given[link.rank]))
         return given

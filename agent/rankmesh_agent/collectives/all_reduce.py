@@ -8,7 +8,6 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import (
     CHUNK_BYTES,
-    FEW_RANKS,
     Array,
     DirectLink,
     Exchange,
@@ -154,17 +153,13 @@ def ring_link(link: Link, array: Array, op: ReduceOp) -> None:
 
     Every rank sends to its successor only. The reduction of a shard follows the order of the ring, and each shard
     starts at another rank: the last bits of a sum may differ from those of another algorithm, but are the same on all
-    ranks. Among few ranks direct_link replaces the ring for dtypes with wider partial results, such as float16, whose
-    shards travel wide: among many, messages cost more than bytes.
+    ranks.
 
     Steps: 2 (size - 1), and the arrival. Each rank sends and receives 2 (size - 1) / size of its bytes; those of a
     dtype with wider partial results count in that one the first time.
     """
     rank, size = link.rank, link.size
     dtype = partial_dtype(op, array.dtype, size)
-    if size <= FEW_RANKS and dtype != array.dtype:
-        direct_link(link, array, op)
-        return
     successor, predecessor = (rank + 1) % size, (rank - 1) % size
     split = shards(array.size, size)
     total = partials_of(array, op, dtype)
@@ -183,19 +178,16 @@ def halving_link(link: Link, array: Array, op: ReduceOp) -> None:
 
     After the last reduction, the ranks exchange the results in reverse. The reduction follows the order of a tree, see
     ring_link for the consequences. Of numbers of ranks that are no power of two, the first ranks reduce in pairs
-    before, and share the result after. Among few ranks, direct_link replaces this algorithm for those numbers, in which
-    some ranks send all their bytes in addition, and for dtypes with wider partial results.
+    before, and share the result after.
 
     Steps: 2 log2 size, 2 more if size is no power of two, and the arrival. Each rank sends and receives
-    2 (size - 1) / size of its bytes, in as many messages, and at most as many again in the pairs.
+    2 (size - 1) / size of its bytes, in as many messages, and at most as many again in the pairs; those of a dtype with
+    wider partial results count in that one before the last reduction.
     """
     rank, size = link.rank, link.size
     dtype = partial_dtype(op, array.dtype, size)
     power = 1 << (size.bit_length() - 1)
     paired = size - power
-    if size <= FEW_RANKS and (paired or dtype != array.dtype):
-        direct_link(link, array, op)
-        return
     total = partials_of(array, op, dtype)
     link.arrive()
     if rank < 2 * paired:

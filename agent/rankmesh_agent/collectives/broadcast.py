@@ -7,7 +7,6 @@ import numpy as np
 from rankmesh_agent.collectives.all_gather import bruck_link
 from rankmesh_agent.collectives.link import (
     CHUNK_BYTES,
-    FEW_RANKS,
     Array,
     DirectLink,
     Exchange,
@@ -97,25 +96,11 @@ def scatter_link(link: Link, array: Array, root: int) -> None:
     """The root scatters shards, then all ranks gather them (van de Geijn).
 
     Steps: 2, and the arrival. The root sends 2 (size - 1) / size of its bytes, the others (size - 1) / size and receive
-    all once; a tree would have the root send its bytes log2(size) times. Among many ranks, the shards follow a tree and
-    Bruck's algorithm: 4 log2 size steps. On shared cores, where messages count, ``chunked_tree``.
+    all once; a tree would have the root send its bytes log2(size) times.
     """
-    if link.shares_cores and link.size <= FEW_RANKS:
-        chunked_tree(link, array, root)
-        return
+    link.arrive()
     split = [array[share] for share in shards(array.size, link.size)]
     mine = split[link.rank]
-    if link.size > FEW_RANKS:
-        capacity = split[0].size  # equal shards, the last ones filled up
-        whole = np.zeros(capacity * link.size, array.dtype)
-        if link.rank == root:
-            whole[: array.size] = array
-        parts = [whole[rank * capacity : (rank + 1) * capacity] for rank in range(link.size)]
-        tree_scatter(link, parts[link.rank], parts, root)
-        bruck_link(link, parts, parts[link.rank])
-        array[:] = whole[: array.size]
-        return
-    link.arrive()
     others = link.others()
     if link.rank == root:
         link.exchange([(rank, as_bytes(split[rank])) for rank in others], [])
@@ -127,7 +112,22 @@ def scatter_link(link: Link, array: Array, root: int) -> None:
         link.exchange(sends, [(rank, as_bytes(split[rank])) for rank in others])
 
 
-def chunked_tree(link: Link, array: Array, root: int) -> None:
+def tree_scatter_link(link: Link, array: Array, root: int) -> None:
+    """The root scatters shards over a binomial tree, then all ranks gather them by Bruck's algorithm.
+
+    Steps: 4 log2 size. The root sends its bytes twice, each other rank at most 1.5 times.
+    """
+    capacity = -(-array.size // link.size)  # equal shards, the last ones filled up
+    whole = np.zeros(capacity * link.size, array.dtype)
+    if link.rank == root:
+        whole[: array.size] = array
+    parts = [whole[rank * capacity : (rank + 1) * capacity] for rank in range(link.size)]
+    tree_scatter(link, parts[link.rank], parts, root)
+    bruck_link(link, parts, parts[link.rank])
+    array[:] = whole[: array.size]
+
+
+def chunked_tree_link(link: Link, array: Array, root: int) -> None:
     """The array follows a binomial tree in chunks: a rank sends a chunk on while it receives the next one.
 
     Steps: log2 size and the number of chunks, and the arrival. (size - 1) messages a chunk, the fewest; the root sends

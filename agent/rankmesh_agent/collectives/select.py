@@ -1,15 +1,18 @@
-"""Selection of a call's algorithm by collective, medium, bytes that a rank contributes, and group size.
+"""Selection of a call's algorithm: one table by collective, medium, bytes that a rank contributes, and group size.
 
-The table lists the algorithms from the one for the smallest arrays to the one for any array, and the most bytes that
-each can take. ``thresholds`` has the measured sizes from which the next algorithm is faster.
+A call takes the first row of its collective and medium whose limit it does not exceed. Limits up to MEASURED_RANKS are
+measured: ``python -m benchmarks.tune`` finds and prints them. Measured: 2026-11-21, those of 6 and 8 ranks over
+messages 2026-11-23, on AMD EPYC, 2 cores, Linux 6.18.44-fc-v669; that of scatter over reads 2026-11-23 on Intel Xeon, 2
+cores. Limits for more ranks over messages are calculated, not measured: algorithms of log2 size steps for short arrays,
+of the fewest bytes for long ones, for 80 us a message and 0.35 ns a byte. From 17 ranks on, no rank addresses all
+others, except the root of long arrays of gather and scatter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rankmesh_agent.collectives import (
     all_gather,
@@ -28,8 +31,6 @@ from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
 from rankmesh_agent.collectives.hierarchical import leaders
 from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
 from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
-from rankmesh_agent.collectives.model import seconds
-from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES, MEASURED_RANKS
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
@@ -38,113 +39,188 @@ Medium = Literal["segment", "reads", "registered", "link", "hosts"]
 with registered arrays; messages; messages between hosts, and shared memory inside each host."""
 Algorithm = Callable[..., None]
 
-_ANY = math.inf
-_LANE = -2.0
-"""Stands for the size of a slot divided by the number of ranks, in bytes."""
-_SLOT = -1.0
-"""Stands for the size of a slot of the group's shared memory, in bytes."""
-_DIRECT: tuple[Medium, Medium] = ("reads", "registered")
-_TABLE: dict[tuple[OpType, Medium], tuple[tuple[float, Algorithm], ...]] = {
+MEASURED_RANKS = 12
+"""The most ranks for which the algorithms over messages were measured."""
+ANY = math.inf
+NEVER = -1
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+class Row(NamedTuple):
+    """An algorithm, and the calls that take it if they take none of an earlier row.
+
+    Attributes:
+        algorithm: the algorithm.
+        limits: the most bytes a rank, by the least number of ranks for which that holds; begins with 2 ranks.
+        able: the most bytes that the algorithm can take; "slot" is a slot of the group's shared memory, "lane" that
+            divided by the number of ranks.
+        only: "wide": only reductions whose partial results are wider than the arrays (see reduction.partial_dtype);
+            "shares_cores": only where ranks share cores (see Link).
+    """
+
+    algorithm: Algorithm
+    limits: Mapping[int, float] = {2: ANY}
+    able: float | Literal["slot", "lane"] = ANY
+    only: Literal["", "wide", "shares_cores"] = ""
+
+    def most(self, size: int, slot_bytes: int | None) -> float:
+        """Return the most bytes that the algorithm can take in a group of ``size`` ranks."""
+        if not isinstance(self.able, str):
+            return self.able
+        return ANY if slot_bytes is None else slot_bytes if self.able == "slot" else slot_bytes / size
+
+    def limit(self, size: int) -> float:
+        """Return the most bytes for which the algorithm is taken in a group of ``size`` ranks."""
+        return self.limits[max((ranks for ranks in self.limits if ranks <= size), default=2)]
+
+
+_HALVING = {2: 4 * _MIB, **{1 << bits: ANY for bits in range(2, 13)}, 3: NEVER, 5: NEVER, 9: NEVER}
+"""Of numbers of ranks that are no power of two, some ranks send all their bytes in addition."""
+_HALVING |= {(1 << bits) + 1: 256 * _KIB << bits for bits in range(4, 13)}
+
+TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
     # A reduction of all arrays at every rank takes size times the additions, but one step less: faster in the L2 cache.
-    (OpType.ALL_REDUCE, "segment"): ((_SLOT, all_reduce.small_segment), (_ANY, all_reduce.chunked_segment)),
+    (OpType.ALL_REDUCE, "segment"): (
+        Row(all_reduce.small_segment, {2: _MIB, 4: 128 * _KIB}, "slot"),
+        Row(all_reduce.chunked_segment),
+    ),
+    (OpType.ALL_REDUCE, "registered"): (
+        Row(all_reduce.small_segment, {2: _MIB, 4: 256 * _KIB}, "slot"),
+        Row(all_reduce.registered_segment),
+    ),
     (OpType.ALL_REDUCE, "link"): (
-        (SMALL, all_reduce.small_link),
-        (SMALL, all_reduce.star_link),
-        (_ANY, all_reduce.doubling_link),
-        (_ANY, all_reduce.halving_link),
-        (_ANY, all_reduce.ring_link),
-        (_ANY, all_reduce.direct_link),
+        Row(all_reduce.small_link, {2: SMALL, 4: 32 * _KIB, 6: NEVER}, SMALL),
+        Row(all_reduce.star_link, {2: NEVER, 4: SMALL, 13: NEVER}, SMALL),
+        Row(all_reduce.doubling_link, {2: NEVER, 13: 1536 * _KIB, 16: 512 * _KIB}),
+        # One rank reduces each shard, so that no partial results travel: they would be longer.
+        Row(all_reduce.direct_link, {2: ANY, 17: NEVER}, only="wide"),
+        Row(all_reduce.halving_link, _HALVING),
+        Row(all_reduce.direct_link, {2: NEVER, 3: 4 * _MIB, 4: ANY, 17: NEVER}),
+        Row(all_reduce.ring_link),
     ),
-    (OpType.REDUCE, "segment"): ((_SLOT, reduce.small_segment), (_ANY, reduce.chunked_segment)),
-    # Registered arrays need no copies, and calls without a reduction need no copy into a slot in any case.
-    **{
-        (kind, medium): ((_ANY, short), (_ANY, direct))
-        for kind, short, direct in (
-            (OpType.BROADCAST, broadcast.over_segment, broadcast.direct_segment),
-            (OpType.ALL_GATHER, all_gather.over_segment, all_gather.direct_segment),
-            (OpType.GATHER, gather.over_segment, gather.direct_segment),
-            (OpType.SCATTER, scatter.over_segment, scatter.direct_segment),
-            (OpType.REDUCE_SCATTER, reduce_scatter.over_segment, reduce_scatter.direct_segment),
-        )
-        for medium in _DIRECT
-    },
-    (OpType.ALL_REDUCE, "registered"): ((_SLOT, all_reduce.small_segment), (_ANY, all_reduce.registered_segment)),
-    (OpType.REDUCE, "registered"): ((_SLOT, reduce.small_segment), (_ANY, reduce.registered_segment)),
+    (OpType.ALL_REDUCE, "hosts"): (
+        Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"),
+        Row(all_reduce_hosts.over_hosts),
+    ),
+    (OpType.REDUCE, "segment"): (Row(reduce.small_segment, {2: _MIB}, "slot"), Row(reduce.chunked_segment)),
+    (OpType.REDUCE, "registered"): (
+        Row(reduce.small_segment, {2: _MIB, 4: 512 * _KIB}, "slot"),
+        Row(reduce.registered_segment),
+    ),
     (OpType.REDUCE, "link"): (
-        (SMALL, reduce.small_link),
-        (SMALL, reduce.star_link),
-        (_ANY, reduce.tree_link),
-        (_ANY, reduce.all_reduce_link),
-        (_ANY, reduce.direct_link),
+        Row(reduce.small_link, {2: SMALL, 6: NEVER}, SMALL),
+        Row(reduce.star_link, {2: NEVER, 6: SMALL, 13: NEVER}, SMALL),
+        Row(reduce.tree_link, {2: NEVER, 13: 2 * _MIB, 16: 512 * _KIB}),
+        Row(reduce.direct_link, {2: ANY, 17: NEVER}),
+        Row(reduce.all_reduce_link),
     ),
-    (OpType.BROADCAST, "segment"): ((_ANY, broadcast.over_segment),),
+    (OpType.REDUCE, "hosts"): (Row(leaders.reduce, {2: 64 * _KIB}, "slot"), Row(reduce_hosts.over_hosts)),
+    (OpType.BROADCAST, "segment"): (Row(broadcast.over_segment),),
+    (OpType.BROADCAST, "reads"): (Row(broadcast.over_segment, {2: 8 * _MIB}), Row(broadcast.direct_segment)),
+    # Registered arrays need no copies, and calls without a reduction need no copy into a slot in any case.
+    (OpType.BROADCAST, "registered"): (
+        Row(broadcast.over_segment, {2: 32 * _KIB, 4: 2 * _MIB}),
+        Row(broadcast.direct_segment),
+    ),
     (OpType.BROADCAST, "link"): (
-        (SMALL, broadcast.small_link),
-        (SMALL, broadcast.star_link),
-        (_ANY, broadcast.tree_link),
-        (_ANY, broadcast.scatter_link),
+        Row(broadcast.small_link, {2: SMALL, 6: NEVER}, SMALL),
+        Row(broadcast.star_link, {2: NEVER, 6: SMALL, 13: NEVER}, SMALL),
+        Row(broadcast.tree_link, {2: NEVER, 13: 2 * _MIB, 17: 640 * _KIB}),
+        Row(broadcast.chunked_tree_link, {2: ANY, 17: NEVER}, only="shares_cores"),
+        Row(broadcast.scatter_link, {2: ANY, 17: NEVER}),
+        Row(broadcast.tree_scatter_link),
     ),
-    (OpType.ALL_GATHER, "segment"): ((_ANY, all_gather.over_segment),),
+    (OpType.BROADCAST, "hosts"): (Row(leaders.broadcast, {2: 64 * _KIB}, "slot"), Row(broadcast_hosts.over_hosts)),
+    (OpType.ALL_GATHER, "segment"): (Row(all_gather.over_segment),),
+    (OpType.ALL_GATHER, "reads"): (
+        Row(all_gather.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}),
+        Row(all_gather.direct_segment),
+    ),
+    (OpType.ALL_GATHER, "registered"): (
+        Row(all_gather.over_segment, {2: 32 * _KIB, 4: 256 * _KIB}),
+        Row(all_gather.direct_segment),
+    ),
     (OpType.ALL_GATHER, "link"): (
-        (SMALL / MEASURED_RANKS, all_gather.star_link),
-        (SMALL, all_gather.small_link),
-        (_ANY, all_gather.bruck_link),
-        (_ANY, all_gather.ring_link),
-        (_ANY, all_gather.direct_link),
+        Row(all_gather.star_link, {2: NEVER, 6: 8 * _KIB, 13: NEVER}, SMALL // MEASURED_RANKS),
+        Row(all_gather.small_link, {2: SMALL, 13: NEVER}, SMALL),
+        Row(all_gather.bruck_link, {2: NEVER, 13: 384 * _KIB}),
+        Row(all_gather.direct_link, {2: ANY, 13: NEVER}),
+        Row(all_gather.ring_link),
     ),
-    (OpType.GATHER, "segment"): ((_ANY, gather.over_segment),),
-    (OpType.GATHER, "link"): (
-        (SMALL, gather.small_link),
-        (SMALL, gather.star_link),
-        (_ANY, gather.tree_link),
-        (_ANY, gather.direct_link),
-    ),
-    (OpType.SCATTER, "segment"): ((_ANY, scatter.over_segment),),
-    (OpType.SCATTER, "link"): (
-        (SMALL, scatter.small_link),
-        (SMALL, scatter.star_link),
-        (_ANY, scatter.tree_link),
-        (_ANY, scatter.direct_link),
-    ),
-    (OpType.REDUCE_SCATTER, "segment"): ((_ANY, reduce_scatter.over_segment),),
-    (OpType.REDUCE_SCATTER, "link"): (
-        (SMALL, reduce_scatter.small_link),
-        (_ANY, reduce_scatter.doubling_link),
-        (_ANY, reduce_scatter.ring_link),
-        (_ANY, reduce_scatter.direct_link),
-    ),
-    (OpType.ALL_TO_ALL, "segment"): ((_ANY, all_to_all.over_segment),),
-    (OpType.ALL_TO_ALL, "link"): ((_ANY, all_to_all.over_link), (_ANY, all_to_all.bruck_link)),
-    (OpType.BARRIER, "segment"): ((_ANY, barrier.over_segment),),
-    (OpType.BARRIER, "link"): ((_ANY, barrier.over_link),),
-    # Data that differs for every rank must cross between hosts in any case: these calls use only the link.
-    (OpType.ALL_REDUCE, "hosts"): ((_SLOT, leaders.all_reduce), (_ANY, all_reduce_hosts.over_hosts)),
-    (OpType.REDUCE, "hosts"): ((_SLOT, leaders.reduce), (_ANY, reduce_hosts.over_hosts)),
-    (OpType.BROADCAST, "hosts"): ((_SLOT, leaders.broadcast), (_ANY, broadcast_hosts.over_hosts)),
-    (OpType.BARRIER, "hosts"): ((_ANY, leaders.barrier),),
     (OpType.ALL_GATHER, "hosts"): (
-        (_LANE, leaders.all_gather),
-        (SMALL, all_gather.small_link),
-        (_ANY, all_gather_hosts.over_hosts),
+        Row(leaders.all_gather, {2: NEVER, 8: 16 * _KIB}, "lane"),
+        Row(all_gather.small_link, {2: SMALL, 16: NEVER}, SMALL),
+        Row(all_gather_hosts.over_hosts),
+    ),
+    (OpType.GATHER, "segment"): (Row(gather.over_segment),),
+    (OpType.GATHER, "reads"): (Row(gather.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}), Row(gather.direct_segment)),
+    (OpType.GATHER, "registered"): (Row(gather.over_segment, {2: 4 * _MIB, 4: _MIB}), Row(gather.direct_segment)),
+    # Data that differs for every rank must cross between hosts in any case: these calls use only the link.
+    (OpType.GATHER, "link"): (
+        Row(gather.small_link, {2: SMALL, 6: NEVER}, SMALL),
+        Row(gather.star_link, {2: NEVER, 6: SMALL, 13: NEVER}, SMALL),
+        Row(gather.tree_link, {2: NEVER, 13: 256 * _KIB}),
+        Row(gather.direct_link),
+    ),
+    (OpType.SCATTER, "segment"): (Row(scatter.over_segment),),
+    (OpType.SCATTER, "reads"): (Row(scatter.over_segment, {2: 256 * _KIB}), Row(scatter.direct_segment)),
+    (OpType.SCATTER, "registered"): (
+        Row(scatter.over_segment, {2: 64 * _KIB, 4: 256 * _KIB}),
+        Row(scatter.direct_segment),
+    ),
+    (OpType.SCATTER, "link"): (
+        Row(scatter.small_link, {2: SMALL, 6: NEVER}, SMALL),
+        Row(scatter.star_link, {2: NEVER, 6: SMALL, 13: NEVER}, SMALL),
+        Row(scatter.tree_link, {2: NEVER, 13: 256 * _KIB}),
+        Row(scatter.direct_link),
+    ),
+    (OpType.REDUCE_SCATTER, "segment"): (Row(reduce_scatter.over_segment),),
+    (OpType.REDUCE_SCATTER, "reads"): (
+        Row(reduce_scatter.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}),
+        Row(reduce_scatter.direct_segment),
+    ),
+    (OpType.REDUCE_SCATTER, "registered"): (
+        Row(reduce_scatter.over_segment, {2: 64 * _KIB, 4: 32 * _KIB}),
+        Row(reduce_scatter.direct_segment),
+    ),
+    (OpType.REDUCE_SCATTER, "link"): (
+        Row(reduce_scatter.small_link, {2: SMALL, 13: NEVER}, SMALL),
+        Row(reduce_scatter.doubling_link, {2: NEVER, 13: 32 * _KIB}),
+        Row(reduce_scatter.direct_link, {2: ANY, 13: NEVER}),
+        Row(reduce_scatter.ring_link),
     ),
     (OpType.REDUCE_SCATTER, "hosts"): (
-        (_LANE, leaders.reduce_scatter),
-        (SMALL, reduce_scatter.small_link),
-        (_ANY, reduce_scatter_hosts.over_hosts),
+        Row(leaders.reduce_scatter, {2: _KIB, 8: 16 * _KIB}, "lane"),
+        Row(reduce_scatter.small_link, {2: SMALL, 16: NEVER}, SMALL),
+        Row(reduce_scatter_hosts.over_hosts),
     ),
+    (OpType.ALL_TO_ALL, "segment"): (Row(all_to_all.over_segment),),
+    (OpType.ALL_TO_ALL, "link"): (Row(all_to_all.over_link, {2: ANY, 14: NEVER}), Row(all_to_all.bruck_link)),
+    (OpType.BARRIER, "segment"): (Row(barrier.over_segment),),
+    (OpType.BARRIER, "link"): (Row(barrier.over_link),),
+    (OpType.BARRIER, "hosts"): (Row(leaders.barrier),),
 }
 
 HIERARCHICAL: frozenset[Algorithm] = frozenset(
-    found
-    for (_, medium), rows in _TABLE.items()
+    row.algorithm
+    for (_, medium), rows in TABLE.items()
     if medium == "hosts"
-    for _, found in rows
-    if ".hierarchical." in found.__module__
+    for row in rows
+    if ".hierarchical." in row.algorithm.__module__
 )
 """Algorithms that take a HierarchicalLink; the other algorithms of a group on several hosts take its Link."""
 
 
-def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: int | None = None) -> Algorithm:
+def algorithm(
+    kind: OpType,
+    medium: Medium,
+    nbytes: int,
+    size: int,
+    slot_bytes: int | None = None,
+    *,
+    wide: bool = False,
+    shares_cores: bool = False,
+) -> Algorithm:
     """Return the algorithm for a call.
 
     Args:
@@ -152,46 +228,26 @@ def algorithm(kind: OpType, medium: Medium, nbytes: int, size: int, slot_bytes: 
         medium: medium of the group.
         nbytes: bytes each rank contributes.
         size: ranks in the group.
-        slot_bytes: bytes of a segment's slot; the algorithms for small arrays need it for the whole array.
+        slot_bytes: bytes of a segment's slot.
+        wide: whether partial results of the reduction are wider than the arrays.
+        shares_cores: whether ranks share cores.
     """
-    row = table_row(kind, medium)
-    if row == "link" and size > MEASURED_RANKS:
-        able = [found for limit, found in candidates(kind, medium) if nbytes <= limit]
-        return min(able, key=lambda found: seconds(found, medium, nbytes, size))
-    rows = _rows(kind, medium, size, slot_bytes)
-    measured = min(nbytes, MEASURED_BYTES) if row == "link" else nbytes  # what is best for the most is so for more
-    return next((found for limit, found in rows[:-1] if measured <= limit), rows[-1][1])
-
-
-def algorithms() -> list[tuple[OpType, Medium, Algorithm]]:
-    """Return every algorithm of the table, for tests and benchmarks."""
-    return [(kind, medium, found) for (kind, medium), rows in _TABLE.items() for _, found in rows]
-
-
-def table_row(kind: OpType, medium: Medium) -> Medium:
-    """Return the medium whose row of the table applies: the medium itself, or the simpler one that it extends."""
-    return medium if (kind, medium) in _TABLE else "link" if medium == "hosts" else "segment"
-
-
-def candidates(
-    kind: OpType, medium: Medium, slot_bytes: int | None = None, size: int = 1
-) -> tuple[tuple[float, Algorithm], ...]:
-    """Return the algorithms for a collective in the table's order, each with the most bytes that it can take."""
-    slot = math.inf if slot_bytes is None else slot_bytes
-    most = {_SLOT: slot, _LANE: slot / size}
-    return tuple((most.get(capable, capable), found) for capable, found in _TABLE[kind, table_row(kind, medium)])
-
-
-@cache
-def _rows(kind: OpType, medium: Medium, size: int, slot_bytes: int | None) -> tuple[tuple[float, Algorithm], ...]:
-    """Return the row of the table with its measured thresholds."""
-    measured = LIMITS.get((kind.name, table_row(kind, medium)), {})
-    return tuple(
-        (min(capable, _for_size(measured[found.__name__], size)) if found.__name__ in measured else capable, found)
-        for capable, found in candidates(kind, medium, slot_bytes, size)
+    applies = {"": True, "wide": wide, "shares_cores": shares_cores}
+    return next(
+        row.algorithm
+        for row in rows_of(kind, medium)
+        if applies[row.only] and nbytes <= min(row.limit(size), row.most(size, slot_bytes))
     )
 
 
-def _for_size(limits: Mapping[int, int], size: int) -> int:
-    """Return the threshold of the largest measured group not larger than this one, else that of the smallest."""
-    return limits[max((measured for measured in limits if measured <= size), default=min(limits))]
+def algorithms(
+    kind: OpType, medium: Medium, slot_bytes: int | None = None, size: int = 1
+) -> list[tuple[float, Algorithm]]:
+    """Return the algorithms of a collective in the table's order, each after the most bytes that it can take."""
+    usual = [row for row in rows_of(kind, medium) if row.only != "wide"]
+    return [(row.most(size, slot_bytes), row.algorithm) for row in usual]
+
+
+def rows_of(kind: OpType, medium: Medium) -> tuple[Row, ...]:
+    """Return the rows of a collective for a medium, else those of the simpler medium that it extends."""
+    return TABLE.get((kind, medium)) or TABLE[kind, "link" if medium == "hosts" else "segment"]

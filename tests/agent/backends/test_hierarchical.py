@@ -17,7 +17,6 @@ from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
 from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
 from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
 from rankmesh_agent.collectives.hierarchical import leaders
-from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.transports.base import Buffer
@@ -92,16 +91,10 @@ def make(kind: OpType, dtype: type) -> Callable[[LocalCommunicator], Any]:
     return call
 
 
-def scatter_and_gather(link: Link, array: np.ndarray[Any, Any], root: int) -> None:
-    """Broadcast without the tree of ranks that share cores, whose ranks of a host are beside each other here."""
-    link.shares_cores = False
-    broadcast.scatter_link(link, array, root)
-
-
 FLAT = {
     OpType.ALL_REDUCE: all_reduce.direct_link,
     OpType.REDUCE: reduce.direct_link,
-    OpType.BROADCAST: scatter_and_gather,
+    OpType.BROADCAST: broadcast.scatter_link,
     OpType.ALL_GATHER: all_gather.direct_link,
     OpType.REDUCE_SCATTER: reduce_scatter.direct_link,
 }

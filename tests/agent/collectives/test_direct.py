@@ -15,8 +15,7 @@ from support.sweep.media import Pool
 from support.threads import NOW, SHM, World, world
 
 from rankmesh_agent.collectives import all_to_all
-from rankmesh_agent.collectives.select import _rows, algorithms, candidates
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import TABLE
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.transports import process_vm, slots, windows
 from rankmesh_agent.transports.segment import Segment
@@ -65,12 +64,10 @@ def short_rows() -> Iterator[None]:
     """Have the table take the algorithms for long arrays from two slots on, so that short ones see them all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(all_to_all, "_LONG", SLOT_BYTES)
-        for kind, medium, found in algorithms():
-            if medium == "reads" and found is not candidates(kind, medium)[-1][1]:
-                patch.setitem(LIMITS, (kind.name, medium), {found.__name__: {2: 2 * SLOT_BYTES}})
-        _rows.cache_clear()
+        for (kind, medium), (first, *rest) in TABLE.items():
+            if medium == "reads":
+                patch.setitem(TABLE, (kind, medium), (first._replace(limits={2: 2 * SLOT_BYTES}), *rest))
         yield
-    _rows.cache_clear()
 
 
 @pytest.fixture(

@@ -137,7 +137,7 @@ def test_a_long_array_follows_a_tree_in_chunks_where_ranks_share_cores(
     ranks = MemoryWorld(size, shares_cores=True)
     for root in range(size):
         arrays = [np.arange(900, dtype="f4") if rank == root else np.zeros(900, "f4") for rank in range(size)]
-        ranks.run(lambda link: broadcast.scatter_link(link, arrays[link.rank], root))  # noqa: B023 - it has ended
+        ranks.run(lambda link: broadcast.chunked_tree_link(link, arrays[link.rank], root))  # noqa: B023 - it has ended
         assert all((array == np.arange(900)).all() for array in arrays)
         children = (size - 1).bit_length()
         assert ranks.busiest() <= 4 * children + 2 * (size - 1), "of 4 chunks, and those of the arrival"

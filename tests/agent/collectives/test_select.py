@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
+import numpy as np
 import pytest
+from support.in_memory import MemoryWorld
 
-from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, model, reduce, reduce_scatter, scatter
-from rankmesh_agent.collectives.link import FEW_RANKS, chunks, shards
-from rankmesh_agent.collectives.select import HIERARCHICAL, _rows, algorithm, algorithms, candidates, table_row
-from rankmesh_agent.collectives.thresholds import LIMITS, MEASURED_BYTES, MEASURED_RANKS
+from rankmesh_agent.backends.cpu import CpuBackend
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, gather, reduce, reduce_scatter, scatter
+from rankmesh_agent.collectives.link import chunks, shards
+from rankmesh_agent.collectives.select import ANY, HIERARCHICAL, NEVER, TABLE, algorithm, algorithms, rows_of
 from rankmesh_agent.wire.frames import SMALL
-from rankmesh_agent.wire.ops import OpType
+from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 COLLECTIVES = sorted(set(OpType) - {OpType.NEW_GROUP, OpType.EMPTY})
 OVER_LINKS = [
@@ -35,7 +38,7 @@ OVER_SEGMENTS = [
 def test_there_is_an_algorithm_for_every_collective_medium_and_size(kind, medium, nbytes):
     found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20 if medium == "segment" else None)
     assert found.__module__.rpartition(".")[2] == kind.name.lower()
-    assert (kind, medium, found) in algorithms()
+    assert found in [each for _, each in algorithms(kind, medium)]
     assert next(iter(inspect.signature(found).parameters)) == medium
 
 
@@ -51,7 +54,7 @@ def test_between_hosts_there_is_one_for_every_collective_too(kind, nbytes):
 @pytest.mark.parametrize(("kind", "small"), OVER_LINKS, ids=lambda value: getattr(value, "name", None))
 def test_small_arrays_ride_along_with_the_arrival(kind, small):
     assert algorithm(kind, "link", SMALL, 2) is small
-    assert algorithm(kind, "link", SMALL + 1, 2) in [found for most, found in candidates(kind, "link") if most > SMALL]
+    assert algorithm(kind, "link", SMALL + 1, 2) in [found for most, found in algorithms(kind, "link") if most > SMALL]
 
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
@@ -62,71 +65,98 @@ def test_an_array_larger_than_a_slot_is_cut_into_chunks(kind, small, large):
 
 @pytest.mark.parametrize(("kind", "small", "large"), OVER_SEGMENTS, ids=lambda value: getattr(value, "name", None))
 @pytest.mark.parametrize(("ranks", "limit"), [(2, 1000), (3, 1000), (4, 500), (9, 500)])
-def test_the_measured_limits_switch_by_group_size(kind, small, large, ranks, limit, monkeypatch):
-    monkeypatch.setitem(LIMITS, (kind.name, "segment"), {"small_segment": {2: 1000, 4: 500}})
-    _rows.cache_clear()
-    try:
-        assert algorithm(kind, "segment", limit, ranks, slot_bytes=1 << 20) is small
-        assert algorithm(kind, "segment", limit + 1, ranks, slot_bytes=1 << 20) is large
-    finally:
-        _rows.cache_clear()
+def test_the_limits_switch_by_group_size(kind, small, large, ranks, limit, monkeypatch):
+    first, last = TABLE[kind, "segment"]
+    monkeypatch.setitem(TABLE, (kind, "segment"), (first._replace(limits={2: 1000, 4: 500}), last))
+    assert algorithm(kind, "segment", limit, ranks, slot_bytes=1 << 20) is small
+    assert algorithm(kind, "segment", limit + 1, ranks, slot_bytes=1 << 20) is large
 
 
-def test_no_measured_limit_goes_beyond_what_an_algorithm_can_take(monkeypatch):
-    monkeypatch.setitem(LIMITS, ("GATHER", "link"), {"small_link": {2: SMALL * 2}})
-    _rows.cache_clear()
-    try:
-        assert algorithm(OpType.GATHER, "link", SMALL + 1, 2) is gather.tree_link
-    finally:
-        _rows.cache_clear()
+def test_no_limit_goes_beyond_what_an_algorithm_can_take(monkeypatch):
+    first, *rest = TABLE[OpType.GATHER, "link"]
+    monkeypatch.setitem(TABLE, (OpType.GATHER, "link"), (first._replace(limits={2: SMALL * 2}), *rest))
+    assert algorithm(OpType.GATHER, "link", SMALL + 1, 2) is gather.direct_link
 
 
-def test_measured_limits_are_of_algorithms_that_are_there():
-    for (name, medium), limits in LIMITS.items():
-        rows = candidates(OpType[name], medium)
-        assert set(limits) <= {found.__name__ for _, found in rows[:-1]}
-        assert all(limits.values())
+@pytest.mark.parametrize(("kind", "medium"), TABLE, ids=lambda value: getattr(value, "name", value))
+def test_every_algorithm_is_taken_by_a_call(kind, medium):
+    rows = TABLE[kind, medium]
+    assert rows[-1].limits == {2: ANY}, "takes every array"
+    assert all(2 in row.limits for row in rows)
+    edges = {1, 1 << 30, *(int(limit) for row in rows for limit in row.limits.values() if 0 < limit < ANY)}
+    calls = itertools.product(edges, (0, 1), [*range(2, 18), 33, 100], ({}, {"wide": True}, {"shares_cores": True}))
+    taken = {algorithm(kind, medium, nbytes + more, size, 1 << 20, **flags) for nbytes, more, size, flags in calls}
+    assert taken == {row.algorithm for row in rows}
 
 
 def test_every_algorithm_says_its_steps_and_its_bytes():
-    for kind, _, found in algorithms():
-        steps = (found.__doc__ or "").partition("Steps:")[2]
-        assert steps, found
-        assert "byte" in steps or kind is OpType.BARRIER, found
+    for (kind, _), rows in TABLE.items():
+        for row in rows:
+            steps = (row.algorithm.__doc__ or "").partition("Steps:")[2]
+            assert steps, row
+            assert "byte" in steps or kind is OpType.BARRIER, row
 
 
-BEYOND = [(size, nbytes) for size in (13, 17, 100, 10_000) for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30)]
+MANY = (13, 17, 64, 100, 1000, 10_000)
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
-def test_the_model_selects_for_more_ranks_than_were_measured(kind):
-    for size, nbytes in BEYOND:
-        able = [found for most, found in candidates(kind, "link") if nbytes <= most]
-        found = algorithm(kind, "link", nbytes, size)
-        times = {each: model.seconds(each, "link", nbytes, size) for each in able}
-        assert times[found] == min(times.values())
-        if size > FEW_RANKS and kind not in (OpType.GATHER, OpType.SCATTER):
-            assert not found.__name__.startswith(("small", "star", "direct"))
+@pytest.mark.parametrize("wide", [False, True])
+def test_many_ranks_do_not_all_address_each_other(kind, wide):
+    for size in MANY[1:]:
+        for nbytes in (4, 1 << 12, 1 << 17, 1 << 24, 1 << 30):
+            found = algorithm(kind, "link", nbytes, size, wide=wide)
+            rooted = kind in (OpType.GATHER, OpType.SCATTER) and nbytes > SMALL
+            assert rooted or not found.__name__.startswith(("small", "star", "direct"))
 
 
-def test_the_model_takes_trees_for_short_arrays_and_rings_or_halves_for_long_ones():
-    for size in (17, 64, 1000):
+def test_many_ranks_take_trees_for_short_arrays_and_rings_or_halves_for_long_ones():
+    for size in MANY[1:]:
+        power = size & (size - 1) == 0
         assert algorithm(OpType.ALL_REDUCE, "link", 4, size) is all_reduce.doubling_link
-        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 30, size) in (all_reduce.ring_link, all_reduce.halving_link)
+        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 20, size) is all_reduce.halving_link
+        longest = all_reduce.halving_link if power else all_reduce.ring_link
+        assert algorithm(OpType.ALL_REDUCE, "link", 1 << 32, size) is longest
         assert algorithm(OpType.BROADCAST, "link", 4, size) is broadcast.tree_link
-        assert algorithm(OpType.BROADCAST, "link", 1 << 24, size) is broadcast.scatter_link
+        assert algorithm(OpType.BROADCAST, "link", 1 << 24, size) is broadcast.tree_scatter_link
+        assert algorithm(OpType.REDUCE, "link", 4, size) is reduce.tree_link
+        assert algorithm(OpType.REDUCE, "link", 1 << 24, size) is reduce.all_reduce_link
         assert algorithm(OpType.GATHER, "link", 4, size) is gather.tree_link
         assert algorithm(OpType.GATHER, "link", 1 << 24, size) is gather.direct_link
         assert algorithm(OpType.ALL_GATHER, "link", 1 << 24, size) is all_gather.ring_link
         assert algorithm(OpType.REDUCE_SCATTER, "link", 1 << 24, size) is reduce_scatter.ring_link
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, MEASURED_RANKS])
-@pytest.mark.parametrize("kind", COLLECTIVES, ids=lambda kind: kind.name.lower())
-def test_what_is_best_for_the_most_bytes_measured_is_taken_for_more(kind, size):
-    most = algorithm(kind, "link", MEASURED_BYTES, size)
-    assert {algorithm(kind, "link", nbytes, size) for nbytes in (MEASURED_BYTES + 1, 1 << 30, 1 << 40)} == {most}
-    assert "doubling" not in most.__name__  # it sends all bytes in each step
+@pytest.mark.parametrize("size", range(2, 17))
+def test_few_ranks_pass_on_no_partial_results_that_are_longer_than_the_arrays(size):
+    for nbytes in (2 << 20, 1 << 24, 1 << 30):
+        assert algorithm(OpType.ALL_REDUCE, "link", nbytes, size, wide=True) is all_reduce.direct_link
+        usual = algorithm(OpType.ALL_REDUCE, "link", nbytes, size)
+        assert (usual is all_reduce.halving_link) == (size in (4, 8, 16) or (size, nbytes) == (2, 2 << 20))
+
+
+def test_the_backend_tells_partial_results_and_shared_cores():
+    count, narrow, plain = 1 << 20, np.dtype(np.float16), np.dtype(np.float32)
+    links = MemoryWorld(4).links, MemoryWorld(4, shares_cores=True).links
+    own, shared = (CpuBackend(each[0]).algorithm for each in links)
+    assert own(Call(OpType.ALL_REDUCE, narrow, count, ReduceOp.SUM)) is all_reduce.direct_link
+    assert own(Call(OpType.ALL_REDUCE, narrow, count, ReduceOp.MAX)) is all_reduce.halving_link
+    assert own(Call(OpType.ALL_REDUCE, plain, count, ReduceOp.SUM)) is all_reduce.halving_link
+    assert own(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.scatter_link
+    assert shared(Call(OpType.BROADCAST, plain, count, None, 0)) is broadcast.chunked_tree_link
+
+
+@pytest.mark.parametrize("size", [2, 4, 12, 16, 17])
+def test_a_long_broadcast_follows_a_tree_where_few_ranks_share_cores(size):
+    own, shared = (algorithm(OpType.BROADCAST, "link", 1 << 24, size, shares_cores=each) for each in (False, True))
+    assert own is (broadcast.scatter_link if size < 17 else broadcast.tree_scatter_link)
+    assert shared is (broadcast.chunked_tree_link if size < 17 else broadcast.tree_scatter_link)
+
+
+def test_an_unused_row_takes_not_even_an_empty_array():
+    assert NEVER < 0
+    assert algorithm(OpType.REDUCE, "link", 0, 6) is reduce.star_link
+    assert algorithm(OpType.REDUCE, "link", 0, 13) is reduce.tree_link
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 9, 10, 1000])
@@ -147,10 +177,10 @@ def test_pieces_cover_everything_once():
 def test_what_has_no_row_of_its_own_takes_the_simpler_one_with_its_limits(kind, medium):
     for nbytes in (0, 1 << 10, 1 << 17, (1 << 17) + 1, 1 << 20, 1 << 30):
         found = algorithm(kind, medium, nbytes, 2, slot_bytes=1 << 20)
-        if table_row(kind, medium) == "segment":
+        if rows_of(kind, medium) is TABLE[kind, "segment"]:
             assert found is algorithm(kind, "segment", nbytes, 2, slot_bytes=1 << 20)
 
 
-def test_who_cuts_arrays_into_chunks_may_take_more_than_a_slot():
-    rows = _rows(OpType.BROADCAST, "reads", 2, 4096)
-    assert rows[0] == (LIMITS["BROADCAST", "reads"]["over_segment"][2], broadcast.over_segment)
+def test_arrays_cut_into_chunks_may_be_longer_than_a_slot():
+    limit = int(TABLE[OpType.BROADCAST, "reads"][0].limit(2))
+    assert algorithm(OpType.BROADCAST, "reads", limit, 2, 4096) is broadcast.over_segment

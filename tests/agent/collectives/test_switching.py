@@ -9,8 +9,7 @@ from support.sweep.cell import At, Cell
 from support.sweep.media import OverCommunicator, Pool
 from support.threads import World, in_threads, world
 
-from rankmesh_agent.collectives.select import Medium, algorithm
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import TABLE, Medium, algorithm
 from rankmesh_agent.wire.ops import OpType
 
 TRANSPORT: dict[Medium, str] = {"segment": "segment", "reads": "segment", "registered": "segment", "link": "tcp"}
@@ -24,11 +23,11 @@ SIZE = 4
 def switches(medium: Medium) -> list[tuple[OpType, int]]:
     """Return each collective with the sizes, in bytes, up to which the table takes one algorithm and then another."""
     found = []
-    for (name, row), limits in LIMITS.items():
-        for limit in sorted({limit for by_size in limits.values() for limit in by_size.values()}):
-            before, after = (algorithm(OpType[name], medium, nbytes, SIZE, SLOT_BYTES) for nbytes in (limit, limit + 4))
-            if row == medium and OpType[name] is not OpType.BARRIER and 0 < limit <= MOST_BYTES and before is not after:
-                found.append((OpType[name], limit))
+    for (kind, of), rows in TABLE.items():
+        for limit in sorted({int(row.limit(SIZE)) for row in rows if 0 < row.limit(SIZE) <= MOST_BYTES}):
+            before, after = (algorithm(kind, medium, nbytes, SIZE, SLOT_BYTES) for nbytes in (limit, limit + 4))
+            if of == medium and before is not after:
+                found.append((kind, limit))
     return found
 
 

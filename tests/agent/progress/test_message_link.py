@@ -12,8 +12,7 @@ from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives import all_reduce
-from rankmesh_agent.collectives.select import _rows, algorithm
-from rankmesh_agent.collectives.thresholds import LIMITS
+from rankmesh_agent.collectives.select import TABLE, Row, algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress import message_link
@@ -29,17 +28,14 @@ WAYS = {"star": all_reduce.star_link, "rounds": all_reduce.doubling_link, "tree"
 
 
 @pytest.fixture(autouse=True, params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whatever the limits say that were measured, these calls go by way of rank 0, or in rounds."""
     star = request.param == "star"
-    small = {"small_link": {2: -1}, "star_link": {2: SMALL if star else -1}, "doubling_link": {2: SMALL}}
-    monkeypatch.setitem(LIMITS, ("ALL_REDUCE", "link"), small)
+    rows = Row(WAYS[request.param], {2: SMALL}), Row(all_reduce.halving_link)
+    monkeypatch.setitem(TABLE, (OpType.ALL_REDUCE, "link"), rows)
     monkeypatch.setattr(message_link, "_DIRECT_RANKS", 0)
     monkeypatch.setattr(message_link, "_STAR_RANKS", SIZE if star else 0)
-    _rows.cache_clear()
-    yield request.param
-    monkeypatch.undo()
-    _rows.cache_clear()
+    return request.param
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankmesh_agent.collectives.broadcast import scatter_link
+from rankmesh_agent.collectives.broadcast import tree_scatter_link
 from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
 from rankmesh_agent.collectives.link import FEW_RANKS, Array, as_bytes, chunks, shards
 
@@ -39,7 +39,7 @@ def _along_rails(topology: HierarchicalLink, array: Array, root: int, parts: lis
             local.step()
         if topology.rail_link is not None:
             mine = slots[topology.local_rank][split[topology.local_rank]]
-            scatter_link(topology.rail_link, mine, root_host)
+            tree_scatter_link(topology.rail_link, mine, root_host)
         if not here:
             local.step()
         if topology.rank != root:
