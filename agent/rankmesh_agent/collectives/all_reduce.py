@@ -123,7 +123,8 @@ def doubling_link(link: Link, array: Array, op: ReduceOp) -> None:
     The reduction follows the order of a tree, see ring_link for the consequences.
 
     Steps: log2 size, and 2 if size is no power of two. Each rank sends and receives its bytes in each, in the precision
-    of a partial result; 1 arrival more if those are more than frames.SMALL.
+    of a partial result; 1 arrival more if those are more than frames.SMALL. Where ranks share cores, at most
+    frames.SMALL bytes follow a tree to rank 0 and back instead: 2 log2 size steps, 2 (size - 1) messages.
     """
     reduce_by_doubling(link, array, op)
 
