@@ -14,16 +14,13 @@ from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.engine import Disconnect
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.object_records import OBJECTS
 from rankmesh_agent.wire.ops import Call, OpType
 
-DEATH = Disconnect("MPI reports its death", clean=False)
-"""End of a rank whose death the mesh does not know yet."""
-_VERDICT_SECONDS = 5.0
-"""Time that the mesh has to name the dead rank behind an error of MPI: it learns of most deaths in milliseconds."""
+_VERDICT_SECONDS = 15.0
+"""Time that the mesh has to name the dead rank behind an error of MPI: milliseconds do, or 10 s for a silent host."""
 
 
 class MpiBackend(Backend):
@@ -50,7 +47,7 @@ class MpiBackend(Backend):
         self._compare_calls = compare_calls
         self._error: Any = mpi().Exception
         self._faults = fault_classes()
-        self._watchdog = CallWatchdog(group, self.messages, comm.Revoke if self._faults else None)
+        self._watchdog = CallWatchdog(group, self.messages, self._revoke if self._faults else None)
         self._check = self._watchdog.check
         if group.size > 1:
             WATCHDOG.add(self._check)
@@ -75,7 +72,8 @@ class MpiBackend(Backend):
             raise_mismatch(self._link, context)
         except self._error as error:
             if error.Get_error_class() in self._faults:
-                self._raise_failure()
+                self._revoke()  # the other members' calls end
+                raise_failure(self._group)
             raise DistBackendError(
                 f"{context.call} #{context.seq}: MPI error: {error}. If the ranks may not have made the same call, "
                 "TORCH_DISTRIBUTED_DEBUG=DETAIL has them compare their calls",
@@ -85,14 +83,13 @@ class MpiBackend(Backend):
         finally:
             self._watchdog.in_call = False
 
-    def _raise_failure(self) -> None:
-        """End the call at all members, and raise the group's failure once the mesh knows it."""
+    def _revoke(self) -> None:
+        """End the calls of all members on the communicator."""
         self.comm.Revoke()
-        state = self._group.state
-        self._group.engine.wait(lambda: state.failure is not None, Deadline(_VERDICT_SECONDS))
-        state.raise_if_failed()
-        for member in self.comm.Get_failed().Translate_ranks(None, self.comm.group):
-            raise state.loss_error(state.ranks[member], DEATH)
+        # A send of Open MPI 5.0.11 that begins to wait now may miss it, but every revocation wakes all waits.
+        alone = mpi().COMM_SELF.Dup()
+        alone.Revoke()
+        alone.Free()
 
     def on_peer_lost(self) -> None:
         """See Backend."""
@@ -111,3 +108,9 @@ class MpiBackend(Backend):
         missing = not self._faults and any(rank in self._lost for rank in self._group.ranks)
         if comm is not None and not missing and not self._watchdog.in_call and not mpi().Is_finalized():
             comm.Free()
+
+
+def raise_failure(group: LocalCommunicator) -> None:
+    """Raise the failure of a group once the mesh knows it, after an error of MPI about a dead rank."""
+    group.engine.wait(lambda: group.state.failure is not None, Deadline(_VERDICT_SECONDS))
+    group.state.raise_if_failed()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from rankmesh_agent.backends.cpu import CpuBackend
 from rankmesh_agent.collectives.all_gather import gather_payloads
 from rankmesh_agent.collectives.link import Link
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.mpi.backend import DEATH, MpiBackend
+from rankmesh_agent.mpi.backend import MpiBackend, raise_failure
 from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.wire.errors import DistBackendError
 
 _TAGS = 1 << 15
 """Number of tags that every MPI library supports."""
+_POLL_SECONDS = 0.01
 _survivors: tuple[Any, frozenset[int]] | None = None
 """Communicator and ranks of MPI's world that have survived a death; groups are made from it."""
+_shrinking: Future[Any] | None = None
+"""A Shrink whose group's set-up has ended before it, and which the next set-up goes on with."""
 
 
 def use_mpi(group: LocalCommunicator, compare_calls: bool) -> None:
@@ -62,8 +68,10 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
     mpi_group = MPI.COMM_WORLD.group.Incl(ranks)
     try:
         parent = _parent(group, ranks, {peer for member in members for peer in member["dead"]})
-        comm = parent.Create_group(mpi_group, group.id % _TAGS)
+        comm = _finish(_begin(parent.Create_group, mpi_group, group.id % _TAGS), group)
     except MPI.Exception as error:
+        if error.Get_error_class() in fault_classes():
+            raise_failure(group)
         raise DistBackendError(f"MPI cannot make the communicator of group {group.name!r}: {error}") from error
     finally:
         mpi_group.Free()
@@ -73,7 +81,7 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
 
 def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
     """Return a communicator without dead ranks for the ranks of a group: MPI makes none from another one."""
-    global _survivors
+    global _survivors, _shrinking
     world = mpi().COMM_WORLD
     parent, living = _survivors or (world, frozenset(range(world.size)))
     if not fault_classes() or not dead & living:
@@ -84,11 +92,36 @@ def _parent(group: LocalCommunicator, ranks: list[int], dead: set[int]) -> Any:
             f"after the death of ranks {sorted(dead & living)} MPI makes its next group of all ranks that live, but "
             f"ranks {others} of MPI's world are not in this one: shrink the default group by the dead ranks alone"
         )
-    parent = parent.Shrink()
+    if _shrinking is None:
+        parent.Revoke()  # ends the calls of an attempt that another death has ended
+        _shrinking = _begin(parent.Shrink)
+    parent, _shrinking = _finish(_shrinking, group), None
     parent.Set_errhandler(mpi().ERRORS_RETURN)
     positions = parent.group.Translate_ranks(None, world.group)
     _survivors = parent, frozenset(positions)
-    lost = sorted(set(ranks) - set(positions))
-    if lost:
-        raise group.state.loss_error(lost[0], DEATH)
+    if not set(ranks) <= set(positions):
+        raise_failure(group)
     return parent
+
+
+def _begin(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Call MPI in a thread: nothing interrupts a call that waits for a rank which does not come."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="rankmesh-mpi-group", daemon=True).start()
+    return future
+
+
+def _finish(future: Future[Any], group: LocalCommunicator) -> Any:
+    """Return the result of a call of MPI; raise once a member is lost, or at the deadline of the group's set-up."""
+    others = [member for member in range(group.size) if member != group.rank]
+    while not future.done():
+        group.state.check(lambda: others)
+        wait([future], _POLL_SECONDS)
+    return future.result()
