@@ -9,11 +9,12 @@ import pytest
 
 from rankmesh._rendezvous import file
 from rankmesh._rendezvous.hosted import GatewayAddress
-from rankmesh_agent.membership import gateway_client
+from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.net.http_client import HttpResponse
 from rankmesh_agent.remote.codec import error_from
 from rankmesh_agent.wire import goodbye
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, from_code
+from rankmesh_agent.wire.schemas import HeartbeatReply
 
 HOSTILE = {
     "deep": b'{"gateways": ' + b"[" * 100_000,
@@ -38,10 +39,13 @@ def test_rendezvous_files(text: bytes, tmp_path: Path) -> None:
     assert GatewayAddress.from_json(text) is None
 
 
-def test_answers_of_a_gateway(text: bytes) -> None:
-    answer = HttpResponse(200, text)
-    assert gateway_client._heartbeat_reply(answer) is None
-    assert isinstance(gateway_client._refusal(HttpResponse(500, text), "http://gateway"), DistNetworkError)
+@pytest.mark.parametrize("status", [200, 500])
+def test_answers_of_a_gateway(text: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = GatewayClient(lambda: "http://gateway", "")
+    client.locate()
+    monkeypatch.setattr(client, "request", lambda *_, **__: HttpResponse(status, text))
+    with pytest.raises(DistNetworkError, match="http://gateway is not a RankMesh gateway"):
+        client.read(HeartbeatReply, "heartbeat", {})
 
 
 def test_goodbyes(text: bytes) -> None:

@@ -89,9 +89,9 @@ def test_a_rendezvous_file_of_an_earlier_job_is_taken_over_for_its_user_alone(
 
 def test_the_files_of_a_job_are_for_its_user_alone(tmp_path: Path):
     """Shared memory, the unix socket of an agent, a new token's file."""
-    descriptor, _ = shared_memory._create_file(str(tmp_path), f"{tmp_path}/segment")
-    assert stat.S_IMODE(os.fstat(descriptor).st_mode) == 0o600
-    os.close(descriptor)
+    memory = shared_memory.Mapping.create(str(tmp_path), "job", 4096)
+    assert mode(tmp_path / memory.name) == 0o600
+    memory.release()
     with address.listen(str(tmp_path), "id"):
         assert mode(address.socket_path(str(tmp_path), "id")) == 0o600
     create_token(tmp_path / "token")

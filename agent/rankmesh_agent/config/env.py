@@ -41,3 +41,8 @@ def replaces_gloo(environ: Mapping[str, str]) -> bool:
     if name not in ("", "gloo"):
         raise ValueError(f"RANKMESH_AS={name!r} is not a backend of torch that RankMesh can replace: only gloo is")
     return bool(name)
+
+
+def shares_gpus(environ: Mapping[str, str]) -> bool:
+    """Return whether NCCL may have several ranks on one GPU: NCCL_MULTI_RANK_GPU_ENABLE=1."""
+    return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"

@@ -8,6 +8,7 @@ from typing import cast
 from rankmesh._session.backend import require_available
 from rankmesh._session.process_group import Group, ProcessGroup
 from rankmesh._session.session import communicator_of, require_session
+from rankmesh_agent.config.env import shares_gpus
 from rankmesh_agent.gpu.selection import GpuBackendSelector
 from rankmesh_agent.group.communicator import Communicator
 
@@ -49,6 +50,5 @@ def _selector(group: Group) -> GpuBackendSelector | None:
     if found._gpu is None:
         if found._engines.device == "nccl":
             require_available("nccl")
-        shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-        found._gpu = GpuBackendSelector(found._communicator, found._engines.device, shares)
+        found._gpu = GpuBackendSelector(found._communicator, found._engines.device, shares_gpus(os.environ))
     return found._gpu
