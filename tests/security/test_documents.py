@@ -39,7 +39,7 @@ def test_rendezvous_files(text: bytes, tmp_path: Path) -> None:
     assert GatewayAddress.from_json(text) is None
 
 
-@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("status", [200, 400])
 def test_answers_of_a_gateway(text: bytes, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     client = GatewayClient(lambda: "http://gateway", "")
     client.locate()
