@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 
 from rankmesh_agent.net.descriptors import is_exhausted
 from rankmesh_agent.wire.credentials import Credentials
@@ -75,22 +76,23 @@ def check_peer(sock: socket.socket) -> None:
     except OSError as error:
         raise PeerClosedError("the connection is closed") from error
     try:
-        check_tcp_peer(peer, own)
+        check_tcp_peer(peer, own, lambda: _is_closed(sock))
     except PeerRefusedError:
         if _is_closed(sock):
             raise PeerClosedError("the client has closed the connection") from None
         raise
 
 
-def check_tcp_peer(peer: Endpoint, own: Endpoint) -> None:
+def check_tcp_peer(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool] = lambda: False) -> None:
     """Check that the peer of an open TCP connection is a process of this user or of root; see ``check_peer``.
 
     Args:
         peer: the peer's end of the connection.
         own: this end.
+        is_closed: returns whether the peer has closed it.
     """
     try:
-        uid = _owner(peer, own)
+        uid = _owner(peer, own, is_closed)
     except OSError as error:
         if is_exhausted(error):
             raise
@@ -198,12 +200,16 @@ def _unmapped_uid() -> int | None:
         return None
 
 
-def _owner(peer: Endpoint, own: Endpoint) -> int | None:
+def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool]) -> int | None:
     """Return the user id of the process that has a socket open; None if no process has.
+
+    A closed socket is looked up once: a server that looked longer for clients without patience would serve no other
+    one where the machine is busy and its table long.
 
     Args:
         peer: the socket's own address.
         own: the address of its peer.
+        is_closed: returns whether it has been closed.
 
     Raises:
         OSError: the table cannot be read.
@@ -219,14 +225,22 @@ def _owner(peer: Endpoint, own: Endpoint) -> int | None:
             uid = _look_up_in("/proc/net/tcp6", addresses, peer[1], own[1])
             if uid is not None:
                 return uid
+        if is_closed():
+            break
     return None
 
 
 def _look_up_in(path: str, addresses: tuple[bytes, bytes], *ports: int) -> int | None:
-    wanted = [f"{_words(address)}:{port:04X}" for address, port in zip(addresses, ports, strict=True)]
-    with open(path) as table:
-        rows = [row for row in map(str.split, table) if row[1:3] == wanted]
-    return next((int(row[7]) for row in rows if int(row[9])), None)
+    near, far = (f"{_words(address)}:{port:04X}" for address, port in zip(addresses, ports, strict=True))
+    with open(path) as file:
+        table = file.read()  # thousands of lines, most of connections that have ended
+    at = table.find(pair := f" {near} {far} ")
+    while at >= 0:
+        _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()
+        if int(inode):
+            return int(uid)
+        at = table.find(pair, at + 1)
+    return None
 
 
 def _packed(host: str) -> bytes:

@@ -84,6 +84,23 @@ def test_a_process_that_has_closed_the_connection(listener: socket.socket, ends:
         check_peer(accepted)
 
 
+def test_a_connection_that_is_closed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch):
+    """Else a busy server would look for clients without patience, and serve no other one."""
+    looks = []
+    monkeypatch.setattr(peer_credentials, "_look_up_in", lambda path, *_: looks.append(path))
+    with listen("127.0.0.1") as listener:
+        client = socket.create_connection(listener.getsockname())
+        with listener.accept()[0] as accepted:
+            with pytest.raises(PeerRefusedError, match="no process of this host has the connection"):
+                check_peer(accepted)
+            assert len(looks) == 2 * peer_credentials._LOOKS
+            looks.clear()
+            client.close()
+            with pytest.raises(PeerRefusedError, match="the client has closed"):
+                check_peer(accepted)
+            assert len(looks) == 2
+
+
 def test_a_socket_that_listens_at_the_peers_address():
     with listen("127.0.0.1") as sock, pytest.raises(PeerRefusedError, match="no process"):
         peer_credentials.check_tcp_peer(sock.getsockname(), ("127.0.0.1", 1))
