@@ -1,7 +1,7 @@
 """ASGI application that answers frequent requests itself, and loads the web framework at the first other one.
 
 Importing the framework takes longer than the rest of a rank's start together, and every rank waits for its gateway.
-So a request of ``handlers.FREQUENT`` does not need it, unless its body is not JSON.
+So a request of an endpoint with a handler does not need it, unless its body is not JSON.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
-from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply, JoinRequest, Member
+from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
+from rankmesh_gateway.http.endpoints import ENDPOINTS, encode
 from rankmesh_gateway.http.job_scope import check_body
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
+_HANDLED = {(each.method, each.path): each for each in ENDPOINTS if each.handler is not None}
 _DELIVERED_JOINS = 64
 _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
@@ -43,18 +45,11 @@ class GatewayApplication:
         services: what it serves.
         make_framework_app: returns the web framework's application, which has all endpoints, the frequent ones
             included; called in a thread.
-        on_scan: called after each scan of the registry for silent ranks.
     """
 
-    def __init__(
-        self,
-        services: handlers.Services,
-        make_framework_app: Callable[[], Application],
-        on_scan: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, services: handlers.Services, make_framework_app: Callable[[], Application]) -> None:
         self._services = services
         self._registry = services.registry
-        self._on_scan = on_scan
         self._make_framework_app = make_framework_app
         self._replies = SharedReplies()
         self._framework_app: asyncio.Future[Application] | None = None
@@ -65,16 +60,16 @@ class GatewayApplication:
             await self._lifespan(receive, send)
             return
         method, path = scope.get("method", ""), scope["path"]
-        if (method, path) not in handlers.FREQUENT:
+        endpoint = _HANDLED.get((method, path))
+        if endpoint is None:
             await self._forward(scope, receive, send)
             return
-        kind, handler = handlers.FREQUENT[method, path]
         posted = method == "POST"
         content = await _receive_body(receive) if posted else b""
         if content is None:
             return
         try:
-            body = None if kind is None else _parse(kind, scope, content)
+            body = None if endpoint.kind is None else _parse(endpoint.kind, scope, content)
         except InvalidBodyError as error:
             await _reject(send, _refusal(scope, content, error))
             return
@@ -83,12 +78,12 @@ class GatewayApplication:
             return
         try:
             job = check_body(scope, getattr(body, "job", None)) if posted else None
-            reply = await handler(self._services, body, receive, job)
+            reply = await endpoint.respond(self._services, body, receive, job)
         except DistError as error:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
-            await _respond(send, problem.status, problem.body(), _problem_headers({}))
+            await _respond(send, problem.status, json_text.encode(problem.body()), _problem_headers({}))
             raise  # for the server to log
         else:
             if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
@@ -96,8 +91,7 @@ class GatewayApplication:
                 await _respond_shared(send, await self._replies.encoded(reply), body.member, gzip)
             else:
                 headers = _JSON if posted else (*_JSON, (b"cache-control", b"no-store"))
-                document = _changed(reply) if isinstance(reply, HeartbeatReply) else reply
-                await _respond(send, HTTPStatus.OK, document, headers)
+                await _respond(send, HTTPStatus.OK, encode(reply), headers)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -117,7 +111,7 @@ class GatewayApplication:
             await asyncio.sleep(SCAN_SECONDS)
             try:
                 self._registry.poll_timeouts()
-                await asyncio.to_thread(self._on_scan)  # it may wait for a disk, or for etcd
+                await asyncio.to_thread(self._services.stores.drop_unused)  # it may wait for a disk, or for etcd
             except Exception as error:
                 log_failure("the scan for silent ranks failed, and goes on", error)
 
@@ -181,41 +175,30 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _reject(send: Send, error: DistError) -> None:
-    await _respond(send, error.status, problem_of(error).body(), _problem_headers(handlers.problem_headers(error)))
+    content = json_text.encode(problem_of(error).body())
+    await _respond(send, error.status, content, _problem_headers(handlers.problem_headers(error)))
 
 
 def _problem_headers(headers: Mapping[str, str]) -> Headers:
     return tuple((name.encode(), value.encode()) for name, value in {"content-type": PROBLEM_TYPE, **headers}.items())
 
 
-async def _respond(send: Send, status: int, body: object, headers: Headers) -> None:
-    await _send_response(send, status, json_text.encode(body), headers)
-
-
 async def _respond_shared(send: Send, reply: SharedReply, member: Member, gzip: bool) -> None:
     async with reply.turns:
         if gzip and reply.is_long:
             headers = (*_JSON, (b"content-encoding", b"gzip"))
-            await _send_response(send, HTTPStatus.OK, reply.compressed_for(member), headers)
+            await _respond(send, HTTPStatus.OK, reply.compressed_for(member), headers)
         else:
-            await _send_response(send, HTTPStatus.OK, reply.content_for(member), _JSON)
+            await _respond(send, HTTPStatus.OK, reply.content_for(member), _JSON)
 
 
-async def _send_response(send: Send, status: int, content: bytes, headers: Headers) -> None:
+async def _respond(send: Send, status: int, content: bytes, headers: Headers) -> None:
     lines = [*headers, (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": int(status), "headers": lines})
     if len(content) > _BUFFERED_BYTES:  # the end is sent once the client has received most of it
         await send({"type": "http.response.body", "body": content, "more_body": True})
         content = b""
     await send({"type": "http.response.body", "body": content})
-
-
-def _changed(reply: HeartbeatReply) -> dict[str, Any]:
-    """Return the variables of the reply to a heartbeat that differ from the defaults."""
-    return {name: value for name, value in vars(reply).items() if name == "failed" or value != _DEFAULT_REPLY.get(name)}
-
-
-_DEFAULT_REPLY = vars(HeartbeatReply([]))
 
 
 def _header(scope: Message, name: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The event stream, and the snapshot of the whole gateway."""
+"""The event stream."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, ServicesDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
-from rankmesh_gateway.schemas import Overview, RateSample
 from rankmesh_gateway.state.event_log import KEPT_EVENTS
 
 _log = logging.getLogger("rankmesh")
@@ -107,7 +106,6 @@ async def _disconnect(receive: Receive) -> None:
 
 @router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422))
 async def events(
-    registry: RegistryDep,
     services: ServicesDep,
     last_event_id: LastEventId = None,
     after: After = None,
@@ -126,29 +124,17 @@ async def events(
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An
     idle stream gets a comment every 10 s.
     """
-    log = registry.events
+    log = services.registry.events
     seen = after if last_event_id is None else _number(last_event_id)
     return EventStream(
         stream(
             log,
             log.resume_position(seen),
-            registry.poll_timeouts,
+            services.registry.poll_timeouts,
             (lambda: services.snapshots.cached_json(job)) if overview else None,
             job,
         )
     )
-
-
-@router.get("/rates", responses=problems(422))
-async def rates(registry: RegistryDep, job: JobName = None) -> list[RateSample]:
-    """List the total rates of the last five minutes, the oldest first: a sample every two seconds, or fewer."""
-    return registry.rate_history(job)
-
-
-@router.get("/overview", responses=problems(422))
-async def overview(services: ServicesDep, job: JobName = None) -> Overview:
-    """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
-    return services.snapshots.build(job)
 
 
 def _number(text: str) -> int:
