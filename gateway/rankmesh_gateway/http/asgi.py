@@ -88,7 +88,7 @@ class GatewayApplication:
         else:
             if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
                 gzip = b"gzip" in _header(scope, b"accept-encoding")
-                await _respond_shared(send, await self._replies.encoded(reply), body.member, gzip)
+                await _respond_shared(send, self._replies.encoded(reply), body.member, gzip)
             else:
                 headers = _JSON if posted else (*_JSON, (b"cache-control", b"no-store"))
                 await _respond(send, HTTPStatus.OK, encode(reply), headers)
