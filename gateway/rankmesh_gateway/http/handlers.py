@@ -7,7 +7,7 @@ its client may see, None for all; or of the first of these. Its docstring is its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -99,7 +99,7 @@ class SnapshotsQuery(JobQuery):
 
 
 _POLL_SECONDS = 0.25
-"""Interval at which a request that waits for an agent checks whether another's offer has expired."""
+"""Interval at which a request that waits for an agent looks for one."""
 _RETRY_SECONDS = 1
 """Value of Retry-After where no agent is free."""
 
@@ -188,17 +188,17 @@ async def lease(services: Services, body: LeaseRequest, receive: Receive, job: s
     The client acquires the lease from the agent, which is reserved for it for 5 s. Rank r is offered the r-th agent in
     the natural order of names, or the next one that is free, agents with the client's `host_id` before others.
     """
-    agents = services.registry.agents
-    future = agents.request_lease(body)
+    agents, disconnect = services.registry.agents, asyncio.ensure_future(receive())
+    until = time.monotonic() + min(LONG_POLL_SECONDS, max(0.0, body.wait))
     try:
-        disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.expire_offers)
+        while (offer := agents.offer(body)) is None:
+            left = until - time.monotonic()
+            await asyncio.wait({disconnect}, timeout=max(0.0, min(left, _POLL_SECONDS)))
+            if left <= 0 or disconnect.done():
+                raise agents.none_free_error(body, job)
+        return offer
     finally:
-        future.cancel()
-    if future.cancelled():
-        raise agents.unavailable_error(body, job)
-    if disconnected:
-        agents.withdraw_offer(future.result())
-    return future.result()
+        disconnect.cancel()
 
 
 def jobs(services: Services, query: JobQuery) -> list[JobInfo]:
@@ -262,30 +262,21 @@ def problem_headers(error: DistError) -> dict[str, str]:
     return headers
 
 
-async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:
+async def _wait(future: Future[JoinReply], receive: Receive, seconds: float) -> bool:
     """Wait until the future is done, the client has disconnected or the time is up.
 
     Args:
         future: the result to wait for.
         receive: returns when the client has disconnected, as the body has been received.
         seconds: the time.
-        poll: called every _POLL_SECONDS; it may complete the future.
 
     Returns:
         Whether the client has disconnected.
     """
     disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
     complete: asyncio.Future[Any] = asyncio.wrap_future(future)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
     try:
-        while True:
-            remaining = until - loop.time()
-            timeout = remaining if poll is None else min(remaining, _POLL_SECONDS)
-            await asyncio.wait({disconnect, complete}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if disconnect.done() or complete.done() or loop.time() >= until:
-                return disconnect.done()
-            if poll is not None:
-                poll()
+        await asyncio.wait({disconnect, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return disconnect.done()
     finally:
         disconnect.cancel()
