@@ -80,7 +80,6 @@ def create_framework_app(services: handlers.Services) -> Application:
     from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
     from rankmesh_gateway.http.routes import dashboard as dashboard_routes
     from rankmesh_gateway.http.routes import diagnosis, events, groups, metrics
-    from rankmesh_gateway.http.routes.dependencies import JOB_OF_BODY
     from rankmesh_gateway.http.routes.handled import add_handled_routes
     from rankmesh_gateway.http.routes.problems import problems
 
@@ -90,7 +89,6 @@ def create_framework_app(services: handlers.Services) -> Application:
         "gateway",
         handlers.problem_headers,
         responses=problems(*ANY_REQUEST),
-        dependencies=[JOB_OF_BODY],
     )
     app.state.services = services
     add_handled_routes(app)

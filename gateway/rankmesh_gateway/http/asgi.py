@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
@@ -20,17 +19,15 @@ from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.endpoints import ENDPOINTS, encode
-from rankmesh_gateway.http.job_scope import check_body
+from rankmesh_gateway.http.endpoints import Endpoint, encode, endpoint_of
+from rankmesh_gateway.http.job_scope import check_body, job_of
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
-T = TypeVar("T")
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
-_HANDLED = {(each.method, each.path): each for each in ENDPOINTS if each.handler is not None}
 _DELIVERED_JOINS = 64
 _BUFFERED_BYTES = 64 << 10
 """Size up to which a response is left to the buffers of its connection."""
@@ -60,8 +57,8 @@ class GatewayApplication:
             await self._lifespan(receive, send)
             return
         method, path = scope.get("method", ""), scope["path"]
-        endpoint = _HANDLED.get((method, path))
-        if endpoint is None:
+        endpoint = endpoint_of(method, path) if method != "HEAD" else None
+        if endpoint is None or (endpoint.handler is None and endpoint.job != "body"):
             await self._forward(scope, receive, send)
             return
         posted = method == "POST"
@@ -69,16 +66,11 @@ class GatewayApplication:
         if content is None:
             return
         try:
-            body = None if endpoint.kind is None else _parse(endpoint.kind, scope, content)
-        except InvalidBodyError as error:
-            await _reject(send, _refusal(scope, content, error))
-            return
-        except ValueError:
+            check_body(scope, content)
+            body = _parse(endpoint, scope, content)
+            reply = await endpoint.respond(self._services, body, receive, job_of(scope))
+        except _FrameworkNeededError:
             await self._forward(scope, _replay(content, receive) if posted else receive, send)
-            return
-        try:
-            job = check_body(scope, getattr(body, "job", None)) if posted else None
-            reply = await endpoint.respond(self._services, body, receive, job)
         except DistError as error:
             await _reject(send, error)
         except Exception as error:
@@ -134,22 +126,24 @@ def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]]
         loop.call_soon_threadsafe(_deliver, loop, joins[_DELIVERED_JOINS:], reply)
 
 
-def _parse(kind: type[T], scope: Message, content: bytes) -> T:
-    if scope["method"] == "GET":
-        return json_text.read_query(kind, scope["query_string"])
-    if _header(scope, b"content-type") != b"application/json":
-        raise ValueError("the body is of another media type")
-    return json_text.read(kind, content)
+class _FrameworkNeededError(Exception):
+    """The endpoint has no handler, or the request is not to the letter."""
 
 
-def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError:
-    """Return the error of a body of another structure: above all that its job is not the credential's."""
-    document = json_text.loads(content)
+def _parse(endpoint: Endpoint, scope: Message, content: bytes) -> object:
+    """Return the body or the query of a request."""
+    if endpoint.handler is None:
+        raise _FrameworkNeededError
     try:
-        check_body(scope, document.get("job") if isinstance(document, dict) else None)
-    except DistError as error:
-        return error
-    return InvalidRequestError(str(wrong))
+        if endpoint.method == "GET":
+            return endpoint.kind and json_text.read_query(endpoint.kind, scope["query_string"])
+        if _header(scope, b"content-type") != b"application/json":
+            raise _FrameworkNeededError
+        return json_text.read(endpoint.kind, content)
+    except InvalidBodyError as error:
+        raise InvalidRequestError(str(error)) from None
+    except ValueError:
+        raise _FrameworkNeededError from None
 
 
 async def _receive_body(receive: Receive) -> bytes | None:

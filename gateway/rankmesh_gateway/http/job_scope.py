@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from rankmesh_agent.http.middleware import Message, reject_job
+from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Grant
+from rankmesh_agent.wire.json_text import InvalidBodyError
 from rankmesh_gateway.http.endpoints import endpoint_of
 
 _BODY_JOB = "body_job"
+
+
+@dataclass
+class _JobOfBody:
+    job: str
 
 
 def confine(scope: Message, grant: Grant) -> None:
@@ -30,21 +38,22 @@ def confine(scope: Message, grant: Grant) -> None:
         scope["state"][_BODY_JOB] = grant
 
 
-def check_body(scope: Message, named: object) -> str | None:
+def check_body(scope: Message, content: bytes) -> None:
     """Check that the job that a request's body names is that of its credential.
 
-    Args:
-        scope: of the request.
-        named: the body's field ``job``.
-
-    Returns:
-        The job that the request is restricted to; None for all.
-
     Raises:
-        ForbiddenJobError: it is another.
+        ForbiddenJobError: it is another, or the body names none.
     """
     grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
-    if grant is None:
-        return None
-    grant.require(named if isinstance(named, str) else "")
-    return grant.job
+    if grant is not None:
+        try:
+            named = json_text.read(_JobOfBody, content).job
+        except (InvalidBodyError, ValueError):
+            named = ""
+        grant.require(named)
+
+
+def job_of(scope: Message) -> str | None:
+    """Return the job that a request with a body is restricted to; None for all."""
+    grant: Grant | None = scope.get("state", {}).get(_BODY_JOB)
+    return None if grant is None else grant.job

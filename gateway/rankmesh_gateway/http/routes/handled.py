@@ -14,7 +14,7 @@ from fastapi import FastAPI, Query, Request, Response
 
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, encode
-from rankmesh_gateway.http.job_scope import check_body
+from rankmesh_gateway.http.job_scope import job_of
 from rankmesh_gateway.http.routes.dependencies import BEARER
 from rankmesh_gateway.http.routes.problems import problems
 
@@ -48,8 +48,7 @@ def _function(endpoint: Endpoint) -> Any:
     async def respond(request: Request, **given: Any) -> Response:
         kind = endpoint.kind
         body = given["body"] if posted else kind and kind(**given)
-        job = check_body(request.scope, getattr(body, "job", None)) if posted else None
-        reply = await endpoint.respond(request.app.state.services, body, request.receive, job)
+        reply = await endpoint.respond(request.app.state.services, body, request.receive, job_of(request.scope))
         headers = {} if posted else {"cache-control": "no-store"}
         return Response(encode(reply), headers=headers, media_type="application/json")
 
