@@ -124,7 +124,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--state",
         type=Path,
         metavar="PATH",
-        help="SQLite file that keeps jobs, their key-value stores, groups and events for the next gateway with it; "
+        help="SQLite file that keeps jobs, their key-value stores and events for the next gateway with it; "
         "made if there is none",
     )
     parser.add_argument(

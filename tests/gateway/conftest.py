@@ -20,6 +20,7 @@ from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway.clients import agent_client
 from rankmesh_gateway.http import app as app_module
+from rankmesh_gateway.http.handlers import Services
 from rankmesh_gateway.state.registry import Registry
 
 create_framework_app: Callable[..., Any] = app_module.create_framework_app
@@ -28,16 +29,16 @@ create_framework_app: Callable[..., Any] = app_module.create_framework_app
 @functools.cache
 def framework_app(_number: int) -> Any:
     """Return an application whose routes, which FastAPI creates at the first request, all tests share."""
-    return create_framework_app(Registry())
+    return create_framework_app(app_module.create_services(Registry()))
 
 
 @pytest.fixture(autouse=True)
 def make_framework_app(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Creates the framework's application of a registry; two that serve at a time have different numbers."""
+    """Creates the framework's application of services; two that serve at a time have different numbers."""
 
-    def create(registry: Registry, token: str = "", number: int = 0, **more: Any) -> Any:
+    def create(services: Services, number: int = 0) -> Any:
         app = framework_app(number)
-        app.state = create_framework_app(registry, token, **more).state
+        app.state.services = services
         return app
 
     monkeypatch.setattr(app_module, "create_framework_app", create)

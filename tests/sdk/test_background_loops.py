@@ -35,7 +35,6 @@ from rankmesh_gateway.http import asgi
 from rankmesh_gateway.http.app import create_services
 from rankmesh_gateway.http.asgi import GatewayApplication
 from rankmesh_gateway.state import registry_file
-from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.registry_file import RegistryFile
 
@@ -142,7 +141,7 @@ async def scan(registry: Registry, until: Callable[[], object]) -> None:
     async def send(_: object) -> None:
         return
 
-    app = GatewayApplication(create_services(registry, "", JobStores(registry, "")), lambda: None)
+    app = GatewayApplication(create_services(registry), lambda: None)
     running = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
     await asyncio.to_thread(wait_until, until, "the next scan")
     ended.set()

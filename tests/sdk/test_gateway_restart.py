@@ -91,6 +91,7 @@ def test_killed_in_mid_training_and_in_mid_join(ranks: Ranks) -> None:
     states = gateway.states("trains")  # before they have reported again
     assert states.keys() == ALL_ALIVE.keys()
     assert {*states.values()} <= {"alive", "suspect"}, states
+    wait_until(lambda: gateway.ask("/v1/groups?job=trains"), "the report of the group")
     assert [group["name"] for group in gateway.ask("/v1/groups?job=trains")] == ["world"]
     trained = [*[("rank-joining", "trains")] * 3, ("world-complete", "trains"), ("group-made", "trains")]
     assert sorted(gateway.events(6)) == sorted([*trained, ("rank-joining", "joins")])

@@ -53,18 +53,6 @@ class AgentClient:
     def __init__(self, token: str = "") -> None:
         self._token = token
 
-    async def request(self, method: str, url: str, document: Any = None, *, job: str, seconds: float) -> AgentReply:
-        """Send a request to one agent.
-
-        Args:
-            method: ``"GET"``, ``"POST"``, ``"DELETE"``.
-            url: the URL.
-            document: the body, sent as JSON unless it is None.
-            job: the agent's job, whose credential the request has.
-            seconds: limit for the reply.
-        """
-        return (await self.request_all(method, {0: url}, document, job=job, seconds=seconds))[0]
-
     async def request_all(
         self,
         method: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
@@ -21,41 +22,28 @@ def reaching(edges: Mapping[int, Collection[int]], targets: set[int]) -> set[int
 
 
 def final_components(edges: Mapping[int, Collection[int]]) -> list[set[int]]:
-    """Return the strongly connected components of a graph that no edge leaves (Kosaraju's algorithm)."""
-    nodes = {*edges, *(other for others in edges.values() for other in others)}
-    order: list[int] = []
-    seen: set[int] = set()
-    for root in sorted(nodes):
-        if root in seen:
-            continue
-        seen.add(root)
-        stack = [(root, iter(sorted(edges.get(root, ()))))]
-        while stack:
-            node, left = stack[-1]
-            fresh = next((other for other in left if other not in seen), None)
-            if fresh is None:
-                order.append(node)
-                stack.pop()
-            else:
-                seen.add(fresh)
-                stack.append((fresh, iter(sorted(edges.get(fresh, ())))))
-    back: dict[int, list[int]] = defaultdict(list)
-    for node, others in edges.items():
-        for other in others:
-            back[other].append(node)
-    component_of: dict[int, int] = {}
-    components: list[set[int]] = []
-    for root in reversed(order):
-        if root in component_of:
-            continue
-        todo = [root]
-        component_of[root] = len(components)
-        members = set()
-        while todo:
-            node = todo.pop()
-            members.add(node)
-            fresh_nodes = [other for other in back[node] if other not in component_of]
-            component_of.update(dict.fromkeys(fresh_nodes, len(components)))
-            todo += fresh_nodes
-        components.append(members)
-    return [each for each in components if all(other in each for node in each for other in edges.get(node, ()))]
+    """Return the strongly connected components of a graph that no edge leaves (Tarjan's algorithm)."""
+    numbers: dict[int, int] = {}
+    lowest: dict[int, float] = {}
+    """The least number of a node that a path leads to; infinite once the node's component is complete."""
+    path: list[int] = []
+    found: list[set[int]] = []
+    todo = [(node, False) for node in sorted(edges, reverse=True)]
+    while todo:
+        node, is_left = todo.pop()
+        others = edges.get(node, ())
+        if is_left:
+            lowest[node] = min([lowest[node], *(lowest[other] for other in others)])
+            if lowest[node] == numbers[node]:
+                component: set[int] = set()
+                while node not in component:
+                    component.add(path.pop())
+                lowest.update(dict.fromkeys(component, math.inf))
+                if all(other in component for each in component for other in edges.get(each, ())):
+                    found.append(component)
+        elif node not in numbers:
+            numbers[node] = lowest[node] = len(numbers)
+            path.append(node)
+            todo.append((node, True))
+            todo += [(other, False) for other in others if other not in numbers]
+    return found

@@ -29,35 +29,42 @@ class Wait(NamedTuple):
     keys: Sequence[str] = ()
 
 
-class JobWaits:
+class JobView:
     """The ranks of one job, their places in the user's code, and their waits.
 
     Args:
         reports: the ranks.
         groups: the groups of any number of jobs as the gateway lists them.
+
+    Attributes:
+        job: its name.
+        reports: the ranks that have joined, by rank.
+        joining: the others.
+        snapshots: those of the ranks that answer.
+        silent: the live ranks that do not.
+        groups: the groups in the snapshots, by id.
+        waits: of the ranks that answer.
+        places: the lines of the user's code where they are.
+        blocked: those that wait in a call of RankMesh.
     """
 
     def __init__(self, reports: Sequence[RankReport], groups: Iterable[Mapping[str, Any]]) -> None:
-        self._reports = {report.rank: report for report in reports if report.state != "joining"}
-        self._joining = [report for report in reports if report.state == "joining"]
-        self._job = reports[0].job
-        self._snapshots = {
-            rank: report.snapshot for rank, report in self._reports.items() if report.snapshot is not None
-        }
-        self._silent = {
-            rank for rank, each in self._reports.items() if each.snapshot is None and each.state != "failed"
-        }
-        self._groups = {group["id"]: group for each in self._snapshots.values() for group in each["groups"]}
+        self.reports = {report.rank: report for report in reports if report.state != "joining"}
+        self.joining = [report for report in reports if report.state == "joining"]
+        self.job = reports[0].job
+        self.snapshots = {rank: report.snapshot for rank, report in self.reports.items() if report.snapshot is not None}
+        self.silent = {rank for rank, each in self.reports.items() if each.snapshot is None and each.state != "failed"}
+        self.groups = {group["id"]: group for each in self.snapshots.values() for group in each["groups"]}
         self._seqs = {
-            rank: {group["id"]: group["seq"] for group in each["groups"]} for rank, each in self._snapshots.items()
+            rank: {group["id"]: group["seq"] for group in each["groups"]} for rank, each in self.snapshots.items()
         }
         epoch = reports[0].epoch
-        self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self._job, epoch)}
+        self._reported = {each["id"]: each for each in groups if (each["job"], each["epoch"]) == (self.job, epoch)}
         self._completed: dict[str, int] = defaultdict(int)
         """By group, the number of the latest collective that all members have begun."""
         self._names: dict[tuple[str, int], str] = {}
         self._ended_ages: dict[tuple[str, int], float] = {}
-        for each in self._snapshots.values():
+        for each in self.snapshots.values():
             for call in each["calls"]:
                 self._names.setdefault((call["group"], call["seq"]), call["call"])
             for call in each["ended"]:
@@ -67,27 +74,27 @@ class JobWaits:
                 if call["op"] in _ALL_EXCHANGE and not call.get("error"):  # agents of earlier versions leave it out
                     self._completed[call["group"]] = max(call["seq"], self._completed[call["group"]])
         self._missing: dict[tuple[str, int], frozenset[int]] = {}
-        self._waits = {rank: list(self._waits_of(rank)) for rank in self._snapshots}
-        self._places = {
-            rank: self._reports[rank].place
-            or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self._waits[rank]))
-            for rank, each in self._snapshots.items()
+        self.waits = {rank: list(self._waits_of(rank)) for rank in self.snapshots}
+        self.places = {
+            rank: self.reports[rank].place
+            or location_of(each["stacks"], waits=any(wait.kind != "store" for wait in self.waits[rank]))
+            for rank, each in self.snapshots.items()
             if not each["attached"]
         }
-        self._blocked = {rank for rank in self._snapshots if self._waits[rank] and self._is_inside(rank)}
+        self.blocked = {rank for rank in self.snapshots if self.waits[rank] and self._is_inside(rank)}
 
     def _is_inside(self, rank: int) -> bool:
         """Return whether a rank is in a call of RankMesh; True if its stack does not tell."""
-        place = self._places.get(rank)
+        place = self.places.get(rank)
         return place is None or place.in_rankmesh
 
     # Waits
 
     def _waits_of(self, rank: int) -> Iterator[Wait]:
-        snapshot = self._snapshots[rank]
+        snapshot = self.snapshots[rank]
         begun: set[str] = set()
         for call in snapshot["calls"]:
-            group = self._groups.get(call["group"], {"id": call["group"], "name": "?", "ranks": []})
+            group = self.groups.get(call["group"], {"id": call["group"], "name": "?", "ranks": []})
             in_group = of_group(group["name"])
             if call["peer"] is not None:
                 if call["awaited"]:
@@ -106,9 +113,9 @@ class JobWaits:
         """Return the members that are waited for in a collective: first those that have certainly not come."""
         key = group["id"], seq
         if key not in self._missing:
-            members = [each for each in group["ranks"] if each in self._reports]
-            away = {each for each in members if each in self._snapshots and not self._has_begun(each, *key)}
-            unheard = {each for each in members if each in self._silent}
+            members = [each for each in group["ranks"] if each in self.reports]
+            away = {each for each in members if each in self.snapshots and not self._has_begun(each, *key)}
+            unheard = {each for each in members if each in self.silent}
             late = {each for each in unheard if self._known_seq(each, group["id"]) < seq}
             self._missing[key] = frozenset(away | late or unheard)
         return self._missing[key]
@@ -123,16 +130,16 @@ class JobWaits:
         other = "any rank" if peer < 0 else f"rank {peer}"
         label = f"{call['op']} {way} {other} (tag {call['tag']}){in_group}"
         partners = [each for each in group["ranks"] if each != rank] if peer < 0 else [peer]
-        ranks = frozenset(each for each in partners if each in self._reports and not self._meets(rank, each, call))
+        ranks = frozenset(each for each in partners if each in self.reports and not self._meets(rank, each, call))
         return Wait("message", label, call["age"], ranks, group["id"], 0, call["op"], peer, call["tag"])
 
     def _meets(self, rank: int, other: int, call: Mapping[str, Any]) -> bool:
         """Return whether a rank has the other end of a message in flight."""
         opposite = "recv" if call["op"] == "send" else "send"
-        return other in self._snapshots and any(
+        return other in self.snapshots and any(
             (each["op"], each["group"], each["tag"]) == (opposite, call["group"], call["tag"])
             and each["peer"] in (rank, -1)
-            for each in self._snapshots[other]["calls"]
+            for each in self.snapshots[other]["calls"]
         )
 
     def _known_seq(self, rank: int, group: str) -> int:
@@ -142,7 +149,7 @@ class JobWaits:
 
     # Calls
 
-    def _last_of(self, rank: int, wait: Wait | None) -> str:
+    def last_of(self, rank: int, wait: Wait | None) -> str:
         """Return the latest collective that a rank that does not answer has begun, as far as others know."""
         if wait is None or wait.kind != "collective":
             reported = [(each["seqs"].get(str(rank), 0), key) for key, each in self._reported.items()]
@@ -153,23 +160,23 @@ class JobWaits:
         return self._call_name(group, seq) if seq else ""
 
     def _call_name(self, group: str, seq: int) -> str:
-        known = self._groups.get(group) or self._reported.get(group) or {"name": "?"}
+        known = self.groups.get(group) or self._reported.get(group) or {"name": "?"}
         return f"{self._names.get((group, seq), 'operation')} #{seq}{of_group(known['name'])}"
 
-    def _last_common(self, wait: Wait | None) -> str:
+    def last_common(self, wait: Wait | None) -> str:
         """Return the last collective that all members of a wait's group have completed, and when."""
         if wait is None or wait.kind != "collective" or wait.seq < 1:
             return ""
-        members = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._snapshots]
+        members = [rank for rank in self.groups[wait.group]["ranks"] if rank in self.snapshots]
         done = []
         for rank in members:
             active = [
                 call["seq"]
-                for call in self._snapshots[rank]["calls"]
+                for call in self.snapshots[rank]["calls"]
                 if call["group"] == wait.group and call["peer"] is None
             ]
             done.append(min(active) - 1 if active else self._seqs[rank].get(wait.group, 0))
-        unheard = [rank for rank in self._groups[wait.group]["ranks"] if rank in self._silent]
+        unheard = [rank for rank in self.groups[wait.group]["ranks"] if rank in self.silent]
         done += [min(self._known_seq(rank, wait.group), wait.seq - 1) for rank in unheard]
         seq = min(done, default=0)
         if seq < 1:

@@ -1,7 +1,7 @@
 """ASGI application that answers frequent requests itself, and loads the web framework at the first other one.
 
 Importing the framework takes longer than the rest of a rank's start together, and every rank waits for its gateway.
-So a request of ``handlers.FREQUENT`` does not need it, unless its body is not JSON.
+So a request of an endpoint with a handler does not need it, unless its body is not JSON.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
 
 from rankmesh_agent.http.middleware import PROBLEM_TYPE, Application, Message, Receive, Send, bug, problem_of
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.json_text import InvalidBodyError
-from rankmesh_agent.wire.schemas import HeartbeatReply, JoinReply, JoinRequest, Member
+from rankmesh_agent.wire.schemas import JoinReply, JoinRequest, Member
 from rankmesh_gateway.http import handlers
-from rankmesh_gateway.http.job_scope import check_body
+from rankmesh_gateway.http.endpoints import Endpoint, encode, endpoint_of
+from rankmesh_gateway.http.job_scope import check_body, job_of
 from rankmesh_gateway.http.shared_replies import SharedReplies, SharedReply
 from rankmesh_gateway.state.registry import SCAN_SECONDS, complete_joins
 from rankmesh_gateway.state.validation import InvalidRequestError, closing_error
 
-T = TypeVar("T")
 Headers = tuple[tuple[bytes, bytes], ...]
 
 _JSON: Headers = ((b"content-type", b"application/json"),)
@@ -43,18 +42,11 @@ class GatewayApplication:
         services: what it serves.
         make_framework_app: returns the web framework's application, which has all endpoints, the frequent ones
             included; called in a thread.
-        on_scan: called after each scan of the registry for silent ranks.
     """
 
-    def __init__(
-        self,
-        services: handlers.Services,
-        make_framework_app: Callable[[], Application],
-        on_scan: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, services: handlers.Services, make_framework_app: Callable[[], Application]) -> None:
         self._services = services
         self._registry = services.registry
-        self._on_scan = on_scan
         self._make_framework_app = make_framework_app
         self._replies = SharedReplies()
         self._framework_app: asyncio.Future[Application] | None = None
@@ -65,39 +57,33 @@ class GatewayApplication:
             await self._lifespan(receive, send)
             return
         method, path = scope.get("method", ""), scope["path"]
-        if (method, path) not in handlers.FREQUENT:
+        endpoint = endpoint_of(method, path) if method != "HEAD" else None
+        if endpoint is None or (endpoint.handler is None and endpoint.job != "body"):
             await self._forward(scope, receive, send)
             return
-        kind, handler = handlers.FREQUENT[method, path]
         posted = method == "POST"
         content = await _receive_body(receive) if posted else b""
         if content is None:
             return
         try:
-            body = None if kind is None else _parse(kind, scope, content)
-        except InvalidBodyError as error:
-            await _reject(send, _refusal(scope, content, error))
-            return
-        except ValueError:
+            check_body(scope, content)
+            body = _parse(endpoint, scope, content)
+            reply = await endpoint.respond(self._services, body, receive, job_of(scope))
+        except _FrameworkNeededError:
             await self._forward(scope, _replay(content, receive) if posted else receive, send)
-            return
-        try:
-            job = check_body(scope, getattr(body, "job", None)) if posted else None
-            reply = await handler(self._services, body, receive, job)
         except DistError as error:
             await _reject(send, error)
         except Exception as error:
             problem = bug("gateway", method, path, error)
-            await _respond(send, problem.status, problem.body(), _problem_headers({}))
+            await _respond(send, problem.status, json_text.encode(problem.body()), _problem_headers({}))
             raise  # for the server to log
         else:
             if isinstance(body, JoinRequest) and isinstance(reply, JoinReply) and reply.members:
                 gzip = b"gzip" in _header(scope, b"accept-encoding")
-                await _respond_shared(send, await self._replies.encoded(reply), body.member, gzip)
+                await _respond_shared(send, self._replies.encoded(reply), body.member, gzip)
             else:
                 headers = _JSON if posted else (*_JSON, (b"cache-control", b"no-store"))
-                document = _changed(reply) if isinstance(reply, HeartbeatReply) else reply
-                await _respond(send, HTTPStatus.OK, document, headers)
+                await _respond(send, HTTPStatus.OK, encode(reply), headers)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         """Scan the registry for silent ranks while the server runs."""
@@ -117,7 +103,7 @@ class GatewayApplication:
             await asyncio.sleep(SCAN_SECONDS)
             try:
                 self._registry.poll_timeouts()
-                await asyncio.to_thread(self._on_scan)  # it may wait for a disk, or for etcd
+                await asyncio.to_thread(self._services.stores.drop_unused)  # it may wait for a disk, or for etcd
             except Exception as error:
                 log_failure("the scan for silent ranks failed, and goes on", error)
 
@@ -140,22 +126,24 @@ def _deliver(loop: asyncio.AbstractEventLoop, joins: Sequence[Future[JoinReply]]
         loop.call_soon_threadsafe(_deliver, loop, joins[_DELIVERED_JOINS:], reply)
 
 
-def _parse(kind: type[T], scope: Message, content: bytes) -> T:
-    if scope["method"] == "GET":
-        return json_text.read_query(kind, scope["query_string"])
-    if _header(scope, b"content-type") != b"application/json":
-        raise ValueError("the body is of another media type")
-    return json_text.read(kind, content)
+class _FrameworkNeededError(Exception):
+    """The endpoint has no handler, or the request is not to the letter."""
 
 
-def _refusal(scope: Message, content: bytes, wrong: InvalidBodyError) -> DistError:
-    """Return the error of a body of another structure: above all that its job is not the credential's."""
-    document = json_text.loads(content)
+def _parse(endpoint: Endpoint, scope: Message, content: bytes) -> object:
+    """Return the body or the query of a request."""
+    if endpoint.handler is None:
+        raise _FrameworkNeededError
     try:
-        check_body(scope, document.get("job") if isinstance(document, dict) else None)
-    except DistError as error:
-        return error
-    return InvalidRequestError(str(wrong))
+        if endpoint.method == "GET":
+            return endpoint.kind and json_text.read_query(endpoint.kind, scope["query_string"])
+        if _header(scope, b"content-type") != b"application/json":
+            raise _FrameworkNeededError
+        return json_text.read(endpoint.kind, content)
+    except InvalidBodyError as error:
+        raise InvalidRequestError(str(error)) from None
+    except ValueError:
+        raise _FrameworkNeededError from None
 
 
 async def _receive_body(receive: Receive) -> bytes | None:
@@ -181,41 +169,30 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _reject(send: Send, error: DistError) -> None:
-    await _respond(send, error.status, problem_of(error).body(), _problem_headers(handlers.problem_headers(error)))
+    content = json_text.encode(problem_of(error).body())
+    await _respond(send, error.status, content, _problem_headers(handlers.problem_headers(error)))
 
 
 def _problem_headers(headers: Mapping[str, str]) -> Headers:
     return tuple((name.encode(), value.encode()) for name, value in {"content-type": PROBLEM_TYPE, **headers}.items())
 
 
-async def _respond(send: Send, status: int, body: object, headers: Headers) -> None:
-    await _send_response(send, status, json_text.encode(body), headers)
-
-
 async def _respond_shared(send: Send, reply: SharedReply, member: Member, gzip: bool) -> None:
     async with reply.turns:
         if gzip and reply.is_long:
             headers = (*_JSON, (b"content-encoding", b"gzip"))
-            await _send_response(send, HTTPStatus.OK, reply.compressed_for(member), headers)
+            await _respond(send, HTTPStatus.OK, reply.compressed_for(member), headers)
         else:
-            await _send_response(send, HTTPStatus.OK, reply.content_for(member), _JSON)
+            await _respond(send, HTTPStatus.OK, reply.content_for(member), _JSON)
 
 
-async def _send_response(send: Send, status: int, content: bytes, headers: Headers) -> None:
+async def _respond(send: Send, status: int, content: bytes, headers: Headers) -> None:
     lines = [*headers, (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": int(status), "headers": lines})
     if len(content) > _BUFFERED_BYTES:  # the end is sent once the client has received most of it
         await send({"type": "http.response.body", "body": content, "more_body": True})
         content = b""
     await send({"type": "http.response.body", "body": content})
-
-
-def _changed(reply: HeartbeatReply) -> dict[str, Any]:
-    """Return the variables of the reply to a heartbeat that differ from the defaults."""
-    return {name: value for name, value in vars(reply).items() if name == "failed" or value != _DEFAULT_REPLY.get(name)}
-
-
-_DEFAULT_REPLY = vars(HeartbeatReply([]))
 
 
 def _header(scope: Message, name: bytes) -> bytes:

@@ -1,9 +1,13 @@
-"""Handlers of what ranks, standalone agents and the command line request, without the web framework."""
+"""Handlers of the requests that need no web framework: all that ranks, launchers, agents and most commands send.
+
+A handler is a function of the services, the request's body or query, the rest of its messages, and the only job that
+its client may see, None for all; or of the first of these. Its docstring is its text in the OpenAPI document.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -15,6 +19,7 @@ from rankmesh_agent.wire.errors import DistError, NoFreeAgentError
 from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_agent.wire.schemas import (
     LONG_POLL_SECONDS,
+    AgentEntry,
     AgentHeartbeat,
     AgentLeave,
     Done,
@@ -31,12 +36,24 @@ from rankmesh_agent.wire.schemas import (
     Leave,
     Member,
     MembersRequest,
+    RankGroupInfo,
     RankInfo,
 )
 from rankmesh_agent.wire.version import __version__
+from rankmesh_gateway.clients.group_controller import GroupController
 from rankmesh_gateway.diagnosis.service import PATIENCE_SECONDS, DiagnosisService
-from rankmesh_gateway.schemas import Diagnosis, Overview, RankDetails, RegistrySnapshot, WaitingProcess
+from rankmesh_gateway.http.dashboard_sessions import DashboardSessions
+from rankmesh_gateway.schemas import (
+    Diagnosis,
+    JobInfo,
+    Overview,
+    RankDetails,
+    RateSample,
+    RegistrySnapshot,
+    WaitingProcess,
+)
 from rankmesh_gateway.snapshot import SnapshotCache
+from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 from rankmesh_gateway.state.validation import GatewayClosingError
 
@@ -48,16 +65,15 @@ class Services:
     """What the gateway's endpoints are functions of."""
 
     registry: Registry
+    stores: JobStores
     diagnosis: DiagnosisService
     snapshots: SnapshotCache
+    controller: GroupController
+    sessions: DashboardSessions
 
 
-Handler = Callable[[Services, Any, Receive, str | None], Awaitable[object]]
-"""Function of the services, the request's body or query, the rest of its messages, and the only job that it may see,
-None for all; returns the response's body."""
-
-_Patience = Annotated[float, Meta(ge=0.1, le=60.0)]
 _Job = Annotated[str, Meta(max_length=MAX_NAME)]
+_Patience = Annotated[float, Meta(ge=0.1, le=60.0)]
 
 
 @dataclass
@@ -69,27 +85,27 @@ class JobQuery:
 
 @dataclass
 class DiagnosisQuery(JobQuery):
-    """Query of a diagnosis, with the seconds in which an agent must answer."""
+    """Query of a diagnosis."""
 
     patience: _Patience | None = None
 
 
 @dataclass
 class SnapshotsQuery(JobQuery):
-    """Query of snapshots: only of these ranks, and the seconds in which an agent must answer."""
+    """Query of snapshots: only of these ranks."""
 
     rank: list[int] = field(default_factory=list)
     patience: _Patience = PATIENCE_SECONDS
 
 
 _POLL_SECONDS = 0.25
-"""Interval at which a request that waits for an agent checks whether another's offer has expired."""
+"""Interval at which a request that waits for an agent looks for one."""
 _RETRY_SECONDS = 1
 """Value of Retry-After where no agent is free."""
 
 
-async def join(services: Services, body: JoinRequest, receive: Receive, _: str | None = None) -> JoinReply:
-    """Register a rank, and wait until its world is complete, the client disconnects or its time is up."""
+async def join(services: Services, body: JoinRequest, receive: Receive) -> JoinReply:
+    """Join a job. The response is held back while ranks are missing, 20 s at most; repeat it until it is complete."""
     future = services.registry.join(body)
     try:
         disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)))
@@ -100,119 +116,141 @@ async def join(services: Services, body: JoinRequest, receive: Receive, _: str |
     return services.registry.join_status(body) if future.cancelled() else future.result()
 
 
-async def heartbeat(services: Services, body: Heartbeat, _: Receive, __: str | None = None) -> HeartbeatReply:
-    """Record the heartbeat of a rank."""
+def heartbeat(services: Services, body: Heartbeat) -> HeartbeatReply:
+    """Report that a rank is alive, and the state of its groups, or what has changed since its last heartbeat.
+
+    Sent every second; of more than 500 ranks less often: the reply has the `interval`. After 3 intervals without a
+    heartbeat a rank is suspect; after 10 s, or 4 intervals, it has failed, unless a peer is connected to it.
+    """
     return services.registry.heartbeat(body)
 
 
-async def leave(services: Services, body: Leave, _: Receive, __: str | None = None) -> Done:
-    """Record that a rank leaves."""
+def leave(services: Services, body: Leave) -> Done:
+    """Report that a rank leaves, with a reason if it has failed."""
     services.registry.leave(body)
     return Done()
 
 
-async def members(services: Services, body: MembersRequest, _: Receive, __: str | None = None) -> list[Member]:
-    """Return members of an epoch, whose addresses a rank needs."""
+def members(services: Services, body: MembersRequest) -> list[Member]:
+    """Return members of an epoch of a job, by rank, with their addresses; those that are not known are left out."""
     return services.registry.addresses(body)
 
 
-async def ended_ranks(services: Services, body: EpochRequest, _: Receive, __: str | None = None) -> list[RankInfo]:
-    """Return the ranks of an epoch that have left or failed."""
+def ended(services: Services, body: EpochRequest) -> list[RankInfo]:
+    """List the ranks of a job's epoch that have left or failed, by rank; for ranks that connect to each other."""
     return services.registry.ended_ranks(body)
 
 
-async def launcher_heartbeat(
-    services: Services, body: LauncherHeartbeat, _: Receive, __: str | None = None
-) -> LauncherReply:
-    """Record the heartbeat of a launcher."""
+def launchers(services: Services, body: LauncherHeartbeat) -> LauncherReply:
+    """Report how the ranks of a node do; the reply says whether the job has been restarted."""
     return services.registry.launchers.heartbeat(body)
 
 
-async def agent_heartbeat(services: Services, body: AgentHeartbeat, _: Receive, __: str | None = None) -> Done:
-    """Record the heartbeat of a standalone agent."""
+def waiting(services: Services, query: JobQuery) -> list[WaitingProcess]:
+    """List the processes that wait for the worlds of jobs to grow, by job, in the order in which they came."""
+    return services.registry.waiting(query.job)
+
+
+def snapshot(services: Services, query: JobQuery) -> RegistrySnapshot:
+    """Return the ranks and groups of one job or of all, for `rankmesh diagnose`."""
+    return RegistrySnapshot(services.registry.ranks(query.job), services.registry.groups(query.job))
+
+
+def ranks(services: Services, query: JobQuery) -> list[RankInfo]:
+    """List the ranks and their states by job, epoch and rank."""
+    return services.registry.ranks(query.job)
+
+
+def agent_beat(services: Services, body: AgentHeartbeat) -> Done:
+    """Report that a standalone agent is alive, and its lease; the first heartbeat registers it.
+
+    Sent every second, and when the lease changes. A silent agent is suspect after 3 s, failed after 10 s, and
+    forgotten after 300 s or as soon as another one of its name registers.
+    """
     services.registry.agents.heartbeat(body)
     return Done()
 
 
-async def agent_leave(services: Services, body: AgentLeave, _: Receive, __: str | None = None) -> Done:
-    """Forget a standalone agent."""
+def agent_leave(services: Services, body: AgentLeave) -> Done:
+    """Report that a standalone agent ends; the gateway forgets it."""
     services.registry.agents.leave(body)
     return Done()
 
 
-async def lease(services: Services, body: LeaseRequest, receive: Receive, job: str | None = None) -> LeaseOffer:
-    """Offer a standalone agent; wait until one is free, the client disconnects or its time is up.
+def agents(services: Services, query: JobQuery) -> list[AgentEntry]:
+    """List the standalone agents and their states, in the natural order of their names; of a job, and the free ones."""
+    return services.registry.agents.entries(query.job)
 
-    Raises:
-        NoAgentsError: no agent is registered.
-        NoFreeAgentError: no agent was free in time.
+
+async def lease(services: Services, body: LeaseRequest, receive: Receive, job: str | None) -> LeaseOffer:
+    """Offer a free standalone agent. The response is held back while none is free, `wait` seconds and 20 s at most.
+
+    The client acquires the lease from the agent, which is reserved for it for 5 s. Rank r is offered the r-th agent in
+    the natural order of names, or the next one that is free, agents with the client's `host_id` before others.
     """
-    agents = services.registry.agents
-    future = agents.request_lease(body)
+    agents, disconnect = services.registry.agents, asyncio.ensure_future(receive())
+    until = time.monotonic() + min(LONG_POLL_SECONDS, max(0.0, body.wait))
     try:
-        disconnected = await _wait(future, receive, min(LONG_POLL_SECONDS, max(0.0, body.wait)), agents.expire_offers)
+        while (offer := agents.offer(body)) is None:
+            left = until - time.monotonic()
+            await asyncio.wait({disconnect}, timeout=max(0.0, min(left, _POLL_SECONDS)))
+            if left <= 0 or disconnect.done():
+                raise agents.none_free_error(body, job)
+        return offer
     finally:
-        future.cancel()
-    if future.cancelled():
-        raise agents.unavailable_error(body, job)
-    if disconnected:
-        agents.withdraw_offer(future.result())
-    return future.result()
+        disconnect.cancel()
 
 
-async def snapshot(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> RegistrySnapshot:
-    """Return the ranks and groups of one job or of all."""
-    return RegistrySnapshot(services.registry.ranks(query.job), services.registry.groups(query.job))
+def jobs(services: Services, query: JobQuery) -> list[JobInfo]:
+    """List the jobs' epochs by job and number."""
+    return services.registry.jobs(query.job)
 
 
-async def waiting(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> list[WaitingProcess]:
-    """Return the processes that wait for worlds to grow."""
-    return services.registry.waiting(query.job)
+def groups(services: Services, query: JobQuery) -> list[RankGroupInfo]:
+    """List the groups by job, epoch and id, as their members last reported them."""
+    return services.registry.groups(query.job)
 
 
-async def overview(services: Services, query: JobQuery, __: Receive, ___: str | None = None) -> Overview:
-    """Return a snapshot of the whole gateway."""
+def rates(services: Services, query: JobQuery) -> list[RateSample]:
+    """List the total rates of the last five minutes, the oldest first: a sample every two seconds, or fewer."""
+    return services.registry.rate_history(query.job)
+
+
+def overview(services: Services, query: JobQuery) -> Overview:
+    """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
     return services.snapshots.build(query.job)
 
 
-async def diagnosis(services: Services, query: DiagnosisQuery, __: Receive, ___: str | None = None) -> Diagnosis:
-    """Return why jobs are stuck."""
+async def diagnosis(services: Services, query: DiagnosisQuery) -> Diagnosis:
+    """Say in words why jobs are stuck: the findings of `rankmesh diagnose`.
+
+    The gateway asks the agents of all ranks at once; one that does not answer within `patience` seconds is part of the
+    findings. Without `patience`, it is a second, and a diagnosis serves all clients for two seconds, or 20 ms for each
+    rank if that is longer.
+    """
     return await services.diagnosis.diagnose(query.job, query.patience)
 
 
-async def snapshots(
-    services: Services, query: SnapshotsQuery, __: Receive, ___: str | None = None
-) -> list[RankDetails]:
-    """Return what the agents of ranks describe."""
+async def rank_snapshots(services: Services, query: SnapshotsQuery) -> list[RankDetails]:
+    """Return what ranks of the newest epoch of each job do now; see `/v1/ranks/{rank}/snapshot`."""
     return await services.diagnosis.snapshots(query.job, query.rank, query.patience)
 
 
-async def health(services: Services, _: None, __: Receive, ___: str | None = None) -> GatewayHealth:
-    """Return the gateway's id, and how many jobs and ranks are live."""
+def health(services: Services) -> GatewayHealth:
+    """Return the gateway's id, and the number of live jobs and ranks."""
     registry = services.registry
     jobs, ranks = registry.counts()
     return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
 
 
-FREQUENT: Mapping[tuple[str, str], tuple[type[Any] | None, Handler]] = {
-    ("POST", "/v1/join"): (JoinRequest, join),
-    ("POST", "/v1/heartbeat"): (Heartbeat, heartbeat),
-    ("POST", "/v1/leave"): (Leave, leave),
-    ("POST", "/v1/members"): (MembersRequest, members),
-    ("POST", "/v1/ended"): (EpochRequest, ended_ranks),
-    ("POST", "/v1/launchers"): (LauncherHeartbeat, launcher_heartbeat),
-    ("POST", "/v1/agents"): (AgentHeartbeat, agent_heartbeat),
-    ("POST", "/v1/agents/leave"): (AgentLeave, agent_leave),
-    ("POST", "/v1/leases"): (LeaseRequest, lease),
-    ("GET", "/v1/waiting"): (JobQuery, waiting),
-    ("GET", "/v1/snapshot"): (JobQuery, snapshot),
-    ("GET", "/v1/overview"): (JobQuery, overview),
-    ("GET", "/v1/diagnosis"): (DiagnosisQuery, diagnosis),
-    ("GET", "/v1/ranks/snapshots"): (SnapshotsQuery, snapshots),
-    ("GET", "/health"): (None, health),
-}
-"""By method and path, the type of the body or query and the handler of all that ranks, launchers and agents send, and
-of what ``rankmesh status``, ``diagnose`` and ``stacks`` request."""
+def livez(_: Services) -> Done:
+    """Answer while the process runs."""
+    return Done()
+
+
+def readyz(_: Services) -> Done:
+    """Answer while requests are served; a gateway depends on no other service."""
+    return Done()
 
 
 def problem_headers(error: DistError) -> dict[str, str]:
@@ -224,30 +262,21 @@ def problem_headers(error: DistError) -> dict[str, str]:
     return headers
 
 
-async def _wait(future: Future[T], receive: Receive, seconds: float, poll: Callable[[], None] | None = None) -> bool:
+async def _wait(future: Future[JoinReply], receive: Receive, seconds: float) -> bool:
     """Wait until the future is done, the client has disconnected or the time is up.
 
     Args:
         future: the result to wait for.
         receive: returns when the client has disconnected, as the body has been received.
         seconds: the time.
-        poll: called every _POLL_SECONDS; it may complete the future.
 
     Returns:
         Whether the client has disconnected.
     """
     disconnect: asyncio.Future[Any] = asyncio.ensure_future(receive())
     complete: asyncio.Future[Any] = asyncio.wrap_future(future)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
     try:
-        while True:
-            remaining = until - loop.time()
-            timeout = remaining if poll is None else min(remaining, _POLL_SECONDS)
-            await asyncio.wait({disconnect, complete}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if disconnect.done() or complete.done() or loop.time() >= until:
-                return disconnect.done()
-            if poll is not None:
-                poll()
+        await asyncio.wait({disconnect, complete}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return disconnect.done()
     finally:
         disconnect.cancel()

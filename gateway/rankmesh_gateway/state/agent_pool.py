@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rankmesh_agent.wire.errors import NoAgentsError, NoFreeAgentError
 from rankmesh_agent.wire.schemas import (
@@ -28,7 +26,6 @@ from rankmesh_gateway.state.event_log import EventKind, EventLog
 from rankmesh_gateway.state.rank import IN_TRANSIT_SECONDS
 from rankmesh_gateway.state.validation import (
     MAX_AGENTS,
-    GatewayClosingError,
     GatewayFullError,
     check_agent,
     check_lease,
@@ -41,21 +38,6 @@ _MAX_LISTED = 20
 """Limit of the agents that an error names."""
 
 
-class _Requester(NamedTuple):
-    """A client that requests an agent.
-
-    Attributes:
-        request: the request.
-        key: equal when the same client asks again. Only a request with a rank identifies its client.
-    """
-
-    request: LeaseRequest
-    key: object
-
-    def __str__(self) -> str:
-        return _describe_rank(self.request.job, self.request.rank)
-
-
 @dataclass
 class _Agent:
     """A standalone agent.
@@ -63,7 +45,7 @@ class _Agent:
     Attributes:
         beat: its last heartbeat.
         last_seen: the clock at that.
-        offered_to: the client that it is reserved for, None if it is free for all.
+        offered_to: the request of the client that it is reserved for, None if it is free for all.
         offered_until: the clock when the offer expires.
         suspected_at: the clock when ranks reported its process lost; None without such a report, or after a later
             heartbeat.
@@ -72,7 +54,7 @@ class _Agent:
 
     beat: AgentHeartbeat
     last_seen: float
-    offered_to: _Requester | None = None
+    offered_to: LeaseRequest | None = None
     offered_until: float = 0.0
     suspected_at: float | None = None
     logged_failed: bool = False
@@ -93,8 +75,8 @@ class _Agent:
         if beat.leases:
             self.offered_to = None
 
-    def reserved_for(self, now: float) -> _Requester | None:
-        """Return the client that it is reserved for."""
+    def reserved_for(self, now: float) -> LeaseRequest | None:
+        """Return the request of the client that it is reserved for."""
         return self.offered_to if now < self.offered_until else None
 
     def is_visible(self, job: str | None) -> bool:
@@ -107,14 +89,15 @@ class _Agent:
         if state in ("suspect", "failed"):
             return f"{self.beat.name} is {state} (no sign of life for {now - self.last_seen:.1f} s)"
         client = self.reserved_for(now)
-        if not self.is_visible(job) or (client is not None and job not in (None, client.request.job)):
+        if not self.is_visible(job) or (client is not None and job not in (None, client.job)):
             return f"{self.beat.name} is taken by another job"
         if state == "leased":
             leases = " and ".join(
                 f"{lease.holder} for {_describe_rank(lease.job, lease.rank)}" for lease in self.beat.leases
             )
             return f"{self.beat.name} is leased to {leases}"
-        return f"{self.beat.name} is offered to {client}"
+        assert client is not None, "a free agent that is not reserved is offered"
+        return f"{self.beat.name} is offered to {_describe_rank(client.job, client.rank)}"
 
 
 class AgentPool:
@@ -131,7 +114,6 @@ class AgentPool:
         self._lock = lock
         self._events = events
         self._agents: dict[str, _Agent] = {}
-        self._requests: dict[Future[LeaseOffer], _Requester] = {}
         self._closed = False
 
     def heartbeat(self, beat: AgentHeartbeat) -> None:
@@ -157,8 +139,6 @@ class AgentPool:
                 known.update(beat, now)
             self._log_leases(beat, before)
             self.poll_timeouts(now)
-            served = self._match_requests(now)
-        self._deliver(served)
 
     def leave(self, goodbye: AgentLeave) -> None:
         """Forget an agent. Does nothing if it is not known."""
@@ -178,15 +158,11 @@ class AgentPool:
                 if agent.is_visible(job)
             ]
 
-    def request_lease(self, request: LeaseRequest) -> Future[LeaseOffer]:
-        """Request a free agent.
+    def offer(self, request: LeaseRequest) -> LeaseOffer | None:
+        """Offer a free agent, and reserve it for OFFER_SECONDS, or until it is leased; None if none is free.
 
         Rank r is offered the r-th agent in the natural order of names, or the next one that is free; agents with the
-        client's host_id come before others. The agent is reserved for OFFER_SECONDS, or until it is leased.
-
-        Returns:
-            A future with the offer, done as soon as an agent is free. Cancel it to stop waiting. It is cancelled when
-            the registry is closed.
+        client's host_id come before others. A rank that asks again is offered the agent that is reserved for it.
 
         Raises:
             InvalidRequestError: a value of the request is invalid.
@@ -194,37 +170,23 @@ class AgentPool:
             GatewayClosingError: the registry is closed.
         """
         check_lease(request)
-        future: Future[LeaseOffer] = Future()
         with self._lock:
             if self._closed:
                 raise closing_error()
             now = self._clock()
-            self._require_agents(now)
-            key = object() if request.rank == UNASSIGNED else (request.job, request.rank)
-            self._requests[future] = _Requester(request, key)
-            served = self._match_requests(now)
-        self._deliver(served)
-        future.add_done_callback(self._drop_request)
-        return future
+            self._forget(now)
+            if not self._agents:
+                raise NoAgentsError(
+                    "no standalone agent is registered at this gateway; start one with 'rankmesh agent', or let the "
+                    "process host its rank itself"
+                )
+            agent = self._choose(request, now)
+            if agent is None:
+                return None
+            agent.offered_to, agent.offered_until = request, now + OFFER_SECONDS
+            return LeaseOffer(agent.beat)
 
-    def expire_offers(self) -> None:
-        """Offer the agents whose earlier offer has expired to the clients that wait."""
-        with self._lock:
-            served = self._match_requests(self._clock()) if self._requests else []
-        self._deliver(served)
-
-    def withdraw_offer(self, offer: LeaseOffer) -> None:
-        """Cancel an offer that could not be delivered."""
-        with self._lock:
-            agent = self._agents.get(offer.agent.id)
-            if agent is not None:
-                agent.offered_to = None
-            served = self._match_requests(self._clock())
-        self._deliver(served)
-
-    def unavailable_error(
-        self, request: LeaseRequest, job: str | None = None
-    ) -> NoAgentsError | NoFreeAgentError | GatewayClosingError:
+    def none_free_error(self, request: LeaseRequest, job: str | None = None) -> NoFreeAgentError:
         """Return the error of a request that has waited in vain: it names the agents and their states.
 
         Args:
@@ -232,14 +194,7 @@ class AgentPool:
             job: the only job whose particulars the client may see; None for all.
         """
         with self._lock:
-            if self._closed:
-                return closing_error()
-            now = self._clock()
-            try:
-                self._require_agents(now)
-            except NoAgentsError as error:
-                return error
-            agents = self._in_order()
+            now, agents = self._clock(), self._in_order()
             listed = [agent.describe(now, job) for agent in agents[:_MAX_LISTED]]
             if len(agents) > _MAX_LISTED:
                 listed.append(f"and {len(agents) - _MAX_LISTED} more")
@@ -249,12 +204,11 @@ class AgentPool:
                 "Ask again later, or start more agents"
             )
 
-    def close(self) -> list[Future[LeaseOffer]]:
-        """Reject requests from now on, with the lock held; return the futures to cancel without it."""
-        self._closed = True
-        return list(self._requests)
-
     # With the lock held
+
+    def close(self) -> None:
+        """Reject requests from now on."""
+        self._closed = True
 
     def suspect(self, job: str, member: Member, now: float) -> None:
         """Record that a rank of a job is lost, and so its agent if that is a process of its own."""
@@ -330,49 +284,16 @@ class AgentPool:
             if now - agent.last_seen > FORGET_AGENT_SECONDS:
                 del self._agents[agent_id]
 
-    def _require_agents(self, now: float) -> None:
-        self._forget(now)
-        if not self._agents:
-            raise NoAgentsError(
-                "no standalone agent is registered at this gateway; start one with 'rankmesh agent', or let the "
-                "process host its rank itself"
-            )
-
-    def _match_requests(self, now: float) -> list[tuple[Future[LeaseOffer], LeaseOffer]]:
-        """Return the offers to the waiting requests, in the order in which they came."""
-        served = []
-        for future, client in list(self._requests.items()):
-            agent = self._choose(client, now)
-            if agent is None:
-                continue
-            agent.offered_to, agent.offered_until = client, now + OFFER_SECONDS
-            del self._requests[future]
-            served.append((future, LeaseOffer(agent.beat)))
-        return served
-
-    def _choose(self, client: _Requester, now: float) -> _Agent | None:
+    def _choose(self, request: LeaseRequest, now: float) -> _Agent | None:
         agents = self._in_order()
-        wanted = client.request
+        client = (request.job, request.rank) if request.rank != UNASSIGNED else None
         rated = []
         for index, agent in enumerate(agents):
             kept = agent.reserved_for(now)
-            if agent.state(now) == "free" and (kept is None or kept.key == client.key):
-                elsewhere = bool(wanted.host_id) and agent.beat.host_id != wanted.host_id
-                rated.append((kept is None, elsewhere, (index - max(0, wanted.rank)) % len(agents), index))
+            if agent.state(now) == "free" and (kept is None or (kept.job, kept.rank) == client):
+                elsewhere = bool(request.host_id) and agent.beat.host_id != request.host_id
+                rated.append((kept is None, elsewhere, (index - max(0, request.rank)) % len(agents), index))
         return agents[min(rated)[-1]] if rated else None
-
-    # Without the lock
-
-    def _deliver(self, served: Iterable[tuple[Future[LeaseOffer], LeaseOffer]]) -> None:
-        for future, offer in served:
-            if future.set_running_or_notify_cancel():
-                future.set_result(offer)
-            else:
-                self.withdraw_offer(offer)
-
-    def _drop_request(self, future: Future[LeaseOffer]) -> None:
-        with self._lock:
-            self._requests.pop(future, None)
 
 
 def _describe_rank(job: str, rank: int) -> str:

@@ -42,10 +42,6 @@ class GroupReports:
         """Return the global ranks of a group by group rank; None while no member has reported them."""
         return self._ranks.get(group)
 
-    def all_ranks(self) -> dict[str, list[int]]:
-        """Return the ranks of all groups, by id."""
-        return self._ranks
-
     def holders(self, group: str) -> Set[int]:
         """Return the global ranks that have a group, or had it when they failed."""
         return self._holders.get(group, set())
@@ -81,10 +77,6 @@ class GroupReports:
         record.groups[group.id] = group
         self._holders.setdefault(group.id, set()).add(record.member.rank)
         return group
-
-    def define(self, group: str, ranks: list[int]) -> None:
-        """Record the ranks of a group."""
-        self._ranks[group] = ranks
 
     def forget(self, record: RankRecord) -> None:
         """Record that a rank has no group any more."""

@@ -315,7 +315,7 @@ class Registry:
         with self._lock:
             self.closed = True
             waiters: list[Future[Any]] = [future for job in self._jobs.values() for future in job.waiters()]
-            waiters += self.agents.close()
+            self.agents.close()
         _cancel(waiters)
         self.events.close()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, GroupInfo, Member, RankState
+from rankmesh_agent.wire.schemas import HEARTBEAT_SECONDS, Member
 from rankmesh_gateway.state.epoch import Epoch
 from rankmesh_gateway.state.rank import RankRecord
 
@@ -15,40 +15,24 @@ Ended = Literal["left", "failed"]
 
 @dataclass
 class SavedRank:
-    """A rank: see RankRecord. Times are seconds since 1970; ``ended`` and ``logged_state`` are empty for None.
-
-    In files of earlier versions, ``groups`` have their ranks.
-    """
+    """A rank: see RankRecord. Times are seconds since 1970; ``ended`` is empty for None."""
 
     member: Member
     last_seen: float
     ended: str
     reason: str
     exited: bool
-    watches_peers: bool
-    logged_state: str
-    reported_at: float
     failed_ranks: list[int] = field(default_factory=list)
-    groups: list[GroupInfo] = field(default_factory=list)
     interval: float = HEARTBEAT_SECONDS
 
 
 @dataclass
-class SavedGroup:
-    """The ranks of a group."""
-
-    id: str
-    ranks: list[int]
-
-
-@dataclass
 class SavedEpoch:
-    """An epoch whose world was complete: see Epoch.
+    """An epoch whose world was complete: see Epoch. Its groups come with the next heartbeats of its ranks.
 
     Attributes:
         groups: the ids of the groups in the event log.
         failed_groups: those of them whose failure it has.
-        group_ranks: the ranks of the groups.
     """
 
     job: str
@@ -58,12 +42,11 @@ class SavedEpoch:
     ranks: list[SavedRank]
     groups: list[str]
     failed_groups: list[str]
-    group_ranks: list[SavedGroup] = field(default_factory=list)
     store: str = ""
 
 
 def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
-    """Return an epoch as it is saved; its groups are shared, as reports replace them.
+    """Return an epoch as it is saved.
 
     Args:
         epoch: the epoch.
@@ -76,20 +59,14 @@ def save(epoch: Epoch, unix_time: Callable[[float], float]) -> SavedEpoch:
             record.ended or "",
             record.reason,
             record.exited,
-            record.watches_peers,
-            record.logged_state or "",
-            unix_time(record.reported_at),
             list(record.failed_ranks),
-            list(record.groups.values()),
             record.interval,
         )
         for _, record in sorted(epoch.records.items())
     ]
     since = unix_time(epoch.since if epoch.since is not None else 0.0)
     failed = [group for group, has_failure in epoch.logged_groups.items() if has_failure]
-    groups = [SavedGroup(group, members) for group, members in epoch.groups.all_ranks().items()]
-    logged = list(epoch.logged_groups)
-    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, logged, failed, groups, epoch.store)
+    return SavedEpoch(epoch.job, epoch.number, epoch.size, since, ranks, list(epoch.logged_groups), failed, epoch.store)
 
 
 def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float) -> Epoch:
@@ -101,27 +78,20 @@ def restore(saved: SavedEpoch, clock_time: Callable[[float], float], now: float)
         now: the clock.
     """
     epoch = Epoch(saved.job, saved.number, saved.size, since=clock_time(saved.since), store=saved.store)
-    for group_ranks in saved.group_ranks:
-        epoch.groups.define(group_ranks.id, group_ranks.ranks)
     for each in saved.ranks:
-        reported_at = clock_time(each.reported_at)
+        ended = cast(Ended, each.ended) if each.ended in get_args(Ended) else None
         record = RankRecord(
             each.member,
-            clock_time(each.last_seen) if each.ended else now,
+            clock_time(each.last_seen) if ended else now,
             joining=False,
-            ended=cast(Ended, each.ended) if each.ended in get_args(Ended) else None,
+            ended=ended,
             reason=each.reason,
             exited=each.exited,
             failed_ranks=each.failed_ranks,
-            watches_peers=each.watches_peers,
             interval=each.interval,
             told_interval=each.interval,
-            reported_at=reported_at,
-            failed_since={group.id: reported_at for group in each.groups if group.failure},
-            logged_state=cast(RankState, each.logged_state) if each.logged_state in get_args(RankState) else None,
+            logged_state=ended or "alive",
         )
         epoch.add(record)
-        for group in each.groups:
-            epoch.groups.add(record, group)
     epoch.logged_groups = {group: group in saved.failed_groups for group in saved.groups}
     return epoch

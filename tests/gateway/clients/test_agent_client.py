@@ -48,7 +48,7 @@ async def test_one_that_refuses_says_why(agents, members):
 )
 async def test_one_that_refuses_and_is_no_agent(agents, members, answer, detail):
     agents.plays[0] = lambda *_: answer
-    reply = await members.request("GET", agents.url(0) + "/", job="train", seconds=10)
+    (reply,) = (await members.request_all("GET", {0: agents.url(0) + "/"}, job="train", seconds=10)).values()
     assert (reply.ok, reply.detail, reply.code) == (False, detail, "")
 
 
@@ -81,5 +81,5 @@ async def test_all_or_none_does_not_wait_for_the_others(agents, members, eventua
 async def test_an_answer_without_end(agents, members, monkeypatch):
     monkeypatch.setattr(members_module, "MAX_ANSWER_BYTES", 100)
     agents.plays[0] = lambda *_: (200, "x" * 1000)
-    reply = await members.request("GET", agents.url(0) + "/", job="train", seconds=10)
+    (reply,) = (await members.request_all("GET", {0: agents.url(0) + "/"}, job="train", seconds=10)).values()
     assert reply.detail == "its answer has more than 100 bytes"

@@ -18,7 +18,6 @@ import pytest
 from rankmesh_agent.wire.schemas import GroupInfo
 from rankmesh_gateway.http.app import create_services
 from rankmesh_gateway.http.asgi import GatewayApplication
-from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +26,7 @@ GROUP = GroupInfo("0" * 16, "world", [0, 1], 7, "shm", "barrier #7", "")
 
 
 def front_of(registry: Registry, make: Callable[[], Any]) -> GatewayApplication:
-    return GatewayApplication(create_services(registry, "", JobStores(registry, "")), make)
+    return GatewayApplication(create_services(registry), make)
 
 
 class Pair:
@@ -42,14 +41,14 @@ class Pair:
         self._make_framework_app = make_framework_app
         for app in (
             front_of(self.registries[0], self.make),
-            make_framework_app(self.registries[1], number=1),
+            make_framework_app(create_services(self.registries[1]), number=1),
         ):
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             self.clients.append(httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1"))
 
     def make(self) -> Any:
         self.loaded += 1
-        return self._make_framework_app(self.registries[0])
+        return self._make_framework_app(create_services(self.registries[0]))
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Ask both the same, and return the answer."""
@@ -125,7 +124,8 @@ PASSED_ON: dict[str, dict[str, Any]] = {
     "another media type": {"method": "POST", "path": "/v1/leave", "content": b"{}"},
     "no body": {"method": "POST", "path": "/v1/heartbeat"},
     "another method": {"method": "GET", "path": "/v1/join"},
-    "another path": {"method": "GET", "path": "/v1/ranks"},
+    "another path": {"method": "GET", "path": "/v1/groups/none"},
+    "an invalid query": {"method": "GET", "path": "/v1/diagnosis?patience=soon"},
     "nowhere": {"method": "POST", "path": "/v1/joins"},
 }
 
@@ -155,16 +155,16 @@ async def test_others_are_answered_while_it_is_made(registry, make_framework_app
     def make() -> Any:
         loop.call_soon_threadsafe(making.set)
         asyncio.run_coroutine_threadsafe(done.wait(), loop).result(20)
-        return make_framework_app(registry)
+        return make_framework_app(create_services(registry))
 
     front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
-        waiting = [asyncio.ensure_future(client.get("/v1/ranks")) for _ in range(2)]
+        waiting = [asyncio.ensure_future(client.get("/v1/groups/none")) for _ in range(2)]
         await making.wait()
         assert (await client.get("/health")).status_code == 200
         assert not any(each.done() for each in waiting)
         done.set()
-        assert [(await each).json() for each in waiting] == [[], []]
+        assert [(await each).json()["code"] for each in waiting] == ["group-not-found"] * 2
 
 
 async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_framework_app):
@@ -172,11 +172,11 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_frame
 
     def make() -> Any:
         made.wait(20)
-        return make_framework_app(registry)
+        return make_framework_app(create_services(registry))
 
     front = front_of(registry, make)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(front), base_url="http://127.0.0.1") as client:
-        waiting = [asyncio.ensure_future(client.request(method, "/v1/ranks")) for method in ("GET", "POST")]
+        waiting = [asyncio.ensure_future(client.request(method, "/v1/groups/none")) for method in ("GET", "POST")]
         while front._framework_app is None:
             await asyncio.sleep(0.001)
         registry.close()
@@ -185,7 +185,7 @@ async def test_a_gateway_that_ends_while_it_is_made_says_so(registry, make_frame
             assert (answer.status_code, answer.json()["code"]) == (503, "gateway-closing")
         made.set()
         await front._framework_app
-        assert (await client.get("/v1/ranks")).json() == [], "reading goes on to work"
+        assert (await client.get("/v1/groups/none")).json()["code"] == "group-not-found", "reading goes on to work"
 
 
 async def test_a_body_that_comes_in_pieces_and_one_that_does_not_come(registry, ask):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -33,7 +32,9 @@ def states(agents) -> dict[str, str]:
 
 def offered(agents, request) -> str:
     """The name of the agent that is offered at once."""
-    return agents.request_lease(request).result(timeout=0).agent.name
+    offer = agents.offer(request)
+    assert offer is not None
+    return offer.agent.name
 
 
 class TestHowTheyAre:
@@ -109,7 +110,7 @@ class TestLimits:
 
     def test_nonsense_is_refused(self, agents, ask):
         with pytest.raises(InvalidRequestError):
-            agents.request_lease(ask.lease(4, 4))
+            agents.offer(ask.lease(4, 4))
 
 
 LEASED, LAST_ALIVE = {1: "pid 7"}, {0, 1, 2}
@@ -154,54 +155,24 @@ class TestOffers:
 
     def test_a_lease_ends_the_offer(self, agents, ask):
         agents.heartbeat(ask.agent(0))
-        agents.request_lease(ask.lease(0))
+        agents.offer(ask.lease(0))
         agents.heartbeat(ask.agent(0, leased_to="pid 7"))
         agents.heartbeat(ask.agent(0))
         assert offered(agents, ask.lease(1)) == "agent-0"
 
-    def test_one_that_could_not_be_delivered_is_for_anyone(self, agents, ask):
+    def test_an_offer_that_runs_out_is_for_anyone(self, agents, ask, clock):
         agents.heartbeat(ask.agent(0))
-        agents.withdraw_offer(agents.request_lease(ask.lease(0)).result(timeout=0))
+        assert offered(agents, ask.lease(0)) == "agent-0"
+        clock.advance(OFFER_SECONDS / 2)
+        agents.heartbeat(ask.agent(0))
+        assert agents.offer(ask.lease(1)) is None
+        clock.advance(OFFER_SECONDS / 2)
         assert offered(agents, ask.lease(1)) == "agent-0"
-
-
-class TestWaiting:
-    def test_the_first_to_come_is_the_first_to_be_offered_one(self, agents, ask):
-        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
-        first, second = agents.request_lease(ask.lease(1)), agents.request_lease(ask.lease(0))
-        assert not first.done()
-        agents.heartbeat(ask.agent(0))
-        assert first.result(timeout=0).agent.name == "agent-0"
-        assert not second.done()
-        agents.heartbeat(ask.agent(5))
-        assert second.result(timeout=0).agent.name == "agent-5"
-
-    def test_who_gave_up_is_passed_over(self, agents, ask):
-        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
-        first, second = agents.request_lease(ask.lease(1)), agents.request_lease(ask.lease(0))
-        first.cancel()
-        agents.heartbeat(ask.agent(0))
-        assert second.result(timeout=0).agent.name == "agent-0"
-
-    def test_an_offer_that_runs_out_is_noticed_by_looking(self, agents, ask, clock):
-        agents.heartbeat(ask.agent(0))
-        agents.request_lease(ask.lease(0))
-        waiting = agents.request_lease(ask.lease(1))
-        clock.advance(OFFER_SECONDS / 2)
-        agents.heartbeat(ask.agent(0))
-        clock.advance(OFFER_SECONDS / 2)
-        assert not waiting.done()
-        agents.expire_offers()
-        assert waiting.result(timeout=0).agent.name == "agent-0"
 
     def test_closing_ends_it(self, registry, agents, ask):
-        agents.heartbeat(ask.agent(0, leased_to="pid 7"))
-        waiting = agents.request_lease(ask.lease(0))
+        agents.heartbeat(ask.agent(0))
         registry.close()
-        with pytest.raises(CancelledError):
-            waiting.result(timeout=0)
-        assert isinstance(agents.unavailable_error(ask.lease(0)), GatewayClosingError)
-        for late in (lambda: agents.request_lease(ask.lease(0)), lambda: agents.heartbeat(ask.agent(0))):
+        for late in (lambda: agents.offer(ask.lease(0)), lambda: agents.heartbeat(ask.agent(0))):
             with pytest.raises(GatewayClosingError):
                 late()
 
@@ -209,16 +180,15 @@ class TestWaiting:
 class TestInVain:
     def test_no_agents_at_all(self, agents, ask):
         with pytest.raises(NoAgentsError, match="rankmesh agent"):
-            agents.request_lease(ask.lease(0))
-        assert isinstance(agents.unavailable_error(ask.lease(0)), NoAgentsError)
+            agents.offer(ask.lease(0))
 
     def test_none_is_free_says_who_has_them(self, agents, ask, clock):
         agents.heartbeat(ask.agent(2))
         clock.advance(SUSPECT_SECONDS + 1)
         agents.heartbeat(ask.agent(0, leased_to="pid 7 on host0", job="training"))
         agents.heartbeat(ask.agent(1))
-        agents.request_lease(ask.lease(3, job="other"))
-        error = agents.unavailable_error(ask.lease(1))
+        agents.offer(ask.lease(3, job="other"))
+        error = agents.none_free_error(ask.lease(1))
         assert isinstance(error, NoFreeAgentError)
         assert "none of the 3 standalone agent(s) here is free for rank 1 of job 'job'" in error.message
         assert "agent-0 is leased to pid 7 on host0 for rank 0 of job 'training'" in error.message
@@ -228,7 +198,7 @@ class TestInVain:
     def test_of_many_it_names_some(self, agents, ask):
         for number in range(25):
             agents.heartbeat(ask.agent(number, leased_to="pid 7"))
-        message = agents.unavailable_error(ask.lease()).message
+        message = agents.none_free_error(ask.lease()).message
         assert "agent-19" in message
         assert "agent-20" not in message
         assert "and 5 more" in message

@@ -60,7 +60,7 @@ def form(registry: Registry, ask: Requests, job: str) -> None:
         registry.heartbeat(replace(ask.heartbeat(rank, 2, WORLD, job=job), watches_peers=True))
 
 
-def test_the_next_gateway_knows_jobs_groups_and_events(path, ask):
+def test_the_next_gateway_knows_jobs_and_events(path, ask):
     first = Gateway(path)
     form(first.registry, ask, "going on")
     form(first.registry, ask, "over")
@@ -78,12 +78,13 @@ def test_the_next_gateway_knows_jobs_groups_and_events(path, ask):
         ("over", 1): "failed",
     }
     assert [info.reason for info in second.registry.ranks("over")] == ["", "ValueError: x"]
-    assert [(info.name, info.seqs) for info in second.registry.groups("going on")] == [("world", {"0": 7, "1": 7})]
     assert [(job.job, job.epoch, job.state) for job in second.registry.jobs()] == [
         ("going on", 1, "running"),
         ("over", 1, "failed"),
     ]
-    second.registry.heartbeat(ask.heartbeat(0, 2, WORLD, job="going on"))
+    for rank in range(2):
+        second.registry.heartbeat(ask.heartbeat(rank, 2, WORLD, job="going on"))
+    assert [(info.name, info.seqs) for info in second.registry.groups("going on")] == [("world", {"0": 7, "1": 7})]
     assert second.kinds() == first.kinds()  # nothing is news
     second.end()
 
@@ -237,8 +238,10 @@ def test_damage(path, ask, damage):
 
 def test_a_full_disk_is_a_warning_and_is_made_up_for(path, ask, caplog, eventually):
     first = Gateway(path)
-    first.file._database.execute("PRAGMA max_page_count = 1")
+    first.file._database.execute("PRAGMA max_page_count = 1")  # it cannot be less than those there are
     form(first.registry, ask, "job")
+    for number in range(100):
+        first.registry.events.append("rank-alive", str(number))
     eventually(lambda: "cannot be written" in caplog.text)
     assert first.states() == {("job", 0): "alive", ("job", 1): "alive"}
     first.file._database.execute("PRAGMA max_page_count = 1000000")

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from rankmesh_agent.http.application import Responses
 from rankmesh_gateway import dashboard
 from rankmesh_gateway.http.dashboard_sessions import CODE_SECONDS, SESSION_SECONDS
-from rankmesh_gateway.http.routes.dependencies import BEARER, SessionsDep, grant_of
+from rankmesh_gateway.http.routes.dependencies import BEARER, ServicesDep, grant_of
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.schemas import DashboardCode, DashboardSession
 
@@ -43,20 +43,20 @@ async def part(request: Request) -> Response:
 
 
 @router.post("/v1/dashboard/codes", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
-async def create_code(request: Request, sessions: SessionsDep, response: Response) -> DashboardCode:
+async def create_code(request: Request, services: ServicesDep, response: Response) -> DashboardCode:
     """Make a code that opens the dashboard once: `http://…/#code=…` in a browser (`rankmesh dashboard`)."""
     response.headers["cache-control"] = "no-store"
-    return DashboardCode(sessions.create_code(grant_of(request)), CODE_SECONDS)
+    return DashboardCode(services.sessions.create_code(grant_of(request)), CODE_SECONDS)
 
 
 @router.post("/v1/dashboard/sessions", status_code=HTTPStatus.CREATED, dependencies=[BEARER], responses=problems(401))
-async def create_session(sessions: SessionsDep, request: Request, response: Response) -> DashboardSession:
+async def create_session(services: ServicesDep, request: Request, response: Response) -> DashboardSession:
     """Exchange a code, sent as the bearer token, for the bearer token of a session with the role `read`.
 
     If the code was made with the role `run`, the session also gets the stacks of ranks (`/v1/ranks/{rank}/snapshot`).
     """
     response.headers["cache-control"] = "no-store"
-    return DashboardSession(sessions.exchange(request.headers.get("authorization", "")), SESSION_SECONDS)
+    return DashboardSession(services.sessions.exchange(request.headers.get("authorization", "")), SESSION_SECONDS)
 
 
 def _response(name: str, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The event stream, and the snapshot of the whole gateway."""
+"""The event stream."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Header, Query
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import StreamingResponse
+from starlette.types import Send
 
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, ServicesDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.http.sse import stream
-from rankmesh_gateway.schemas import Overview, RateSample
 from rankmesh_gateway.state.event_log import KEPT_EVENTS
 
 _log = logging.getLogger("rankmesh")
@@ -55,59 +53,34 @@ WithOverview = Annotated[
 ]
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events, without a buffer for slow clients: each has a position in the log."""
 
     media_type = _EVENT_STREAM
 
-    def __init__(self, pieces: AsyncGenerator[bytes]) -> None:
-        super().__init__(
-            headers={"content-type": _EVENT_STREAM, "cache-control": "no-store", "x-accel-buffering": "no"}
-        )
-        del self.headers["content-length"]
-        self._pieces = pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the stream ends, the client disconnects, or it reads nothing for SLOW_SECONDS.
+    async def stream_response(self, send: Send) -> None:
+        """Send until the stream ends, or the client reads nothing for SLOW_SECONDS.
 
         Raises:
             TooManyListenersError: there are MAX_LISTENERS listeners; there is no response yet.
         """
-        async with contextlib.aclosing(self._pieces):
-            first = await anext(self._pieces)
-            await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": self.raw_headers})
-            sending = asyncio.ensure_future(self._send(first, send))
-            disconnect = asyncio.ensure_future(_disconnect(receive))
-            try:
-                await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
-            finally:
-                for task in (sending, disconnect):
-                    task.cancel()
-                await asyncio.gather(sending, disconnect, return_exceptions=True)
-
-    async def _send(self, piece: bytes | None, send: Send) -> None:
-        while piece is not None:
-            try:
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": piece, "more_body": True}), SLOW_SECONDS
-                )
-            except TimeoutError:
-                _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
-                return
-            piece = await anext(self._pieces, None)
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        pieces = cast("AsyncGenerator[bytes]", self.body_iterator)
+        async with contextlib.aclosing(pieces):
+            piece: bytes | None = await anext(pieces)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while piece is not None:
+                try:
+                    async with asyncio.timeout(SLOW_SECONDS):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                except TimeoutError:
+                    _log.warning("a listener to events read nothing for %g s; it is disconnected", SLOW_SECONDS)
+                    return
+                piece = await anext(pieces, None)
+            await send({"type": "http.response.body", "body": b""})
 
 
 @router.get("/events", status_code=200, response_class=EventStream, responses=_TEXT | problems(422))
 async def events(
-    registry: RegistryDep,
     services: ServicesDep,
     last_event_id: LastEventId = None,
     after: After = None,
@@ -126,29 +99,18 @@ async def events(
     miss events, or reads nothing for 10 s, is disconnected, and resumes with the id of the last event it received. An
     idle stream gets a comment every 10 s.
     """
-    log = registry.events
+    log = services.registry.events
     seen = after if last_event_id is None else _number(last_event_id)
     return EventStream(
         stream(
             log,
             log.resume_position(seen),
-            registry.poll_timeouts,
+            services.registry.poll_timeouts,
             (lambda: services.snapshots.cached_json(job)) if overview else None,
             job,
-        )
+        ),
+        headers={"content-type": _EVENT_STREAM, "cache-control": "no-store", "x-accel-buffering": "no"},
     )
-
-
-@router.get("/rates", responses=problems(422))
-async def rates(registry: RegistryDep, job: JobName = None) -> list[RateSample]:
-    """List the total rates of the last five minutes, the oldest first: a sample every two seconds, or fewer."""
-    return registry.rate_history(job)
-
-
-@router.get("/overview", responses=problems(422))
-async def overview(services: ServicesDep, job: JobName = None) -> Overview:
-    """Return a snapshot: ranks, agents, groups, calls in flight, rates, and the keys of the jobs' stores."""
-    return services.snapshots.build(job)
 
 
 def _number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Jobs and groups: lists, calls in flight, and creation, abort, shrink and growth."""
+"""Groups: one of them, calls in flight, and creation, abort, shrink and growth."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rankmesh_agent.http.application import NUMBER
 from rankmesh_agent.wire.fields import MAX_NAME, MAX_REASON, MAX_WORLD_SIZE
 from rankmesh_agent.wire.schemas import RankGroupInfo
 from rankmesh_gateway.clients.group_controller import MAKE_SECONDS
-from rankmesh_gateway.http.routes.dependencies import BEARER, ControllerDep, JobName, RegistryDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
-from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade, JobInfo
+from rankmesh_gateway.schemas import FanOut, GroupChanged, GroupInFlight, GroupMade
 
 router = APIRouter(prefix="/v1", tags=["groups"], dependencies=[BEARER], responses=problems(422, 503))
 
@@ -70,62 +70,50 @@ class Grow:
     timeout: _Seconds = MAKE_SECONDS
 
 
-@router.get("/jobs")
-async def jobs(registry: RegistryDep, job: JobName = None) -> list[JobInfo]:
-    """List the jobs' epochs by job and number."""
-    return registry.jobs(job)
-
-
-@router.get("/groups")
-async def groups(registry: RegistryDep, job: JobName = None) -> list[RankGroupInfo]:
-    """List the groups by job, epoch and id, as their members last reported them."""
-    return registry.groups(job)
-
-
 @router.get("/groups/{group}", responses=problems(404))
-async def group(group: GroupName, registry: RegistryDep, job: JobName = None) -> RankGroupInfo:
+async def group(group: GroupName, services: ServicesDep, job: JobName = None) -> RankGroupInfo:
     """Return one group."""
-    return registry.find_group(group, job)[0]
+    return services.registry.find_group(group, job)[0]
 
 
 @router.get("/groups/{group}/inflight", responses=problems(404))
-async def group_in_flight(group: GroupName, registry: RegistryDep, job: JobName = None) -> list[GroupInFlight]:
+async def group_in_flight(group: GroupName, services: ServicesDep, job: JobName = None) -> list[GroupInFlight]:
     """List a group's calls in flight, the earliest first: which members have arrived, and which are missing."""
-    found, _ = registry.find_group(group, job)
-    calls = registry.in_flight(found.job)
+    found, _ = services.registry.find_group(group, job)
+    calls = services.registry.in_flight(found.job)
     return [each for each in calls if (each.epoch, each.group) == (found.epoch, found.id)]
 
 
 @router.post("/groups", status_code=HTTPStatus.CREATED, responses=problems(404, 409, 502))
-async def make_group(body: NewGroup, controller: ControllerDep) -> GroupMade:
+async def make_group(body: NewGroup, services: ServicesDep) -> GroupMade:
     """Create a group: the gateway asks the agents of all members at once, and all of them create it, or none."""
-    return await controller.make(body.job, body.ranks, body.name, body.timeout)
+    return await services.controller.make(body.job, body.ranks, body.name, body.timeout)
 
 
 @router.post("/groups/{group}/abort", responses=problems(404, 502))
 async def abort_group(
-    group: GroupName, controller: ControllerDep, body: Abort | None = None, job: JobName = None
+    group: GroupName, services: ServicesDep, body: Abort | None = None, job: JobName = None
 ) -> FanOut:
     """Abort a group at all members: its pending calls fail with the reason. Returns which agents fulfilled it."""
-    return await controller.abort(group, job, (body or Abort()).reason or "no reason was given")
+    return await services.controller.abort(group, job, (body or Abort()).reason or "no reason was given")
 
 
 @router.post("/groups/{group}/shrink", responses=problems(404, 409, 502))
 async def shrink_group(
-    group: GroupName, controller: ControllerDep, body: Shrink | None = None, job: JobName = None
+    group: GroupName, services: ServicesDep, body: Shrink | None = None, job: JobName = None
 ) -> GroupChanged:
     """Create a group of the remaining members, under a new name, and end the old one at the live ones.
 
     A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
     wanted = body or Shrink()
-    return await controller.shrink(group, job, wanted.without, wanted.timeout)
+    return await services.controller.shrink(group, job, wanted.without, wanted.timeout)
 
 
 @router.post("/groups/{group}/grow", responses=problems(404, 409, 502))
-async def grow_group(body: Grow, group: GroupName, controller: ControllerDep, job: JobName = None) -> GroupChanged:
+async def grow_group(body: Grow, group: GroupName, services: ServicesDep, job: JobName = None) -> GroupChanged:
     """Create a group of the members and more ranks, under a new name, and end the old one.
 
     A group that was not made over HTTP is aborted: its pending calls fail with the reason.
     """
-    return await controller.grow(group, job, body.ranks, body.timeout)
+    return await services.controller.grow(group, job, body.ranks, body.timeout)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from rankmesh_agent.wire.schemas import AgentState, RankState
 from rankmesh_agent.wire.version import __version__
-from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, RegistryDep, StoresDep
+from rankmesh_gateway.http.routes.dependencies import BEARER, JobName, ServicesDep
 from rankmesh_gateway.http.routes.problems import problems
 from rankmesh_gateway.state.event_log import EventKind
 from rankmesh_gateway.state.job_stores import JobStores
@@ -35,14 +35,16 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/metrics", response_class=Response, responses=_METRICS)
-async def metrics(registry: RegistryDep, stores: StoresDep, request: Request, job: JobName = None) -> Response:
+async def metrics(services: ServicesDep, request: Request, job: JobName = None) -> Response:
     """Return the numbers of jobs, ranks, groups, agents and requests, and the process's use of memory and time.
 
     With `job`, those of its ranks, groups and agents alone.
     """
     from rankmesh_agent.http.prometheus import render_metrics
 
-    content, media_type = render_metrics(lambda: _metrics(registry, stores, job), request.headers.get("accept"))
+    content, media_type = render_metrics(
+        lambda: _metrics(services.registry, services.stores, job), request.headers.get("accept")
+    )
     return Response(content, headers={"Content-Type": media_type})
 
 

@@ -20,6 +20,7 @@ from rankmesh_agent.wire.schemas import (
     LauncherHeartbeat,
     LauncherReply,
 )
+from rankmesh_gateway.http.shared_replies import SharedReplies
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +122,15 @@ async def test_a_life(client, ask, clock):
     ranks = (await client.get("/v1/ranks")).json()
     assert [(rank["member"]["rank"], rank["state"]) for rank in ranks] == [(0, "left"), (1, "failed")]
     assert (await client.get("/v1/ranks", params={"job": "other"})).json() == []
+
+
+def test_the_encoded_reply_of_a_world_is_kept_as_long_as_the_reply(registry, ask):
+    for rank in range(2):
+        joined = registry.join(ask.join(rank))
+    kept, reply = SharedReplies(), replace(joined.result(timeout=0))
+    assert kept.encoded(reply) is kept.encoded(reply)
+    del reply
+    assert not kept._replies
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "identity"])
