@@ -82,7 +82,7 @@ class Rank:
         self.engine = ProgressEngine(0, EPOCH, {1: self.hostile, 2: Hostile()}, eager_limit=EAGER)
         self.group = LocalCommunicator(self.engine, GROUP, "group", (0, 1, 2), {}, 10.0, FlightRecorder())
         self.engine.register_sink(GROUP, self.group)
-        self.group.link.begin(3, 33, lambda ready, missing: None)
+        self.group.link.begin(3, 33, lambda ready, missing, idle=None: None)
         self.matcher = self.group.matcher
         with self.engine.lock:
             self.received = np.zeros(8, np.uint8)
@@ -108,7 +108,7 @@ class Rank:
         self.engine.progress()
         self.engine.waits.stragglers([1, 2], GROUP, 3)
         self.group.link.lagging(3)
-        self.group.link.begin(4, 44, lambda ready, missing: None)
+        self.group.link.begin(4, 44, lambda ready, missing, idle=None: None)
 
     def ending(self) -> str:
         """Return the reason why rank 1 is disconnected, empty if it is not."""

@@ -63,7 +63,9 @@ class MemoryEngine:
     def resume(self, rank: int) -> None:
         """Do nothing: each wait looks at all queues."""
 
-    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
         """Deliver frames until ``ready()``."""
         end = time.monotonic() + SECONDS
         while True:

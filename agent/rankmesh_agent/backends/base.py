@@ -32,8 +32,16 @@ class CallContext(Protocol):
     def check(self, missing: Callable[[], list[int]]) -> None:
         """Raise if the ranks of ``missing()`` cannot arrive, or the deadline passed; called now and then in a wait."""
 
-    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
-        """Move messages until ``ready()``; raise as ``check`` does. Both are called with the engine's lock held."""
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
+        """Move messages until ``ready()``; raise as ``check`` does. All three are called with the engine's lock held.
+
+        Args:
+            ready: whether the messages have come.
+            missing: returns the group ranks from which they have not.
+            idle: called before each sleep.
+        """
 
 
 class MessageTransport(Protocol):

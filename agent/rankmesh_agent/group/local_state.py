@@ -113,28 +113,24 @@ class LocalGroupState(GroupState):
         ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
         return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
 
-    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
         """See CallContext."""
         engine = self.engine
-
-        def settled() -> bool:
-            if ready():
-                return True
-            if self.failure is None and not engine.lost_peers and not self.departed:
-                return False
-            return self.cannot_complete([self.ranks[member] for member in missing()])
-
         self._waiting = self.seq, missing
         end, deadline = self._early, self.deadline
         end.at = deadline.at - (ASK_SECONDS if deadline.seconds >= MIN_SECONDS else 0.0)
-        while True:
-            engine.wait(settled, end)
-            with engine.lock:
-                if ready():
-                    return
+        while not engine.wait(ready, end, self._hopeless, idle):
             self.check(missing)
             if end.expired():
                 end = deadline
+
+    def _hopeless(self) -> bool:
+        """Return whether the latest wait cannot end well. With the engine's lock held."""
+        if self.failure is None and not self.engine.lost_peers and not self.departed:
+            return False
+        return self.cannot_complete([self.ranks[member] for member in self._waiting[1]()])
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""

@@ -151,5 +151,7 @@ class GroupState(ABC):
         """See CallContext."""
 
     @abstractmethod
-    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
         """See CallContext."""

@@ -10,8 +10,8 @@ import select
 import time
 from collections.abc import Callable
 
-from rankmesh_agent.progress.driver import SLICE_SECONDS
 from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.progress_thread import SLICE_SECONDS
 from rankmesh_agent.wire.schemas import LostRank
 
 _UNREAD_SECONDS = 0.3

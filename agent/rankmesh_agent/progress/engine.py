@@ -1,7 +1,9 @@
 """The progress engine: all connections of this process, driven by the threads that wait for messages.
 
-No thread is dedicated to receiving: ``driver`` has the threads that move the bytes. Only while asynchronous
-point-to-point messages are outstanding and the foreground has not called for a while does a background thread drive.
+A thread that waits *drives* the engine: it polls all connections, moves bytes both ways and delivers every frame,
+whatever group it belongs to. Other threads that wait at the same time block until the driver has moved something; one
+of them drives when the driver has finished. So a synchronous call needs no hand-off between threads. Only while
+asynchronous messages are outstanding and no thread waits does a thread of the engine's own drive: ``progress_thread``.
 
 A frame whose buffer has not been posted stays in the connection: the transport's flow control holds up its sender.
 """
@@ -23,9 +25,9 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import exhausted_since
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
-from rankmesh_agent.progress.driver import SLICE_SECONDS, Driver
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
-from rankmesh_agent.progress.poller import POLL_INTERVAL
+from rankmesh_agent.progress.poller import POLL_INTERVAL, Poller
+from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThread
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
@@ -83,7 +85,7 @@ class _Peers(dict[int, FramedConnection]):
         return peer
 
 
-class ProgressEngine(Driver):
+class ProgressEngine:
     """This process's connections to the peers of an epoch.
 
     Args:
@@ -97,6 +99,11 @@ class ProgressEngine(Driver):
         world_size: number of ranks, which matters if they connect on demand.
 
     Attributes:
+        lock: guards the engine and the groups' messages.
+        calls: number of calls of the foreground so far.
+        polls: number of polls so far.
+        driven: whether a thread drives the engine.
+        closed: whether the engine is closed.
         lost_peers: the peers whose connections have ended.
         on_demand: whether ranks connect on demand, so that some may not be connected.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
@@ -138,7 +145,16 @@ class ProgressEngine(Driver):
             if not oversubscribed:
                 connection.use_own_cores()
             self._peers[peer] = FramedConnection(peer, connection, eager_limit)
-        super().__init__(self._peers.values(), oversubscribed)
+        # Reentrant because an RLock knows its owner, which a wait interrupted by Ctrl-C needs.
+        self.lock = threading.RLock()
+        self.calls = 0
+        self.polls = 0
+        self.driven = False
+        self.closed = False
+        self._changed = threading.Condition(self.lock)
+        self._followers = 0
+        self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        self._background = ProgressThread(self)
         self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
         self._sink_for = self._sinks.sink_for
         self.own_waits: list[Callable[[], list[Wait]]] = []
@@ -353,16 +369,94 @@ class ProgressEngine(Driver):
                     self._drop_peer(peer, Disconnect(why, clean=False, silent=True))
                     self._poller.wake_sleeper()
 
+    # Progress
+
+    def foreground(self) -> threading.RLock:
+        """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
+        self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
+        return self.lock
+
+    def wait(
+        self,
+        ready: Callable[[], bool],
+        deadline: Deadline,
+        hopeless: Callable[[], bool] | None = None,
+        idle: Callable[[], object] | None = None,
+    ) -> bool:
+        """Wait, without the lock, until ``ready()``; see ``drive``."""
+        self.calls += 1  # see foreground
+        with self.lock:
+            return self.drive(ready, deadline, hopeless, idle)
+
+    def drive(
+        self,
+        ready: Callable[[], bool],
+        deadline: Deadline,
+        hopeless: Callable[[], bool] | None = None,
+        idle: Callable[[], object] | None = None,
+    ) -> bool:
+        """Move bytes until ``ready()``, or leave that to the thread that does. With the lock held, as all arguments.
+
+        Args:
+            ready: whether what is waited for has come.
+            deadline: end of the wait.
+            hopeless: whether it cannot come any more, which ends the wait.
+            idle: called before each sleep.
+
+        Returns:
+            Whether it has come; False also if the engine is closed.
+        """
+        driving, end = False, deadline.at
+        try:
+            while not ready():
+                remaining = end - time.monotonic()
+                if remaining <= 0 or self.closed or (hopeless is not None and hopeless()):
+                    return False
+                if idle is not None:
+                    idle()
+                remaining = remaining if remaining < SLICE_SECONDS else SLICE_SECONDS
+                if self.driven and not driving:
+                    self._follow(remaining)
+                else:
+                    self.driven = driving = True
+                    self.poll_once(remaining)
+            return True
+        finally:
+            if driving:
+                self.driven = False
+                if not self._background.driving:
+                    self.calls += 1  # a thread that has waited often calls again at once
+                if self._followers or self.closed:
+                    self._changed.notify_all()
+                if self._background.resting:
+                    self._background.on_driver_left()
+
+    def _follow(self, seconds: float) -> None:
+        """Wait until the driver has moved something, or stops."""
+        self._followers += 1
+        try:
+            if self._background.driving:
+                self._poller.wake()
+            self._changed.wait(seconds)
+        finally:
+            self._followers -= 1
+
+    def progress(self) -> None:
+        """Move the bytes that can be moved now, without waiting."""
+        with self.foreground():
+            if not self.driven and not self.closed:
+                self.poll_once(0)
+
     def poll_once(self, timeout: float) -> None:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
         self.polls += 1
         poller = self._poller
         ready = poller.ready_peers() if poller.marked or poller.shared else []
         events: list[tuple[int, int]] = []
-        if not ready or self.polls % POLL_INTERVAL == 0:
-            events = poller.poll(0)
-        if not ready and not events and timeout:
+        if not ready and timeout:
             ready, events = poller.sleep(timeout)
+        elif not ready or self.polls % POLL_INTERVAL == 0:
+            events = poller.poll(0)
         for fd, event in events:
             peer = poller.peers.get(fd)
             if peer is None:
@@ -388,7 +482,7 @@ class ProgressEngine(Driver):
 
     def _receive(self, peer: FramedConnection) -> None:
         self._poller.marked.discard(peer)
-        peer.cork()
+        peer.corked = True
         try:
             more = peer.receive(self._sinks.sinks, self._sink_for)
         except DistNetworkError as error:
@@ -414,7 +508,7 @@ class ProgressEngine(Driver):
         budget = REMOTE_READ_BYTES
         try:
             while peer.remote_reads and budget > 0:
-                peer.cork()
+                peer.corked = True
                 try:
                     budget -= peer.run_remote_reads()
                 finally:

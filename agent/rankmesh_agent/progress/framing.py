@@ -166,11 +166,6 @@ class FramedConnection:
                 read.on_done(valid)
         return nbytes
 
-    def cork(self) -> None:
-        """Queue frames from now on; they leave together once ``corked`` is reset."""
-        self.corked = True
-        self._queued_while_corked = False
-
     def send(self, buffers: Sequence[Buffer], transfer: Transfer | None) -> None:
         """Send as many bytes as possible, queue the rest."""
         if self._broken:
@@ -232,7 +227,7 @@ class FramedConnection:
             sink_for: returns the sink of any other frame.
         """
         budget = _TURN_BYTES
-        self._drained = False
+        self._drained = self._queued_while_corked = False
         while budget > 0:
             if self._to_discard:
                 received = self._discard()

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,15 @@ from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 
-Wait = Callable[[Callable[[], bool], Callable[[], list[int]]], None]
-"""Waits until the first returns true, or raises once it cannot; the second returns the missing group ranks."""
+
+class Wait(Protocol):
+    """Waits for messages; see backends.base.CallContext.wait."""
+
+    def __call__(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None, /
+    ) -> None:
+        """Move messages until ``ready()``."""
+
 
 Payload = memoryview | bytes
 
@@ -170,24 +178,18 @@ class MessageLink(DirectLink):
         self, part: int, to: int | None, payload: Payload, source: int | None, *, describing: bool = False
     ) -> tuple[int, Payload] | None:
         """Make a step; return the fingerprint and the payload received, None without a source."""
-        seq, arrivals = self._seq, self._arrivals
+        seq = self._seq
         pending: list[tuple[int, Transfer]] = []
         with self._engine.lock:
             received = self._arrived.setdefault((seq, part), {}) if source is not None else {}
             if to is not None:
                 pending = self._send_arrival((to,), part, payload)
-        announce_at = monotonic() + arrivals.seconds
+        self._announce_at = monotonic() + self._arrivals.seconds
 
         def ready() -> bool:
-            nonlocal announce_at
             if (source is None or source in received) and (not pending or all(sent.done for _, sent in pending)):
                 return True
-            if self._mismatched == seq and not describing:
-                return True
-            if monotonic() > announce_at:
-                announce_at = monotonic() + arrivals.seconds
-                self._announce()
-            return False
+            return self._mismatched == seq and not describing
 
         def missing() -> list[int]:
             waited = [member for member, sent in pending if not sent.done]
@@ -197,7 +199,7 @@ class MessageLink(DirectLink):
 
         if pending or (source is not None and source not in received):
             self._awaited = [] if source is None else [source]
-            self._wait(ready, missing)
+            self._wait(ready, missing, self._announce_if_late)
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -223,18 +225,12 @@ class MessageLink(DirectLink):
         self._round += 2
         with self._engine.lock:
             arrivals = self._arrived.setdefault((seq, part), {})
-        announce_at = monotonic() + self._arrivals.seconds
-
-        def ready() -> bool:
-            nonlocal announce_at
-            if len(arrivals) == self.size - 1 or self._mismatched == seq:
-                return True
-            if monotonic() > announce_at:
-                announce_at = math.inf
-                self._announce()
-            return False
-
-        self._wait(ready, lambda: [member for member in self._others if member not in arrivals])
+        self._announce_at = monotonic() + self._arrivals.seconds
+        self._wait(
+            lambda: len(arrivals) == self.size - 1 or self._mismatched == seq,
+            lambda: [member for member in self._others if member not in arrivals],
+            self._announce_if_late,
+        )
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
         self._complete = True
@@ -273,33 +269,40 @@ class MessageLink(DirectLink):
         with self._engine.lock:
             if self._mismatched == self._seq:
                 raise CallMismatchError
-            if not self._complete and monotonic() > self._announce_at:
-                self._announce_at = monotonic() + self._arrivals.seconds
-                self._announce()
+            if not self._complete:
+                self._announce_if_late()
 
-    def _wait_and_connect(self, wait: Wait, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def _wait_and_connect(
+        self,
+        wait: Wait,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        idle: Callable[[], object] | None = None,
+    ) -> None:
         """Wait; connect to the ranks whose messages are missing if that takes long. They may be fewer than ``missing``.
 
         Args:
-            wait, ready, missing: see Wait.
+            wait, ready, missing, idle: see Wait.
         """
         engine, connect_at = self._engine, monotonic() + _CONNECT_SECONDS
         awaited, self._awaited = self._awaited, None
 
-        def ready_or_connected() -> bool:
+        def connect() -> None:
             nonlocal connect_at
-            if ready():
-                return True
+            if idle is not None:
+                idle()
             if monotonic() > connect_at:
                 connect_at = math.inf
                 members = missing() if awaited is None else awaited
                 engine.connect(self._ranks[member] for member in members[:_MAX_CONNECTED])
-            return False
 
-        wait(ready_or_connected, missing)
+        wait(ready, missing, connect)
 
-    def _announce(self) -> None:
-        """Announce the known arrivals to the neighbours, if they do not know them. With the engine's lock held."""
+    def _announce_if_late(self) -> None:
+        """Announce the known arrivals to the neighbours now and then, if they do not know them. With the lock held."""
+        if monotonic() <= self._announce_at:
+            return
+        self._announce_at = monotonic() + self._arrivals.seconds
         self._arrivals.add(self._sources)
         payload = self._arrivals.announcement()
         if payload:
@@ -338,16 +341,17 @@ class MessageLink(DirectLink):
                 pending_sends = []
                 for member in self._others:
                     pending_sends += self._send_arrival((member,), part, each[member])
-        self._wait(
-            lambda: (
-                (
-                    len(arrivals) == expected
-                    and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
-                )
-                or (self._mismatched == self._seq and not describing)
-            ),
-            lambda: [member for member in self._others if member not in arrivals],
-        )
+        if pending_sends or len(arrivals) < expected:
+            self._wait(
+                lambda: (
+                    (
+                        len(arrivals) == expected
+                        and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
+                    )
+                    or (self._mismatched == self._seq and not describing)
+                ),
+                lambda: [member for member in self._others if member not in arrivals],
+            )
         arrived = self._arrived.pop((self._seq, part))
         arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
         return arrived
@@ -507,5 +511,7 @@ class MessageLink(DirectLink):
         return arrived
 
 
-def _outside_call(ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+def _outside_call(
+    ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+) -> None:
     raise AssertionError("a message outside a call")

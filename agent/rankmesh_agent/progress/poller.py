@@ -116,12 +116,12 @@ class Poller:
         # A sleep and a wakeup take longer than most messages: spin first.
         polling = self._any_sockets
         for turn in range(self._spins if core_contention.should_spin() else 0):
-            if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not core_contention.yield_core():
-                break
             ready = self.ready_peers() if self.marked or self.shared else []
             events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []
             if ready or events:
                 return ready, events
+            if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not core_contention.yield_core():
+                break
         # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
         ready = [
             peer

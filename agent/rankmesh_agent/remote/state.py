@@ -56,6 +56,8 @@ class RemoteGroupState(GroupState):
         """See CallContext. The agent checks the peers."""
         self.raise_if_failed()
 
-    def wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
         """Not offered: the agent moves messages, and waits for them."""
         raise AssertionError("an attached process has no messages of its own to wait for")

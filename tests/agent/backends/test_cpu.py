@@ -13,9 +13,9 @@ from support.processes import wait_until
 from support.threads import LATER, NOW, TRANSPORTS, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress import driver, engine
-from rankmesh_agent.progress.driver import ProgressThread
+from rankmesh_agent.progress import engine, progress_thread
 from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.progress.progress_thread import ProgressThread
 from rankmesh_agent.transports.shm_ring import RING_BYTES
 from rankmesh_agent.wire.errors import RankFailedError
 
@@ -72,13 +72,13 @@ def test_a_background_leader_gives_way_at_once(pair: World, monkeypatch: pytest.
 
 
 def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", LONG)
+    monkeypatch.setattr(progress_thread, "_GRACE_SECONDS", LONG)
     leaders: set[str] = set()
     lead = ProgressEngine.drive
 
-    def noted(mesh: ProgressEngine, *arguments: Any) -> None:
+    def noted(mesh: ProgressEngine, *arguments: Any) -> bool:
         leaders.add(threading.current_thread().name)
-        lead(mesh, *arguments)
+        return lead(mesh, *arguments)
 
     monkeypatch.setattr(ProgressEngine, "drive", noted)
 
@@ -101,7 +101,7 @@ def test_the_background_stays_away_from_who_calls_again_and_again(pair: World, m
 
 def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the last one who called waited so long that the background thread had gone to rest."""
-    for module in (engine, driver):
+    for module in (engine, progress_thread):
         monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
     received, resting = threading.Event(), threading.Event()
 
@@ -127,7 +127,7 @@ def test_messages_go_on_as_soon_as_nobody_calls_any_more(pair: World, monkeypatc
 
 def test_messages_go_on_while_somebody_only_begins_others(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The background thread stays away from who calls again and again, but not when nobody moves anything."""
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(progress_thread, "_GRACE_SECONDS", 0.05)
     received = threading.Event()
 
     def call(members: LocalCommunicator) -> None:
@@ -155,9 +155,9 @@ def test_a_leader_that_sleeps_learns_that_something_waits_for_room(
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asked to be woken by what comes; another thread has filled the connection since."""
-    for module in (engine, driver):
+    for module in (engine, progress_thread):
         monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
-    monkeypatch.setattr(driver, "_GRACE_SECONDS", LONG)
+    monkeypatch.setattr(progress_thread, "_GRACE_SECONDS", LONG)
     many = 4 * RING_BYTES // EAGER
     filled = threading.Event()
 
@@ -216,7 +216,7 @@ def test_a_first_question_in_minutes_may_take_a_while_to_answer(pair: World, una
 def test_who_waits_is_told_of_a_silent_host_at_once(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = pair.meshes[0]
     monkeypatch.setattr(engine, "SILENT_SECONDS", 0.0)
-    for module in (engine, driver):
+    for module in (engine, progress_thread):
         monkeypatch.setattr(module, "SLICE_SECONDS", LONG)
 
     def call(members: LocalCommunicator) -> None:
