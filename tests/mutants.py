@@ -240,7 +240,7 @@ FAULTS = [
     Fault(GROUP + "local_state.py", "if own or isinstance(error, CollectiveTimeoutError):", "if own:", FAILURE, "members report our deadline as theirs"),
     Fault(GROUP + "local_state.py", "own = type(error) is DistBackendError or", "own =", GPU_FAILURE, "the rank whose library fails is not named"),
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in missing", "for rank in self.ranks if rank in missing", FAILURE, "an error says that the missing have arrived"),
-    Fault(GROUP + "local_state.py", 'f"{who} left ({', 'f"{who} failed ({', FAILURE, "a rank that left is said to have failed"),
+    Fault(GROUP + "local_state.py", 'f"{who} left ({cause or', 'f"{who} failed ({cause or', FAILURE, "a rank that left is said to have failed"),
     # Arrays on GPUs
     Fault(GPU + "watchdog.py", "if self._paused or not self._started:", "if not self._started:", "agent/gpu", "calls after a pause are not watched"),
     Fault(GPU + "watchdog.py", "reports[rank].seq < seq", "reports[rank].seq <= seq", GPU_FAILURE, "ranks that made the call are missing"),

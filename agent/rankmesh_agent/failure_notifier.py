@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import DistBackendError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import LostRank
 
 
@@ -35,7 +36,7 @@ class FailureNotifier:
         callback = self.callback
         if callback is None:
             return
-        ends = {each.rank: Disconnect(each.cause, clean=False) for each in lost} | dict(self._engine.lost_peers)
+        ends = {each.rank: Goodbye(each.cause, died=True) for each in lost} | dict(self._engine.lost_peers)
         for rank in sorted(ends.keys() - self._notified):
             if rank in world.ranks and not ends[rank].clean:
                 self._notified.add(rank)

@@ -22,7 +22,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import ancestors, host_id
 from rankmesh_agent.progress.connect import Connector
 from rankmesh_agent.progress.connector_thread import ConnectorThread
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -211,16 +211,13 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
-    def ended(self) -> dict[int, Disconnect]:
+    def ended(self) -> dict[int, Goodbye]:
         """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
         with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             ended = client.ended_ranks(self.name, self.epoch) or ()
-        return {
-            info.member.rank: Disconnect(info.reason, clean=info.state == "left", left=info.state == "left")
-            for info in ended
-        }
+        return {info.member.rank: Goodbye(info.reason, died=info.state != "left") for info in ended}
 
-    def _ended(self, unreached: Collection[int]) -> dict[int, Disconnect]:
+    def _ended(self, unreached: Collection[int]) -> dict[int, Goodbye]:
         """Return the ranks that have ended, as ``ended`` does, and those that the gateway has forgotten.
 
         A gateway that was started meanwhile knows live ranks only.
@@ -237,7 +234,7 @@ class JobMembership:
         if own in known:  # the gateway has had heartbeats of this epoch
             self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown - known}
         return ended | {
-            rank: Disconnect("the gateway does not know it any more", clean=True, left=True)
+            rank: Goodbye("the gateway does not know it any more")
             for rank, answers in self._unknown.items()
             if answers >= _MAX_UNKNOWN
         }

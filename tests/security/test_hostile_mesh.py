@@ -113,7 +113,7 @@ class Rank:
     def ending(self) -> str:
         """Return the reason why rank 1 is disconnected, empty if it is not."""
         lost = self.engine.lost_peers.get(1)
-        return "" if lost is None else lost.cause
+        return "" if lost is None else lost.reason
 
     def close(self) -> None:
         self.engine.close(timeout=0.0)

@@ -10,7 +10,7 @@ from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
 from rankmesh_agent.wire import frames, goodbye, json_text
 from rankmesh_agent.wire.errors import (
@@ -296,7 +296,7 @@ class LocalGroupState(GroupState):
             return "during start-up #0"
         return f"{'after' if self.started_at is None else 'during'} {self.call.name} #{self.seq}"
 
-    def loss_error(self, rank: int, end: Disconnect | None = None) -> DistBackendError:
+    def loss_error(self, rank: int, end: Goodbye | None = None) -> DistBackendError:
         """Return the error of the loss of a member, whatever the group's failure. With the engine's lock held.
 
         Args:
@@ -305,7 +305,7 @@ class LocalGroupState(GroupState):
         """
         return self._peer_lost_error(rank, self._current_call(), end)
 
-    def _peer_lost_error(self, rank: int, when: str, end: Disconnect | None = None) -> DistBackendError:
+    def _peer_lost_error(self, rank: int, when: str, end: Goodbye | None = None) -> DistBackendError:
         who = self._describe(rank)
         kind: type[DistBackendError] = RankFailedError
         ranks: Sequence[int] = [self.global_rank(rank)]
@@ -316,8 +316,8 @@ class LocalGroupState(GroupState):
             kind, text = GroupAbortedError, f"{who} left the group ({cause})"
         else:
             lost = end or self.engine.lost_peers[rank]
-            cause, first = lost.cause, lost.failure
-            text = f"{who} left ({cause or 'it was done'})" if lost.left else f"{who} failed ({cause})"
+            cause, first = lost.reason, lost.failure
+            text = f"{who} failed ({cause})" if lost.died else f"{who} left ({cause or 'it was done'})"
         if first is not None:
             did = f"left ({cause})" if cause else "left"
             kind, text = RankFailedError, f"{first.message.partition(_BECAUSE)[0]}{_BECAUSE}{who} {did}"

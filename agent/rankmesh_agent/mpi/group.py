@@ -53,7 +53,7 @@ def _create_communicator(link: Link, group: LocalCommunicator, compare_calls: bo
     except DistBackendError as error:
         why, rank, size = error.message, 0, 0
     # A rank that left is alive in MPI_Finalize, where it waits for the others.
-    dead = [peer for peer, end in group.engine.lost_peers.items() if not end.left]
+    dead = [peer for peer, end in group.engine.lost_peers.items() if end.died]
     mine = json.dumps({"rank": rank, "size": size, "why": why, "compares": compare_calls, "dead": dead}).encode()
     members = [json.loads(bytes(payload)) for payload in gather_payloads(link, mine)]
     for group_rank, member in enumerate(members):

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.progress.connect import Connector
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 _DIAL_SECONDS = 60.0
@@ -45,7 +46,7 @@ class ConnectorThread(threading.Thread):
     def __init__(
         self,
         connector: Connector,
-        ended: Callable[[Collection[int]], Mapping[int, Disconnect]],
+        ended: Callable[[Collection[int]], Mapping[int, Goodbye]],
         find: Callable[[Collection[int]], Iterable[Member]],
     ) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
@@ -140,7 +141,7 @@ class ConnectorThread(threading.Thread):
         while connector.failures:
             rank, error = connector.failures.popitem()
             why = f"rank {engine.rank} cannot connect to it: {error.message}"  # other ranks are told, too
-            engine.lose(rank, Disconnect(why, clean=False))
+            engine.lose(rank, Goodbye(why, died=True))
         unreached = connector.unreached()
         # A rank that dials this one at the same time rejects the first attempt.
         asked = [each.peer.rank for each in unreached if each.rounds > 1 and not each.silent()]
@@ -155,6 +156,6 @@ class ConnectorThread(threading.Thread):
             if outgoing.silent():  # a stopped process is waited for, as where all ranks are connected
                 outgoing.deadline.restart(_DIAL_SECONDS)
             elif outgoing.deadline.expired():
-                engine.lose(rank, Disconnect(outgoing.error().message, clean=False))
+                engine.lose(rank, Goodbye(outgoing.error().message, died=True))
             if rank in engine.lost_peers:
                 connector.cancel(rank)

@@ -87,7 +87,7 @@ class DisconnectMonitor:
 
     def _find(self) -> list[LostRank]:
         lost_peers = dict(self._engine.lost_peers)
-        found = {rank: lost.cause for rank, lost in lost_peers.items() if not (lost.clean or lost.left)}
+        found = {rank: lost.reason for rank, lost in lost_peers.items() if lost.died}
         before = time.monotonic() - _UNREAD_SECONDS
         for rank, since in list(self._ended.items()):
             if rank not in lost_peers and since <= before:

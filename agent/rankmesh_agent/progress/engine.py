@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import exhausted_since
@@ -33,7 +32,7 @@ from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.unconnected import Unconnected
 from rankmesh_agent.wire import frames
-from rankmesh_agent.wire.errors import DistError, DistNetworkError, ProtocolError
+from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 
@@ -44,29 +43,6 @@ _MAX_PASSED_ON = 64
 _MAX_DEPARTURES = 256
 SILENT_SECONDS = 8.0
 """Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
-
-
-class Disconnect(NamedTuple):
-    """The end of a peer's connection.
-
-    Attributes:
-        cause: the error of the connection, or the reason in the peer's GOODBYE.
-        clean: whether the peer left in order: only waits that need it end.
-        left: whether the peer itself sent a GOODBYE.
-        failure: see Goodbye.
-        silent: whether its host has only fallen silent: its process may be alive.
-    """
-
-    cause: str
-    clean: bool
-    left: bool = False
-    failure: DistError | None = None
-    silent: bool = False
-
-    def goodbye(self) -> Goodbye:
-        """Return this end as a goodbye that the peer might have sent."""
-        raised = self.left and not self.clean
-        return Goodbye(self.cause, died=not self.left, raised=raised, failure=self.failure, silent=self.silent)
 
 
 class _Peers(dict[int, FramedConnection]):
@@ -104,7 +80,7 @@ class ProgressEngine:
         polls: number of polls so far.
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
-        lost_peers: the peers whose connections have ended.
+        lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         on_demand: whether ranks connect on demand, so that some may not be connected.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
@@ -130,7 +106,7 @@ class ProgressEngine:
         self.rank = rank
         self.epoch = epoch
         self.eager_limit = eager_limit
-        self.lost_peers: dict[int, Disconnect] = {}
+        self.lost_peers: dict[int, Goodbye] = {}
         self.on_peer_failure: Callable[[], None] | None = None
         self.on_peer_lost: Callable[[int], None] | None = None
         self.on_connected: Callable[[int, int], None] | None = None
@@ -205,7 +181,7 @@ class ProgressEngine:
                 self.send(rank, self._goodbye)
             self._poller.wake_sleeper()
 
-    def lose(self, rank: int, end: Disconnect) -> None:
+    def lose(self, rank: int, end: Goodbye) -> None:
         """Record the end of a rank that is not connected; does nothing if it is, or is lost already."""
         with self.lock:
             if not self.is_connected(rank):
@@ -213,7 +189,7 @@ class ProgressEngine:
                 self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
 
-    def pass_on(self, unread: Mapping[int, Disconnect] = MappingProxyType({})) -> None:
+    def pass_on(self, unread: Mapping[int, Goodbye] = MappingProxyType({})) -> None:
         """Tell the connected ranks which ranks are lost, once for each; most of them are not connected to those.
 
         Args:
@@ -226,7 +202,7 @@ class ProgressEngine:
             for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
                 self._passed_on.add(rank)
                 if len(self._passed_on) <= _MAX_PASSED_ON:
-                    part, payload = ends[rank].goodbye().encode()
+                    part, payload = ends[rank].encode()
                     header = frames.encode(
                         Opcode.GOODBYE, epoch=self.epoch, part=part, tag=rank + 1, length=len(payload)
                     )
@@ -366,7 +342,7 @@ class ProgressEngine:
                 silent = min(unanswered, now - peer.unanswered_since)
                 if silent >= SILENT_SECONDS:
                     why = f"its host has answered nothing for {silent:.0f} s: it, or the network to it, is down"
-                    self._drop_peer(peer, Disconnect(why, clean=False, silent=True))
+                    self._drop_peer(peer, Goodbye(why, died=True, silent=True))
                     self._poller.wake_sleeper()
 
     # Progress
@@ -486,7 +462,7 @@ class ProgressEngine:
         try:
             more = peer.receive(self._sinks.sinks, self._sink_for)
         except DistNetworkError as error:
-            self._drop_peer(peer, Disconnect(error.message, clean=False))
+            self._drop_peer(peer, Goodbye(error.message, died=True))
             return
         except BaseException as error:
             self._abort_connection(peer, error)
@@ -536,17 +512,15 @@ class ProgressEngine:
 
     def _abort_connection(self, peer: FramedConnection, error: BaseException) -> None:
         """End a connection that an exception, Ctrl-C included, has left within a frame: its position is unknown."""
-        self._drop_peer(peer, Disconnect(f"interrupted in a frame by {type(error).__name__}", clean=False))
+        self._drop_peer(peer, Goodbye(f"interrupted in a frame by {type(error).__name__}", died=True))
 
     def _unconnected(self, rank: int) -> FramedConnection:
         assert self._dial is not None, rank
         self._dial(rank)
         return FramedConnection(rank, _UNCONNECTED, self.eager_limit)
 
-    def _on_goodbye(self, rank: int, about: int, goodbye: Goodbye) -> None:
+    def _on_goodbye(self, rank: int, about: int, end: Goodbye) -> None:
         """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
-        reason, died, raised, failure, _, silent = goodbye
-        end = Disconnect(reason, clean=not (died or raised), left=not died, failure=failure, silent=silent)
         if about == rank:
             self._drop_peer(self._peers[rank], end)
         elif not self._is_rank(about):
@@ -557,13 +531,13 @@ class ProgressEngine:
     def _on_violation(self, rank: int, error: ProtocolError) -> None:
         """End the connection of a peer that violates the protocol."""
         if rank in self._peers:
-            self._drop_peer(self._peers[rank], Disconnect(error.message, clean=False))
+            self._drop_peer(self._peers[rank], Goodbye(error.message, died=True))
 
     def _is_rank(self, rank: int) -> bool:
         """Return whether the world has a rank of this number."""
         return rank == self.rank or rank in self._peers or (self.on_demand and 0 <= rank < self._world_size)
 
-    def _drop_peer(self, peer: FramedConnection, end: Disconnect) -> None:
+    def _drop_peer(self, peer: FramedConnection, end: Goodbye) -> None:
         if peer.rank in self.lost_peers or self.closed:
             return
         self.lost_peers[peer.rank] = end

@@ -1,4 +1,4 @@
-"""Goodbye of a rank: how and why it leaves its job, or one group, in the part and the payload of a frame. Pure: no I/O.
+"""End of a rank: how and why it leaves its job, or one group, in the part and the payload of a frame. Pure: no I/O.
 
 The frame is a GOODBYE, or for one group an ABORT whose part has GROUP: it ends the waits that need the rank.
 """
@@ -21,11 +21,12 @@ _MAX_CHARACTERS = 4000
 
 
 class Goodbye(NamedTuple):
-    """How and why a rank leaves.
+    """How and why a rank leaves, or has ended without a word, as others notice.
 
     Attributes:
-        reason: why, for the errors of ranks that wait for it; may be empty.
-        died: whether an agent reports the death of the process whose rank it holds.
+        reason: why, for the errors of ranks that wait for it; may be empty. Without a word: the connection's error.
+        died: whether its process has not left by itself: its connection has ended, or the agent that holds its rank
+            reports its death.
         raised: whether an exception ended the process.
         failure: the failure that made it leave and that names other ranks, None if there is none.
         ranks: without a failure: the ranks that errors name; the one that leaves if empty.
@@ -38,6 +39,11 @@ class Goodbye(NamedTuple):
     failure: DistError | None = None
     ranks: tuple[int, ...] = ()
     silent: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Whether the rank has left in order: only waits that need it end."""
+        return not (self.died or self.raised)
 
     def encode(self) -> tuple[int, bytes]:
         """Return the part and the payload of the frame."""

@@ -201,7 +201,7 @@ def test_a_host_that_answers_nothing_for_long_is_held_for_failed(pair: World, un
         unanswered.update(silence=seconds + 1.0, clock=1000.0 + seconds)
         mesh.fail_silent_hosts()
         assert (1 in mesh.lost_peers) == (seconds >= engine.SILENT_SECONDS)
-    assert mesh.lost_peers[1].cause == "its host has answered nothing for 8 s: it, or the network to it, is down"
+    assert mesh.lost_peers[1].reason == "its host has answered nothing for 8 s: it, or the network to it, is down"
     assert not mesh.lost_peers[1].clean
 
 

@@ -13,10 +13,11 @@ from support.threads import WORLD, world
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress import engine as engine_module
-from rankmesh_agent.progress.engine import Disconnect, ProgressEngine
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.tcp import TcpConnection
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.frames import Opcode
+from rankmesh_agent.wire.goodbye import Goodbye
 
 
 def test_two_threads_that_poll_at_once_are_woken_by_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_a_rank_whose_host_is_silent_is_not_dead_at_those_who_are_told_either(
     alone: tuple[ProgressEngine, list[int]],
 ) -> None:
     engine, _ = alone
-    part, payload = Disconnect("it answers nothing", clean=False, silent=True).goodbye().encode()
+    part, payload = Goodbye("it answers nothing", died=True, silent=True).encode()
     with engine.lock:
         engine._on_goodbye(1, 2, goodbye.decode(part, payload))
-    assert engine.lost_peers[2] == Disconnect("it answers nothing", clean=False, silent=True)
+    assert engine.lost_peers[2] == Goodbye("it answers nothing", died=True, silent=True)
