@@ -19,20 +19,18 @@ import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.dump import DumpWriter
 from rankmesh_agent.diagnostics.snapshot import SnapshotServer, add_calls, snapshot
-from rankmesh_agent.failure_notifier import FailureNotifier
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.groups import GroupRegistry
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import MIN_SETUP_SECONDS, JobMembership, JoinTerms
+from rankmesh_agent.liveness import Liveness
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.progress.disconnects import DisconnectMonitor
 from rankmesh_agent.progress.wait_graph import Wait
 from rankmesh_agent.store.job_store import JobStore
-from rankmesh_agent.store_waits import StoreWaitMonitor
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -115,17 +113,14 @@ class Agent:
                 job.raise_if_left()  # the gateway has the reason of a rank that did not connect to all others
                 raise
             self.world.set_timeout(terms.timeout)
-            self._store_waits = StoreWaitMonitor(self.engine, self.store, self.world)
+            self._liveness = Liveness(self.engine, self.store, self.world)
             self.engine.own_waits.append(self._own_store_waits)
-            self._failure_notifier = FailureNotifier(self.engine)
-            self._disconnects = DisconnectMonitor(self.engine, self.store.waits_under_way)
-            undo.callback(self._disconnects.close)
             self._serve_http()
             if settings.dump_dir:
                 self.recorder.on_failure = self._dumps.on_failure
             undo.pop_all()
         self._heartbeats = job.heartbeats
-        self._heartbeats.take_over(self._send_heartbeat, self._disconnects)
+        self._heartbeats.take_over(self._send_heartbeat, self._liveness)
         self.engine.on_peer_failure = self._heartbeats.wake
 
     def _serve_http(self) -> None:
@@ -219,7 +214,7 @@ class Agent:
         Args:
             notify: called by the thread of the heartbeats, so that it must not wait.
         """
-        self._failure_notifier.callback = notify
+        self._liveness.callback = notify
         self._heartbeats.wake()
 
     # Groups
@@ -246,8 +241,7 @@ class Agent:
     def set_world(self, group: LocalCommunicator) -> None:
         """Make a group the group of all ranks, to which the world has shrunk; its members have new global ranks."""
         group.set_global_ranks(tuple(range(group.size)))
-        self.world = group
-        self._store_waits.follow(group)
+        self.world = self._liveness.world = group
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
         """Run a group over MPI from now on: see mpi.group.use_mpi."""
@@ -367,18 +361,16 @@ class Agent:
     def _send_heartbeat(self) -> None:
         self.engine.fail_silent_hosts()
         self.engine.report_limit()
-        self._store_waits.progress()
-        lost = self._disconnects.failed_peers()
-        self.engine.pass_on()
+        lost = self._liveness.failed_peers()
+        self._liveness.pass_on()
         if self.engine.on_demand:
             self.engine.progress()  # what concerns all ranks is passed on also by those that compute
-        self._failure_notifier.notify(self.world, lost)
         restart = self._job.send_heartbeat(self.groups(), lost)
         if restart is not None:
             self.group_registry.abort_all(restart)
         unread = {each.rank for each in lost} - self.engine.lost_peers.keys()
         if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
-            self.engine.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
+            self._liveness.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
     def _own_store_waits(self) -> list[Wait]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""

@@ -113,7 +113,7 @@ def test_who_left_in_order_has_not_failed_although_its_goodbye_is_read_late(me: 
     elif me.rank == FAR + 1:
         agent.engine.driven = True  # as if a thread moved other bytes
         me.mark("held up")
-        wait_until(lambda: FAR in agent._disconnects._reported, "the end of the connection")
+        wait_until(lambda: FAR in agent._liveness._reported, "the end of the connection")
         agent.engine.driven = False
         dist.send(np.ones(3), FAR + 2)
     elif me.rank == FAR + 2:  # no neighbour of rank 3

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
-from functools import partial
+from operator import itemgetter
 
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError
@@ -14,17 +13,13 @@ class FailureLog:
     """First failures of the groups that a rank has not left. For several threads."""
 
     def __init__(self) -> None:
-        self._failures: dict[GroupState, tuple[DistError, float]] = {}
+        self._groups: dict[GroupState, None] = {}
         self._replaced: list[GroupState] = []
         self._end: tuple[GroupState, DistError] | None = None
 
     def add_group(self, state: GroupState) -> None:
-        """Record the failure of a group from now on."""
-        state.on_failure.append(partial(self.record, state))
-
-    def record(self, state: GroupState, error: DistError) -> None:
-        """Record the failure of a group; the first one of a group counts."""
-        self._failures.setdefault(state, (error, time.monotonic()))
+        """Have the failure of a group count from now on."""
+        self._groups[state] = None
 
     def record_end(self, state: GroupState, error: DistError) -> None:
         """Record an error of a group that ends the rank's process, whatever failed before."""
@@ -32,7 +27,7 @@ class FailureLog:
 
     def remove_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves: the rank goes on without it."""
-        self._failures.pop(state, None)
+        self._groups.pop(state, None)
 
     def replace_group(self, state: GroupState) -> None:
         """Forget a group that the rank leaves, once another one has been made."""
@@ -45,12 +40,11 @@ class FailureLog:
 
     def first(self) -> DistError | None:
         """Return the first failure, None while all groups work."""
-        return next((error for error, _ in self._failures.copy().values()), None)
+        return next((error for _, error, _ in self._failures()), None)
 
     def naming(self, ranks: Collection[int]) -> DistError | None:
         """Return the first failure that names one of these ranks, None if there is none."""
-        failures = self._failures.copy().values()
-        return next((error for error, _ in failures if set(error.ranks).intersection(ranks)), None)
+        return next((error for _, error, _ in self._failures() if set(error.ranks).intersection(ranks)), None)
 
     def reason_to_end(self, rank: int, since: float) -> tuple[DistError | None, list[int]]:
         """Return the failure because of which the rank's process ends, and the ranks of the job that it blames.
@@ -64,9 +58,15 @@ class FailureLog:
         if self._end is not None:
             state, error = self._end
         else:
-            found = [(state, error) for state, (error, at) in self._failures.copy().items() if at >= since]
+            found = [(state, error) for at, error, state in self._failures() if at >= since]
             if not found:
                 return None, []
             state, error = found[0]
         blamed = [] if isinstance(error, CollectiveMismatchError) else state.job_ranks(error)
         return error, [each for each in blamed if each != rank]
+
+    def _failures(self) -> list[tuple[float, DistError, GroupState]]:
+        """Return the failures, the first one first, each with its time and its group."""
+        groups = [(state.failed_at, state.failure, state) for state in self._groups.copy()]
+        found = [(at, error, state) for at, error, state in groups if at is not None and error is not None]
+        return sorted(found, key=itemgetter(0))

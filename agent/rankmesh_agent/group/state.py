@@ -8,6 +8,7 @@ ends only the waits that need it.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -37,7 +38,7 @@ class GroupState(ABC):
 
     Attributes:
         failure: the first failure, None while the group works.
-        on_failure: called once each, with the first failure and with the lock held: they must not wait.
+        failed_at: when it came, by the monotonic clock.
         call: the latest call, START_UP before the first.
         seq: its number.
         nbytes: bytes of its arrays.
@@ -58,7 +59,7 @@ class GroupState(ABC):
         lock: AbstractContextManager[Any],
     ) -> None:
         self.failure: DistError | None = None
-        self.on_failure: list[Callable[[DistError], None]] = []
+        self.failed_at: float | None = None
         self.call = START_UP
         self.seq = 0
         self.nbytes = 0
@@ -113,10 +114,8 @@ class GroupState(ABC):
         """Record the group's failure; the first one counts."""
         with self.lock:
             if self.failure is None:
-                self.failure = error
+                self.failure, self.failed_at = error, time.monotonic()
                 self.recorder.on_failure(error, None)
-                for hook in self.on_failure:
-                    hook(error)
 
     def mark_destroyed(self) -> None:
         """Record that this rank has left the group, unless the group has failed. That is no failure."""

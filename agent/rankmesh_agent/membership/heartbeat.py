@@ -30,16 +30,13 @@ class FailureSource(Protocol):
     def next_check(self) -> float:
         """Return in how many seconds ``poll`` has to be called even if the descriptor is not readable."""
 
-    def close(self) -> None:
-        """Close the descriptor."""
-
 
 class HeartbeatThread(threading.Thread):
     """Sends heartbeats until it is stopped.
 
     Args:
         send: sends one heartbeat; called in this thread only.
-        failures: a failed peer is reported without waiting for the next heartbeat; closed with this thread.
+        failures: a failed peer is reported without waiting for the next heartbeat.
     """
 
     def __init__(self, send: Callable[[], object], failures: FailureSource | None = None) -> None:
@@ -118,5 +115,3 @@ class HeartbeatThread(threading.Thread):
             closed, self._closed = self._closed, True
             if not closed:
                 os.close(self._wakeup)
-        if not closed and self._failures is not None:  # not with the lock held: who reports a failure may hold others
-            self._failures.close()

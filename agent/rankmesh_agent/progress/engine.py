@@ -17,8 +17,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import exhausted_since
@@ -38,8 +37,6 @@ from rankmesh_agent.wire.goodbye import Goodbye
 
 _DRAIN_SECONDS = 0.001
 _UNCONNECTED = Unconnected()
-_MAX_PASSED_ON = 64
-"""Lost ranks of which a rank tells others. The first ones matter: they end the calls of all."""
 _MAX_DEPARTURES = 256
 SILENT_SECONDS = 8.0
 """Seconds that a peer's host may leave packets unanswered; with the time before, about FAILED_SECONDS."""
@@ -83,13 +80,13 @@ class ProgressEngine:
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
         on_demand: whether ranks connect on demand, so that some may not be connected.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
-        on_peer_failure: called, with the lock held, when a connection has ended without a GOODBYE.
+        lost_at: when, by the monotonic clock.
+        ends: an epoll descriptor that reports the end of connections, see ended_connections.
+        on_peer_failure: called, with the lock held, when a peer has ended that has not left in order; must not wait.
         departures: the groups that this process has left lately, each with its ranks and the frame that informs them:
             ranks that connect later get it, too.
         waits: which ranks the other ranks wait for.
         own_waits: return the waits of each group of this process.
-        on_peer_lost: called, with the lock held, with the rank of a peer whose connection has ended.
-        on_connected: called, with the lock held, with the rank and the descriptor of each later connection.
     """
 
     def __init__(
@@ -107,16 +104,14 @@ class ProgressEngine:
         self.epoch = epoch
         self.eager_limit = eager_limit
         self.lost_peers: dict[int, Goodbye] = {}
-        self.on_peer_failure: Callable[[], None] | None = None
-        self.on_peer_lost: Callable[[int], None] | None = None
-        self.on_connected: Callable[[int, int], None] | None = None
+        self.lost_at: dict[int, float] = {}
+        self.on_peer_failure: Callable[[], None] = lambda: None
         self.on_demand = dial is not None
         self.unaddressed: dict[int, str] = {}
         self._dial = dial
         self._world_size = world_size
         self._oversubscribed = oversubscribed
         self._peers = _Peers(self._unconnected)
-        self._passed_on: set[int] = set()
         for peer, connection in connections.items():
             if not oversubscribed:
                 connection.use_own_cores()
@@ -130,6 +125,7 @@ class ProgressEngine:
         self._changed = threading.Condition(self.lock)
         self._followers = 0
         self._poller = Poller(self.lock, self._peers.values(), oversubscribed)
+        self.ends = self._poller.ends
         self._background = ProgressThread(self)
         self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
         self._sink_for = self._sinks.sink_for
@@ -153,10 +149,13 @@ class ProgressEngine:
         peers = self._peers.copy()
         return {rank: peer.connection.medium for rank, peer in peers.items() if peer.connection is not _UNCONNECTED}
 
-    def descriptors(self) -> dict[int, int]:
-        """Return the file descriptors of the connections, each with the rank of its peer."""
-        with self.lock:
-            return {fd: peer.rank for fd, peer in self._poller.peers.items()}
+    def ended_connections(self) -> set[int]:
+        """Return the ranks whose connections have ended since the last call; their last bytes may not have been read.
+
+        The kernel reports them also while no thread drives the engine.
+        """
+        with self.lock:  # a descriptor that is closed may become that of another rank
+            return self._poller.ended()
 
     def add_connection(self, rank: int, connection: Connection) -> None:
         """Use a connection that has been made on demand."""
@@ -171,8 +170,6 @@ class ProgressEngine:
                 peer = self._peers[rank] = FramedConnection(rank, connection, self.eager_limit)
             peer.connection = connection
             self._poller.add(peer)
-            if self.on_connected is not None:
-                self.on_connected(rank, connection.fileno())
             self._flush(peer)
             for members, departure in self.departures:
                 if rank in members:
@@ -188,26 +185,6 @@ class ProgressEngine:
                 peer = self._peers.get(rank)
                 self._drop_peer(FramedConnection(rank, _UNCONNECTED, 0) if peer is None else peer, end)
                 self._poller.wake_sleeper()
-
-    def pass_on(self, unread: Mapping[int, Goodbye] = MappingProxyType({})) -> None:
-        """Tell the connected ranks which ranks are lost, once for each; most of them are not connected to those.
-
-        Args:
-            unread: how other ranks have ended whose last bytes have not been read.
-        """
-        if not self.on_demand:
-            return
-        with self.lock:
-            ends = {**unread, **self.lost_peers}
-            for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
-                self._passed_on.add(rank)
-                if len(self._passed_on) <= _MAX_PASSED_ON:
-                    part, payload = ends[rank].encode()
-                    header = frames.encode(
-                        Opcode.GOODBYE, epoch=self.epoch, part=part, tag=rank + 1, length=len(payload)
-                    )
-                    for peer in self.connected():
-                        self.send(peer, [header, payload])
 
     def register_sink(self, group: int, sink: FrameSink) -> None:
         """Deliver a group's frames from now on, including those that arrived early."""
@@ -540,17 +517,15 @@ class ProgressEngine:
     def _drop_peer(self, peer: FramedConnection, end: Goodbye) -> None:
         if peer.rank in self.lost_peers or self.closed:
             return
-        self.lost_peers[peer.rank] = end
+        self.lost_peers[peer.rank], self.lost_at[peer.rank] = end, time.monotonic()
         self._poller.forget(peer)
         peer.remote_reads.clear()
         peer.connection.close()
         for sink in list(self._sinks.sinks.values()):
             sink.on_peer_lost(peer.rank)
         self._changed.notify_all()
-        if self.on_peer_failure is not None and not end.clean:
+        if not end.clean:
             self.on_peer_failure()
-        if self.on_peer_lost is not None:
-            self.on_peer_lost(peer.rank)
         if self.on_demand and not self._goodbye and not self.connected():  # who else has ended is not known
             others = (rank for rank in range(self._world_size) if rank not in self.lost_peers and rank != self.rank)
             self.connect(itertools.islice(others, 1))

@@ -5,6 +5,7 @@ An eventfd ends a sleep early.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -33,6 +34,7 @@ class Poller:
         peers: the connections that epoll reports, by file descriptor.
         shared: the connections with bytes that epoll does not report: each sleep checks them first.
         marked: the connections to turn to at the next poll, whatever epoll reports.
+        ends: reports the ends of connections alone, once each.
         wakeup_fd: the eventfd.
         asleep: whether a thread sleeps in ``poll``.
     """
@@ -41,18 +43,19 @@ class Poller:
         self.peers: dict[int, FramedConnection] = {}
         self.shared: list[FramedConnection] = []
         self.marked: set[FramedConnection] = set()
-        self._epoll = select.epoll()
-        try:
+        with contextlib.ExitStack() as undo:
+            self._epoll = undo.enter_context(select.epoll())
+            self.ends = undo.enter_context(select.epoll())
             self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except BaseException:
-            self._epoll.close()
-            raise
+            undo.pop_all()
         self.asleep = False
         self._lock = lock
         self._oversubscribed = oversubscribed
         self._any_sockets = False
         self._spins = _SPINS_WITH_POLL if oversubscribed else _SPINS
         self._masks: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}
+        """The rank of the latest connection of each file descriptor."""
         self._epoll.register(self.wakeup_fd, select.EPOLLIN)
         for peer in connections:
             self.add(peer)
@@ -70,6 +73,12 @@ class Poller:
         self.peers[fd] = peer
         self._masks[fd] = connection.events(False)
         self._epoll.register(fd, self._masks[fd])
+        self._ranks[fd] = peer.rank
+        self.ends.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def ended(self) -> set[int]:
+        """Return the ranks whose connections have ended since the last call."""
+        return {self._ranks[fd] for fd, _ in self.ends.poll(0)}
 
     def stop_polling(self, peer: FramedConnection) -> None:
         """Stop polling a connection that has ended; its last bytes may still wait for their buffer."""
@@ -161,4 +170,5 @@ class Poller:
     def close(self) -> None:
         """Close the descriptors."""
         self._epoll.close()
+        self.ends.close()
         os.close(self.wakeup_fd)

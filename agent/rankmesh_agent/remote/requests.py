@@ -143,7 +143,7 @@ def _execute_command(store: StoreClient, stream: AgentStream, request: codec.Req
     command = request.command
     if not isinstance(command, Waiting):
         return store.execute(command, request.timeout)
-    deadline, failures = Deadline(command.seconds), len(store.failures)
+    deadline = Deadline(command.seconds)
     while True:
         wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
         margin = deadline.remaining() - wait + MARGIN_SECONDS
@@ -152,8 +152,9 @@ def _execute_command(store: StoreClient, stream: AgentStream, request: codec.Req
         except StoreUnresponsiveError:
             raise
         except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
-            if len(store.failures) > failures:  # between two slices
-                raise failed_wait_error(store.failures[failures], error) from None
+            for at, failure in store.failures:
+                if at >= deadline.started:  # between two slices
+                    raise failed_wait_error(failure, error) from None
             if error.ranks or deadline.expired() or stream.peer_closed():
                 raise
             continue

@@ -168,7 +168,7 @@ class StoreClient(Store):
         unix_socket: name of the server's unix socket, where that is known.
 
     Attributes:
-        failures: the failures that have ended waits, see fail_waits.
+        failures: the failures that have ended waits, and when they came; see fail_waits.
     """
 
     returns = False
@@ -180,7 +180,7 @@ class StoreClient(Store):
         self._url = url.rstrip("/")
         self._connector = Connector(self._url, token, store, unix_socket, self._unreachable_error)
         self._pool: ConnectionPool[ClientConnection] = ConnectionPool(self._closed_error)
-        self.failures: list[DistError] = []
+        self.failures: list[tuple[float, DistError]] = []
         self._waits: set[Call[Any]] = set()  # those under way; changes atomically
         self._final: DistError | None = None
 
@@ -313,20 +313,22 @@ class StoreClient(Store):
         """Return the waits under way. From any thread."""
         return self._waits.copy()
 
-    def fail_waits(self, failure: DistError, *, for_good: bool = False) -> None:
+    def fail_waits(self, failure: DistError, at: float | None = None, *, for_good: bool = False) -> None:
         """End the waits under way for keys that are not set, with RankFailedError. From any thread; does not block.
 
         The connections of the waits end, by which the server learns that they are over.
 
         Args:
             failure: the reason; a rank that has failed, say.
+            at: when it came, by the monotonic clock: waits that began later go on. Now if left out.
             for_good: whether later waits end at once, too.
         """
-        self.failures.append(failure)
+        at = time.monotonic() if at is None else at
+        self.failures.append((at, failure))
         if for_good and self._final is None:
             self._final = failure
         for call in self._waits.copy():
-            if call.failure is None:  # else it does not wait any more
+            if call.failure is None and (call.began <= at or for_good):  # with a failure, it does not wait any more
                 call.failure, call.retries = failure, 1
                 call.interrupt()
 
@@ -347,7 +349,7 @@ class StoreClient(Store):
         if isinstance(error, DistNetworkError) and not isinstance(error, ProtocolError):
             return error
         reason = str(error) or type(error).__name__
-        failure = f"; {self.failures[0].message}" if self.failures else ""
+        failure = f"; {self.failures[0][1].message}" if self.failures else ""
         return DistNetworkError(f"{self._name()} cannot be reached: {reason}{failure}", address=self._url)
 
     def _name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -63,6 +64,14 @@ def test_a_wait_ends(store, begin, table, command):
     store.execute(Set("k", b"v"))
     store.execute(QueuePush("k", b"v"))
     assert waiting.result(20) in (b"v", [b"v", b""], None)
+
+
+def test_a_wait_that_begins_after_the_failure_goes_on(store, begin):
+    failed_at = time.monotonic()
+    waiting = begin(store, Get("k", 60.0))
+    store.fail_waits(FAILURE, failed_at)
+    store.execute(Set("k", b"v"))
+    assert waiting.result(20) == b"v"
 
 
 def test_other_calls_go_on(store, begin):

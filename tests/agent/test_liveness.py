@@ -13,9 +13,10 @@ import pytest
 from support.processes import wait_until
 from support.threads import LATER, NOW, WORLD, World, world
 
-from rankmesh_agent.progress import disconnects
-from rankmesh_agent.progress.disconnects import DisconnectMonitor
+from rankmesh_agent import liveness
+from rankmesh_agent.liveness import Liveness
 from rankmesh_agent.wire import frames
+from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
 from rankmesh_agent.wire.frames import Opcode
 
 TIMEOUT = 20.0
@@ -27,26 +28,44 @@ def trio(request: pytest.FixtureRequest) -> Iterator[World]:
         yield made
 
 
+class Store:
+    """In place of the job's store: the failures that end its waits, and whether they are for good."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[str, bool]] = []
+        self.times: list[float | None] = []
+
+    def waits_under_way(self) -> bool:
+        return False
+
+    def fail_waits(self, failure: DistError, at: float | None = None, *, for_good: bool = False) -> None:
+        self.failures.append((failure.message, for_good))
+        self.times.append(at)
+
+
+def watch(made: World) -> Liveness:
+    """Return rank 0's."""
+    return Liveness(made.meshes[0], Store(), made.communicators[0])  # type: ignore[arg-type]
+
+
 @pytest.fixture
-def monitor(trio: World) -> Iterator[DisconnectMonitor]:
+def monitor(trio: World) -> Liveness:
     """Rank 0's."""
-    made = DisconnectMonitor(trio.meshes[0])
-    yield made
-    made.close()
+    return watch(trio)
 
 
 def die(made: World, rank: int, towards: int = 0) -> None:
     """End a rank's connection as the kernel does when its process ends."""
-    fd = next(fd for fd, peer in made.meshes[rank].descriptors().items() if peer == towards)
-    with socket.socket(fileno=os.dup(fd)) as sock:
+    connection = made.meshes[rank]._peers[towards].connection
+    with socket.socket(fileno=os.dup(connection.fileno())) as sock:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def readable(monitor: DisconnectMonitor, seconds: float = TIMEOUT) -> bool:
+def readable(monitor: Liveness, seconds: float = TIMEOUT) -> bool:
     return bool(select.select([monitor.fileno()], [], [], seconds)[0])
 
 
-def until_news(monitor: DisconnectMonitor) -> None:
+def until_news(monitor: Liveness) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not monitor.poll():
         assert time.monotonic() < deadline, "it never noticed"
@@ -100,7 +119,7 @@ def test_one_that_leaves_in_order_is_not_lost(trio, monitor):
 
 
 def test_one_whose_end_comes_just_after_the_last_read_of_another_thread(monkeypatch, trio, monitor):
-    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", TIMEOUT)
+    monkeypatch.setattr(liveness, "_UNREAD_SECONDS", TIMEOUT)
     die(trio, 1)
     assert readable(monitor)
     trio.meshes[0].driven = True
@@ -113,7 +132,7 @@ def test_one_whose_end_comes_just_after_the_last_read_of_another_thread(monkeypa
 
 def test_one_whose_end_comes_behind_other_bytes(monkeypatch, trio, monitor):
     """One read of the engine's gets the bytes, the next one the end."""
-    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", TIMEOUT)
+    monkeypatch.setattr(liveness, "_UNREAD_SECONDS", TIMEOUT)
     trio.communicators[1].broadcast(np.ones(1 << 16), 1, LATER)
     trio.meshes[1].flush(0.2)
     time.sleep(0.05)
@@ -124,22 +143,61 @@ def test_one_whose_end_comes_behind_other_bytes(monkeypatch, trio, monitor):
 
 def test_one_whose_last_words_nobody_reads_yet(monkeypatch):
     """Its message waits for a call that is not made: behind it there may be a goodbye, but hardly for so long."""
-    monkeypatch.setattr(disconnects, "_UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(liveness, "_UNREAD_SECONDS", 0.2)
     with world(2, "tcp") as made:
-        monitor = DisconnectMonitor(made.meshes[0])
-        try:
-            header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=8)
-            with made.meshes[1].lock:
-                made.meshes[1].send(0, [header, bytes(8)])
-            time.sleep(0.05)
-            die(made, 1)
-            assert readable(monitor)
-            assert not monitor.poll()
-            assert monitor.next_check() <= 0.2
-            until_news(monitor)
-            (lost,) = monitor.failed_peers()
-            assert lost.rank == 1
-            assert "have not been read yet" in lost.cause
-            assert monitor.next_check() == float("inf")
-        finally:
-            monitor.close()
+        monitor = watch(made)
+        header = frames.encode(Opcode.PART, epoch=made.meshes[1].epoch, group=WORLD, seq=7, length=8)
+        with made.meshes[1].lock:
+            made.meshes[1].send(0, [header, bytes(8)])
+        time.sleep(0.05)
+        die(made, 1)
+        assert readable(monitor)
+        assert not monitor.poll()
+        assert monitor.next_check() <= 0.2
+        until_news(monitor)
+        (lost,) = monitor.failed_peers()
+        assert lost.rank == 1
+        assert "have not been read yet" in lost.cause
+        assert monitor.next_check() == float("inf")
+
+
+def test_a_failure_ends_the_waits_for_keys_that_began_before_it(trio, monitor):
+    """And the user's function is called, also if it is given later. Neither happens twice."""
+    store, state, called = monitor._store, trio.communicators[0].state, []
+    before = time.monotonic()
+    die(trio, 1)
+    until_news(monitor)
+    (told,) = store.failures
+    assert told == (state.failure.message, False)
+    assert "rank 1 " in told[0]
+    assert before < store.times[0] == state.failed_at <= time.monotonic()
+    monitor.callback = called.append
+    monitor.poll()
+    monitor.poll()
+    assert [(type(error), error.ranks) for error in called] == [(RankFailedError, (1,))]
+    die(trio, 2)
+    wait_until(lambda: monitor.poll() or len(store.failures) >= 3, "the end of the last peer")
+    (second, final) = store.failures[1:]
+    assert "rank 2 " in second[0]
+    assert store.times[1] > store.times[0]
+    assert final[0].startswith("no other rank is left that could set a key: rank 1 ")
+    assert final[1], "for good"
+    assert [error.ranks for error in called] == [(1,), (2,)]
+    monitor.poll()
+    assert len(store.failures) == 3
+
+
+def test_a_failure_of_the_world_that_is_no_death_ends_them_too(trio, monitor):
+    state = trio.communicators[0].state
+    state.fail(DistBackendError("it gave up", ranks=[2]))
+    monitor.poll()
+    monitor.poll()
+    assert monitor._store.failures == [("it gave up", False)]
+    assert monitor._store.times == [state.failed_at]
+
+
+def test_one_that_leaves_in_order_ends_none(trio, monitor):
+    trio.meshes[1].close("it was done")
+    monitor.callback = lambda error: pytest.fail(str(error))
+    wait_until(lambda: monitor.poll() or 1 in trio.meshes[0].lost_peers, "the goodbye")
+    assert not monitor._store.failures
