@@ -233,10 +233,10 @@ FAULTS = [
     Fault(GROUP + "call_queue.py", "            state.started_at = None", "            pass", GROUPS, "a call that ended is shown as under way"),
     Fault(GROUP + "call_queue.py", "len(key) <= _HOST_FIELDS", "True", "gpu sdk/collectives/test_coalescing.py", "calls on device arrays are coalesced"),
     # State of a group
-    Fault(GROUP + "state.py", "            self.broadcast_abort()\n", "", FAILURE, "members are not told of a loss before this rank leaves"),
+    Fault(GROUP + "local_state.py", "            self.abort(failure)", "            pass", FAILURE, "members are not told of a loss before this rank leaves"),
     Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
     Fault(GROUP + "local_state.py", "not self.engine.lost_peers[rank].clean and", "", FAILURE, "a goodbye ends the group"),
-    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure = error", "            if True:\n                self.failure = error", FAILURE, "a later failure hides the first"),
+    Fault(GROUP + "state.py", "            if self.failure is None:\n                self.failure, ", "            if True:\n                self.failure, ", FAILURE, "a later failure hides the first"),
     Fault(GROUP + "local_state.py", "if own or isinstance(error, CollectiveTimeoutError):", "if own:", FAILURE, "members report our deadline as theirs"),
     Fault(GROUP + "local_state.py", "own = type(error) is DistBackendError or", "own =", GPU_FAILURE, "the rank whose library fails is not named"),
     Fault(GROUP + "local_state.py", "for rank in self.ranks if rank not in missing", "for rank in self.ranks if rank in missing", FAILURE, "an error says that the missing have arrived"),

@@ -225,6 +225,7 @@ class CallQueue:
         """
         state = self._state
         if state.failure is not None:
+            state.broadcast_abort()
             state.raise_if_failed()
         call, algorithm, stats, nbytes, backend = plan
         if nbytes is None:
@@ -303,6 +304,7 @@ class CallQueue:
                     self._worker.start()
                 self._queue.put(work)
         if failed:
+            self._state.broadcast_abort()
             self._state.raise_if_failed()
         return work
 

@@ -119,6 +119,7 @@ class LocalCommunicator(Communicator, FrameSink):
         Args:
             during: the call that finds out.
         """
+        self.state.broadcast_abort()
         self.state.raise_if_failed()
         error = self.peer_lost_error([member for member in range(self.size) if member != self.rank], during)
         if error is not None:

@@ -237,19 +237,20 @@ class LocalGroupState(GroupState):
 
     def abort(self, error: BaseException) -> None:
         """See GroupState."""
-        me = self._describe(self.engine.rank)
+        rank = self.engine.rank
         if isinstance(error, DistError):
             failure = error
         else:
-            text = f"{me} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
-            failure = GroupAbortedError(text, ranks=[self.global_rank(self.engine.rank)], group=self.name)
+            text = f"{self._describe(rank)} gave up {self._current_call()}: {type(error).__name__} {error}".rstrip()
+            failure = GroupAbortedError(text, ranks=[self.global_rank(rank)], group=self.name)
         sent = failure
         own = type(error) is DistBackendError or isinstance(error, DescriptorLimitError)  # not one that all ranks have
         if own or isinstance(error, CollectiveTimeoutError):
             details = failure.details()
             if own:
-                details.setdefault("ranks", [self.global_rank(self.engine.rank)])
-            sent = from_code(GroupAbortedError.code, f"{me} gave up: {failure.message}", **details)
+                details.setdefault("ranks", [self.global_rank(rank)])
+            text = f"{self._describe(rank)} gave up: {failure.message}"
+            sent = from_code(GroupAbortedError.code, text, **details)
         with interrupts_deferred():
             with self.engine.lock:
                 self._end(failure, sent)
@@ -264,7 +265,8 @@ class LocalGroupState(GroupState):
 
     def _end(self, failure: DistError, sent: DistError) -> None:
         """Record the failure, and send an error to the members unless they know. With the engine's lock held."""
-        self.fail(without_traceback(failure))
+        if self.failure is None:
+            self.fail(without_traceback(failure))
         if not self._abort_sent:
             self._abort_sent = True
             payload = json_text.encode(to_frame(sent))

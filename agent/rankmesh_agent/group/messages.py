@@ -97,6 +97,7 @@ class GroupMessages:
     def _begin(self, op: str, array: Array, rank: int, tag: int, options: Options) -> Transfer:
         state, transport = self.state, self.transport
         if state.failure is not None:
+            state.broadcast_abort()
             state.raise_if_failed()
         with state.engine.foreground():
             begin = transport.send if op == "send" else transport.receive
@@ -257,6 +258,7 @@ class PendingMessage:
                 del waiting[me]
         if transfer.done:
             return True
+        state.broadcast_abort()
         state.raise_if_failed()
         state.raise_if_peer_lost(partners, describe(self.record), any_will_do=True)
         if deadline is None:

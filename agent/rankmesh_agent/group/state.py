@@ -105,9 +105,8 @@ class GroupState(ABC):
         return None
 
     def raise_if_failed(self) -> None:
-        """Raise the first failure, if there was one. Without the lock: an abort may have to be sent first."""
+        """Raise the first failure, if there was one."""
         if self.failure is not None:
-            self.broadcast_abort()
             raise without_traceback(self.failure)
 
     def fail(self, error: DistError) -> None:
@@ -133,7 +132,10 @@ class GroupState(ABC):
         )
 
     def broadcast_abort(self) -> None:  # noqa: B027  # the agent of an attached process does
-        """Inform the members of the failure, unless they know. Without the lock."""
+        """Inform the members of the failure, if there is one and they do not know: this rank makes no call with them.
+
+        Without the lock. A call that fails half-way does so by ``abort``.
+        """
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:
