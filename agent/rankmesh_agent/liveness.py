@@ -125,15 +125,15 @@ class Liveness:
 
     def _call_back(self) -> None:
         """Call the user's function for the failures that are new."""
-        callback = self.callback
+        callback, world = self.callback, self.world
         if callback is None:
             return
         ends = {lost.rank: Goodbye(lost.cause, died=True) for lost in self._find()} | self._engine.lost_peers.copy()
         for rank in sorted(ends.keys() - self._called_back):
-            if rank in self.world.ranks and not ends[rank].clean:
+            if rank in world.ranks and not ends[rank].clean:
                 self._called_back.add(rank)
                 with self._engine.lock:
-                    error = self.world.state.loss_error(rank, ends[rank])
+                    error = world.state.loss_error(rank, ends[rank])
                 callback(error)
 
     def _end_store_waits(self) -> None:

@@ -95,7 +95,7 @@ class Rank:
         """Process what rank 1 has sent."""
         self.hostile.received = memoryview(b"".join(sent))
         if not self.ending():
-            self.engine._poller.marked.add(self.engine._peers[1])
+            self.engine._poller.due.add(self.engine._peers[1])
         for _ in range(3):
             self.engine.progress()
 

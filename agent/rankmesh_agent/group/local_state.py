@@ -70,19 +70,19 @@ class LocalGroupState(GroupState):
         self._lost_rank = -1
         self._lost_when = ""
         self.departed: dict[int, Goodbye] = {}
-        self._waiting: tuple[int, Callable[[], list[int]]] = -1, list
+        self._latest_wait: tuple[int, Callable[[], list[int]]] = -1, list
         """The latest wait: the number of its call, and what returns the group ranks that are missing."""
         self._asked = -1
-        self._early = Deadline(0)
+        self._ask_by = Deadline(0)
 
     def forget_wait(self) -> None:
         """Drop the reference to the latest wait, which keeps the group's shared memory mapped; no call is under way."""
-        self._waiting = -1, list
+        self._latest_wait = -1, list
 
     def check(self, missing: Callable[[], list[int]]) -> None:
         """See CallContext."""
         engine = self.engine
-        self._waiting = self.seq, missing
+        self._latest_wait = self.seq, missing
         engine.progress()
         self.raise_if_failed()
         if engine.closed:
@@ -108,7 +108,7 @@ class LocalGroupState(GroupState):
         """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
         if self.started_at is None:
             return []
-        seq, missing = self._waiting
+        seq, missing = self._latest_wait
         members = missing() if seq == self.seq else []
         ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
         return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
@@ -118,8 +118,8 @@ class LocalGroupState(GroupState):
     ) -> None:
         """See CallContext."""
         engine = self.engine
-        self._waiting = self.seq, missing
-        end, deadline = self._early, self.deadline
+        self._latest_wait = self.seq, missing
+        end, deadline = self._ask_by, self.deadline
         end.at = deadline.at - (ASK_SECONDS if deadline.seconds >= MIN_SECONDS else 0.0)
         while not engine.wait(ready, end, self._hopeless, idle):
             self.check(missing)
@@ -130,7 +130,7 @@ class LocalGroupState(GroupState):
         """Return whether the latest wait cannot end well. With the engine's lock held."""
         if self.failure is None and not self.engine.lost_peers and not self.departed:
             return False
-        return self.cannot_complete([self.ranks[member] for member in self._waiting[1]()])
+        return self.cannot_complete([self.ranks[member] for member in self._latest_wait[1]()])
 
     def raise_if_peer_lost(self, waiting_for: Sequence[int], during: str, *, any_will_do: bool = False) -> None:
         """Raise if a rank that is waited for is lost; where any of them will do, if all are."""

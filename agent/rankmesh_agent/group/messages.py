@@ -99,7 +99,7 @@ class GroupMessages:
         if state.failure is not None:
             state.broadcast_abort()
             state.raise_if_failed()
-        with state.engine.foreground():
+        with state.engine.lock_for_call():
             begin = transport.send if op == "send" else transport.receive
             # The view is link.as_bytes, written out: every message comes here.
             transfer = begin(rank, array.view(np.uint8).data, code_of(array.dtype), tag)

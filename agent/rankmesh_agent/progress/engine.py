@@ -206,7 +206,7 @@ class ProgressEngine:
                 if rank not in self.lost_peers and not self.closed:
                     self._update_events(peer)
                     if was_paused and not peer.paused:
-                        self._poller.marked.add(peer)
+                        self._poller.due.add(peer)
 
     # With the lock held
 
@@ -241,7 +241,7 @@ class ProgressEngine:
         if peer.outgoing and not queued and not peer.corked:
             self._update_events(peer)
             # A sleeping driver of shared memory waits for data only, not yet for room to send.
-            if peer in self._poller.shared:
+            if peer in self._poller.rings:
                 self._poller.wake_sleeper()
 
     def cancel_send(self, transfer: Transfer) -> tuple[int, Header] | None:
@@ -274,7 +274,7 @@ class ProgressEngine:
         if rank not in self.lost_peers:
             peer = self._peers[rank]
             peer.remote_reads.append(read)
-            self._poller.marked.add(peer)
+            self._poller.due.add(peer)
             self._poller.wake_sleeper()
 
     def cancel_remote_read(self, rank: int, group: int, seq: int) -> None:
@@ -324,7 +324,7 @@ class ProgressEngine:
 
     # Progress
 
-    def foreground(self) -> threading.RLock:
+    def lock_for_call(self) -> threading.RLock:
         """Return the lock, for a caller that begins messages: the background thread stays away for a while."""
         self.calls += 1  # before the lock is taken: the background thread, if it drives, then releases it
         return self.lock
@@ -337,7 +337,7 @@ class ProgressEngine:
         idle: Callable[[], object] | None = None,
     ) -> bool:
         """Wait, without the lock, until ``ready()``; see ``drive``."""
-        self.calls += 1  # see foreground
+        self.calls += 1  # see lock_for_call
         with self.lock:
             return self.drive(ready, deadline, hopeless, idle)
 
@@ -396,7 +396,7 @@ class ProgressEngine:
 
     def progress(self) -> None:
         """Move the bytes that can be moved now, without waiting."""
-        with self.foreground():
+        with self.lock_for_call():
             if not self.driven and not self.closed:
                 self.poll_once(0)
 
@@ -404,7 +404,7 @@ class ProgressEngine:
         """Sleep until a connection is ready, at most ``timeout`` seconds, and move its bytes. With the lock held."""
         self.polls += 1
         poller = self._poller
-        ready = poller.ready_peers() if poller.marked or poller.shared else []
+        ready = poller.ready_peers() if poller.due or poller.rings else []
         events: list[tuple[int, int]] = []
         if not ready and timeout:
             ready, events = poller.sleep(timeout)
@@ -419,7 +419,7 @@ class ProgressEngine:
                         os.eventfd_read(fd)
                 continue
             ended = bool(peer.paused and event & (select.EPOLLHUP | select.EPOLLERR))
-            if (poller.shared and not peer.connection.on_wakeup()) or ended:
+            if (poller.rings and not peer.connection.on_wakeup()) or ended:
                 poller.stop_polling(peer)
             if peer not in ready and not ended:
                 ready.append(peer)
@@ -434,7 +434,7 @@ class ProgressEngine:
     # One connection
 
     def _receive(self, peer: FramedConnection) -> None:
-        self._poller.marked.discard(peer)
+        self._poller.due.discard(peer)
         peer.corked = True
         try:
             more = peer.receive(self._sinks.sinks, self._sink_for)
@@ -453,7 +453,7 @@ class ProgressEngine:
         if peer.paused or peer.outgoing or peer.custom_events:
             self._poller.update(peer)
         if more or (peer.at_eof and not peer.paused):
-            self._poller.marked.add(peer)
+            self._poller.due.add(peer)
         if peer.remote_reads:
             self._read_remote(peer)
 
@@ -469,7 +469,7 @@ class ProgressEngine:
                     self._flush(peer)
         finally:  # after Ctrl-C the chunk is read again
             if peer.remote_reads and peer.rank not in self.lost_peers:
-                self._poller.marked.add(peer)
+                self._poller.due.add(peer)
 
     def _flush(self, peer: FramedConnection) -> None:
         if peer.rank in self.lost_peers:

@@ -32,8 +32,8 @@ class Poller:
 
     Attributes:
         peers: the connections that epoll reports, by file descriptor.
-        shared: the connections with bytes that epoll does not report: each sleep checks them first.
-        marked: the connections to turn to at the next poll, whatever epoll reports.
+        rings: the connections in shared memory, whose bytes epoll does not report: each sleep checks them first.
+        due: the connections to turn to at the next poll, whatever epoll reports.
         ends: reports the ends of connections alone, once each.
         wakeup_fd: the eventfd.
         asleep: whether a thread sleeps in ``poll``.
@@ -41,8 +41,8 @@ class Poller:
 
     def __init__(self, lock: threading.RLock, connections: Collection[FramedConnection], oversubscribed: bool) -> None:
         self.peers: dict[int, FramedConnection] = {}
-        self.shared: list[FramedConnection] = []
-        self.marked: set[FramedConnection] = set()
+        self.rings: list[FramedConnection] = []
+        self.due: set[FramedConnection] = set()
         with contextlib.ExitStack() as undo:
             self._epoll = undo.enter_context(select.epoll())
             self.ends = undo.enter_context(select.epoll())
@@ -66,9 +66,9 @@ class Poller:
         if connection.medium == "tcp":
             self._any_sockets, self._spins = True, _SPINS_WITH_POLL
             if connection.has_work(False):  # TLS: decrypted at the end of the handshake
-                self.marked.add(peer)
+                self.due.add(peer)
         else:
-            self.shared.append(peer)
+            self.rings.append(peer)
         fd = connection.fileno()
         self.peers[fd] = peer
         self._masks[fd] = connection.events(False)
@@ -91,9 +91,9 @@ class Poller:
     def forget(self, peer: FramedConnection) -> None:
         """Report nothing of a connection any more."""
         self.stop_polling(peer)
-        self.marked.discard(peer)
-        if peer in self.shared:
-            self.shared.remove(peer)
+        self.due.discard(peer)
+        if peer in self.rings:
+            self.rings.remove(peer)
 
     def update(self, peer: FramedConnection) -> None:
         """Report room to send while frames are queued, and no received bytes while the connection is paused."""
@@ -109,13 +109,13 @@ class Poller:
 
     def ready_peers(self) -> list[FramedConnection]:
         """Return the connections with work that epoll does not report."""
-        marked = self.marked
-        ready = [*marked] if marked else []
+        due = self.due
+        ready = [*due] if due else []
         ready += [
             peer
-            for peer in self.shared
+            for peer in self.rings
             if peer.connection.has_work(bool(peer.outgoing), not peer.paused)
-            and peer not in marked
+            and peer not in due
             and (peer.outgoing or not peer.paused)
         ]
         return ready
@@ -125,7 +125,7 @@ class Poller:
         # A sleep and a wakeup take longer than most messages: spin first.
         polling = self._any_sockets
         for turn in range(self._spins if core_contention.should_spin() else 0):
-            ready = self.ready_peers() if self.marked or self.shared else []
+            ready = self.ready_peers() if self.due or self.rings else []
             events = self.poll(0) if polling or turn % POLL_INTERVAL == 0 else []
             if ready or events:
                 return ready, events
@@ -134,11 +134,11 @@ class Poller:
         # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
         ready = [
             peer
-            for peer in self.shared
+            for peer in self.rings
             if not peer.connection.prepare_wait(bool(peer.outgoing), not peer.paused)
             and (peer.outgoing or not peer.paused)
         ]
-        return ready, self.poll(0 if ready or self.marked else timeout)
+        return ready, self.poll(0 if ready or self.due else timeout)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Return file descriptors and their events, after at most ``timeout`` seconds; releases the lock meanwhile."""
