@@ -336,7 +336,7 @@ FAULTS = [
     Fault("agent/rankmesh_agent/net/interrupts.py", "        if frames:", "        if False:", "sdk/launcher/test_multiprocessing.py agent/net/test_interrupts.py", "Ctrl-C during a start is lost"),
     Fault(LAUNCHER + "failure.py", "cause if cause is not None and self.has_failed(self.cause) else first", "first", LAUNCH, "the launcher reports the rank that exits first"),
     # Access without a token, and files
-    Fault("agent/rankmesh_agent/net/peer_credentials.py", "for row in rows if int(row[9])", "for row in rows", PEERS, "a closed connection counts as root's (/proc)"),
+    Fault("agent/rankmesh_agent/net/peer_credentials.py", "        if int(inode):", "        if True:", PEERS, "a closed connection counts as root's (/proc)"),
     Fault("agent/rankmesh_agent/net/peer_credentials.py", "    if uid not in (own, 0):", "    if False:", PEERS, "all users are served"),
     Fault("agent/rankmesh_agent/http/middleware.py", 'refusal is not None and scope["path"] not in OPEN_PATHS', "False", PEERS, "all paths are open to other users"),
     Fault(SESSIONS, "grant.role is Role.RUN and scope", "scope", LINK_CODE, "a link to read shows the stacks of ranks"),
