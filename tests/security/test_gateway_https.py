@@ -42,10 +42,10 @@ async def test_the_gateway_verifies_the_certificates_of_agents(tmp_path: Path):
         thread.start()
         try:
             url = f"https://127.0.0.1:{server.server_port}/v1/info"
-            reply = await AgentClient("secret").request("GET", url, job="train", seconds=20)
+            replies = await AgentClient("secret").request_all("GET", {0: url}, job="train", seconds=20)
         finally:
             server.shutdown()
             thread.join(30)
             assert not thread.is_alive()
-    assert not reply.ok
+    assert not replies[0].ok
     assert received == []
