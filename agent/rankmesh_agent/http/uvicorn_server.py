@@ -132,7 +132,7 @@ class EventDrivenServer(uvicorn.Server):
             admission.end()
             await self._loop.connect_accepted_socket(make, sock)
             return
-        context = None
+        context, accepted_at = None, admission.since
         if start.startswith(RECORD):
             context = await self._context()
             if context is None:
@@ -146,7 +146,7 @@ class EventDrivenServer(uvicorn.Server):
                 self._idle,
                 config=self.config,
                 server_state=self.server_state,
-                app_state=self.lifespan.state | ({"refusal": _refusal(sock)} if self._same_user else {}),
+                app_state=self.lifespan.state | ({"refusal": _refusal(sock, accepted_at)} if self._same_user else {}),
             )
 
         limit = None if context is None else HEAD_SECONDS
@@ -202,10 +202,10 @@ class EventDrivenServer(uvicorn.Server):
             loop.default_exception_handler(context)
 
 
-def _refusal(sock: socket.socket) -> DistError | None:
+def _refusal(sock: socket.socket, accepted_at: float) -> DistError | None:
     """Return why the requests of a connection are refused, None if they are not."""
     try:
-        check_peer(sock)
+        check_peer(sock, accepted_at)
     except PeerRefusedError as error:
         return error
     except OSError as error:

@@ -41,6 +41,9 @@ _LISTENERS_SECONDS = 1.0
 """Lifetime of the table of listening sockets; a port that it does not have is looked up again."""
 _listeners: tuple[float, dict[int, list[tuple[str, int]]]] = (float("-inf"), {})
 
+_tables: dict[str, tuple[float, str]] = {}
+"""The last reading of each table of connections, and when it began."""
+
 _log = logging.getLogger("rankmesh")
 _warn_at = 0.0
 
@@ -60,8 +63,13 @@ class PeerClosedError(PeerRefusedError):
     """The peer has closed the connection: its user is unknown, and there is no client to refuse."""
 
 
-def check_peer(sock: socket.socket) -> None:
+def check_peer(sock: socket.socket, since: float | None = None) -> None:
     """Check that the peer of a connection is a process of this user or of root.
+
+    Args:
+        sock: the connection.
+        since: when it was accepted, by the monotonic clock: a reading of the table since then suffices, so that many
+            connections share one. None for a new reading.
 
     Raises:
         PeerRefusedError: it is not, or that cannot be determined.
@@ -76,23 +84,26 @@ def check_peer(sock: socket.socket) -> None:
     except OSError as error:
         raise PeerClosedError("the connection is closed") from error
     try:
-        check_tcp_peer(peer, own, lambda: _is_closed(sock))
+        check_tcp_peer(peer, own, lambda: _is_closed(sock), since)
     except PeerRefusedError:
         if _is_closed(sock):
             raise PeerClosedError("the client has closed the connection") from None
         raise
 
 
-def check_tcp_peer(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool] = lambda: False) -> None:
+def check_tcp_peer(
+    peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool] = lambda: False, since: float | None = None
+) -> None:
     """Check that the peer of an open TCP connection is a process of this user or of root; see ``check_peer``.
 
     Args:
         peer: the peer's end of the connection.
         own: this end.
         is_closed: returns whether the peer has closed it.
+        since: see ``check_peer``.
     """
     try:
-        uid = _owner(peer, own, is_closed)
+        uid = _owner(peer, own, is_closed, since)
     except OSError as error:
         if is_exhausted(error):
             raise
@@ -200,7 +211,7 @@ def _unmapped_uid() -> int | None:
         return None
 
 
-def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool]) -> int | None:
+def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool], since: float | None) -> int | None:
     """Return the user id of the process that has a socket open; None if no process has.
 
     A closed socket is looked up once: a server that looked longer for clients without patience would serve no other
@@ -210,19 +221,21 @@ def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool]) -> int 
         peer: the socket's own address.
         own: the address of its peer.
         is_closed: returns whether it has been closed.
+        since: see ``check_peer``.
 
     Raises:
         OSError: the table cannot be read.
     """
     near, far = _packed(peer[0]), _packed(own[0])
     for _ in range(_LOOKS):
+        since, wanted = None, time.monotonic() if since is None else since
         if len(near) != _IPV6_BYTES:
-            uid = _look_up_in("/proc/net/tcp", (near, far), peer[1], own[1])
+            uid = _look_up_in("/proc/net/tcp", wanted, (near, far), peer[1], own[1])
             if uid is not None:
                 return uid
         with contextlib.suppress(FileNotFoundError):  # this host has no IPv6
             addresses = (near, far) if len(near) == _IPV6_BYTES else (_MAPPED + near, _MAPPED + far)
-            uid = _look_up_in("/proc/net/tcp6", addresses, peer[1], own[1])
+            uid = _look_up_in("/proc/net/tcp6", wanted, addresses, peer[1], own[1])
             if uid is not None:
                 return uid
         if is_closed():
@@ -230,10 +243,14 @@ def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool]) -> int 
     return None
 
 
-def _look_up_in(path: str, addresses: tuple[bytes, bytes], *ports: int) -> int | None:
+def _look_up_in(path: str, since: float, addresses: tuple[bytes, bytes], *ports: int) -> int | None:
     near, far = (f"{_words(address)}:{port:04X}" for address, port in zip(addresses, ports, strict=True))
-    with open(path) as file:
-        table = file.read()  # thousands of lines, most of connections that have ended
+    read, table = _tables.get(path, (float("-inf"), ""))
+    if read < since:
+        read = time.monotonic()
+        with open(path) as file:
+            table = file.read()  # the kernel takes 10 ms for some thousand lines, most of connections that have ended
+        _tables[path] = read, table
     at = table.find(pair := f" {near} {far} ")
     while at >= 0:
         _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()

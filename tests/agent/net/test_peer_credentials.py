@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -99,6 +101,22 @@ def test_a_connection_that_is_closed_is_looked_up_once(monkeypatch: pytest.Monke
             with pytest.raises(PeerRefusedError, match="the client has closed"):
                 check_peer(accepted)
             assert len(looks) == 2
+
+
+def test_connections_share_a_reading_that_is_younger_than_they():
+    with listen("127.0.0.1") as listener, contextlib.ExitStack() as stack:
+        accepted = []
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+            accepted.append(stack.enter_context(listener.accept()[0]))
+        since, readings = time.monotonic(), set()
+        for sock in accepted:
+            check_peer(sock, since)
+            readings.add(peer_credentials._tables["/proc/net/tcp"][0])
+        assert len(readings) == 1
+        stack.enter_context(socket.create_connection(listener.getsockname()))
+        check_peer(stack.enter_context(listener.accept()[0]), time.monotonic())
+        assert peer_credentials._tables["/proc/net/tcp"][0] > max(readings)
 
 
 def test_a_socket_that_listens_at_the_peers_address():
