@@ -42,7 +42,7 @@ _NOT_CONNECTED = "it could not connect to its peers"
 
 @dataclass
 class JoinTerms:
-    """How a process joins a job.
+    """Parameters of a process's join.
 
     Attributes:
         rank: its rank, UNASSIGNED (-1) to have one assigned.

@@ -29,7 +29,7 @@ _READ_SECONDS = 0.02
 """Interval of the attempts to read the end of a connection: a thread that drives the engine may stop just before it."""
 _NEVER = float("inf")
 _MAX_PASSED_ON = 64
-"""Lost ranks of which a rank tells others. The first ones matter: they end the calls of all."""
+"""Maximum number of lost ranks that a rank reports to its peers. The first reports already end all calls."""
 _NAMED = 4
 """Maximum number of ranks in a message."""
 

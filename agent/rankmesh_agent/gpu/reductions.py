@@ -1,4 +1,4 @@
-"""Which reductions NCCL performs, and how."""
+"""Table of the reductions that NCCL performs, with NCCL's operation and element type of each."""
 
 from __future__ import annotations
 

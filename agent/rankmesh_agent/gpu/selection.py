@@ -28,7 +28,7 @@ SHARING_VERSION = 23_000
 
 
 class _Capabilities(NamedTuple):
-    """Facts that one rank tells the others.
+    """Capabilities of a rank, which it sends to the other ranks.
 
     Attributes:
         gpu: the GPU of its arrays, equal for ranks that share it.
@@ -137,7 +137,7 @@ class GpuBackendSelector:
         return _Capabilities(runtime.gpu_id(device), no_nccl, shares)
 
     def _capabilities_of(self, device: int, peer: int) -> _Capabilities:
-        """Return the capabilities of another rank, from a message unless all ranks have told theirs."""
+        """Return the capabilities of another rank; receive them in a message unless a collective has exchanged all."""
         if self._known:
             return self._known[peer]
         deadline = Deadline(self._host.timeout)

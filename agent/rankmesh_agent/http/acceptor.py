@@ -1,7 +1,7 @@
 """Acceptor of a port: the first bytes of a connection name the server that gets it, a service's or that of HTTP.
 
-It needs neither an event loop nor a framework. So a rank gets its diagnosis also from a process that imports something
-for seconds, and a rank that nobody asks over HTTP imports nothing.
+It needs neither an event loop nor a framework. So a process that imports something for seconds answers a request for
+its snapshot, and a rank without HTTP clients does not import the framework.
 """
 
 from __future__ import annotations

@@ -43,12 +43,12 @@ class PackedBuffer:
 
     @property
     def uniform(self) -> bool:
-        """Whether all arrays have the same size."""
+        """True if all arrays have the same size."""
         return len(set(self.counts)) == 1
 
     @property
     def is_copy(self) -> bool:
-        """Whether the memory is a copy."""
+        """True if the memory is a copy."""
         return self._copy is not None
 
     def pack(self) -> PackedBuffer:

@@ -33,7 +33,7 @@ class ActiveLease:
         on_end: called with the reason when the lease has ended.
 
     Attributes:
-        lease: the lease; nobody chooses its id, so nobody can name another's.
+        lease: the lease; its id is random, so a client cannot guess that of another client.
         joining: the Agent, done when the job's world is complete or the join has failed: with a LeaseEndedError if the
             lease was released meanwhile, or a DistNetworkError, as of Agent.
         agent: the Agent while it is in the job.

@@ -172,7 +172,7 @@ class StoreClient(Store):
     """
 
     returns = False
-    """Whether calls wait for a server that is away: it is started again."""
+    """True if calls wait for a server that is away, because it is started again."""
 
     def __init__(
         self, url: str, token: str = "", store: bytes = store_frames.NO_STORE_ID, unix_socket: str = ""

@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 4000
 
 
 class Goodbye(NamedTuple):
-    """How and why a rank leaves, or has ended without a word, as others notice.
+    """End of a rank: the GOODBYE that it sends when it leaves, or the loss that its peers detect.
 
     Attributes:
         reason: why, for the errors of ranks that wait for it; may be empty. Without a word: the connection's error.
@@ -42,7 +42,7 @@ class Goodbye(NamedTuple):
 
     @property
     def clean(self) -> bool:
-        """Whether the rank has left in order: only waits that need it end."""
+        """True if the rank has left in order: only waits that need it end."""
         return not (self.died or self.raised)
 
     def encode(self) -> tuple[int, bytes]:

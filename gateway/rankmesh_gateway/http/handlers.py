@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Services:
-    """What the gateway's endpoints are functions of."""
+    """Parts of the gateway that handlers use: the first argument of each."""
 
     registry: Registry
     stores: JobStores

@@ -115,7 +115,7 @@ class TensorIO:
             raise InvalidCallError(
                 "the array to receive is unknown: give ?dtype=float32&shape=2,3, or send an array like it as the body"
             )
-        self._is_npy = RAW not in (self._media_type(), self._request.headers.get("accept", ""))
+        self._is_npy = self._media_type() != RAW and RAW not in self._request.headers.get("accept", "")
         return self.allocate(self._shape, self._dtype)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
