@@ -11,10 +11,11 @@ import numpy as np
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.object_records import MIN_TAG
 from rankmesh_agent.wire.ops import OpType
 
-_TAGS = -(1 << 63)
-"""First tag of the messages; users' messages hardly have it."""
+_TAGS = MIN_TAG - 4
+"""First tag of the messages, behind those of objects: a receive of objects from any rank matches none of them."""
 _BYTE = np.dtype(np.uint8)
 
 
