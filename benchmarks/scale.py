@@ -39,6 +39,7 @@ CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
 _HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
 _KEPT_BYTES = 8 << 10
+_connecting = asyncio.Semaphore(64)
 _TOKEN = secrets.token_hex(16)
 """Without one, the gateway looks for the user of each connection in a table of all of them."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -137,7 +138,8 @@ class Rank:
         loop = asyncio.get_running_loop()
         assert self.url.hostname is not None
         assert self.url.port is not None
-        _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
+        async with _connecting:  # a process apart would send its request at once
+            _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()

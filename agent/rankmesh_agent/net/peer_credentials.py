@@ -11,6 +11,7 @@ With a token, a client sends it without TLS within its host, after it has looked
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import select
@@ -141,7 +142,8 @@ def _read_listeners() -> dict[int, list[tuple[str, int]]]:
     found: dict[int, list[tuple[str, int]]] = {}
     for path in ("/proc/net/tcp", "/proc/net/tcp6") * 2:  # a reading may miss a row, as of connections
         with contextlib.suppress(OSError), open(path) as table:  # another system, or without IPv6
-            for row in (line.split() for line in table if _LISTENS in line):
+            next(table, None)  # the header; then come the listening sockets, before thousands of connections
+            for row in map(str.split, itertools.takewhile(lambda line: _LISTENS in line, table)):
                 address, _, port = row[1].partition(":")
                 found.setdefault(int(port, 16), []).append((address, int(row[7])))
     return found

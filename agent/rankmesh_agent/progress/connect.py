@@ -36,10 +36,11 @@ _MAX_NAMED = 4
 """Ranks named in an error about settings."""
 _SLICE_SECONDS = 0.1
 """Maximum duration of one sleep: timeouts are checked between two sleeps."""
-_STALLED_SECONDS = 0.5
-"""Seconds without a new connection after which it is checked whether a member has left."""
-_MAX_UNANSWERED = 3
-"""Checks in a row that the gateway does not answer after which it counts as gone, with the rank that hosts it."""
+_STALLED_SECONDS, _MAX_STALLED_SECONDS = 0.5, 4.0
+"""Seconds without a new connection after which it is checked whether a member has left: twice as long after each check,
+for where a hundred ranks start on a few cores, they keep the gateway from answering."""
+_SILENT_SECONDS = 30.0
+"""Seconds without an answer of the gateway after which it counts as gone, with the rank that hosts it."""
 _ATTEMPT_SECONDS = 10.0
 """Timeout of one address, if the peer has several."""
 
@@ -128,8 +129,8 @@ class Connector:
         Args:
             ranks: the neighbours.
             deadline: deadline of all connections.
-            raise_if_left: raises if a member has left, and returns whether the gateway answers; called every
-                _STALLED_SECONDS while no connection is made.
+            raise_if_left: raises if a member has left, and returns whether the gateway answers; called while no
+                connection is made, at growing intervals.
             leave: called with the error that ends the attempt, before connections are closed; returns the goodbye for
                 the peers that are connected.
 
@@ -140,7 +141,8 @@ class Connector:
             NoSharedMemoryError: this process has no room for shared memory, and no other transport is allowed.
         """
         check_settings(sorted([self._me, *self._members.values()], key=lambda member: member.rank))
-        made, unanswered, stalled = 0, 0, Deadline(_STALLED_SECONDS)
+        made, seconds, answered_at = 0, _STALLED_SECONDS, time.monotonic()
+        stalled = Deadline(seconds)
         try:
             for rank in ranks:
                 if rank < self._me.rank:
@@ -152,12 +154,14 @@ class Connector:
                 for error in self.failures.values():
                     raise error
                 if len(self.connections) > made:
-                    made, stalled = len(self.connections), Deadline(_STALLED_SECONDS)
+                    made, stalled, answered_at = len(self.connections), Deadline(seconds), time.monotonic()
                 elif stalled.expired():
-                    unanswered = 0 if raise_if_left() else unanswered + 1
-                    if unanswered >= _MAX_UNANSWERED:
+                    if raise_if_left():
+                        answered_at = time.monotonic()
+                    elif time.monotonic() - answered_at > _SILENT_SECONDS:
                         raise self._stalled_error(missing)
-                    stalled = Deadline(_STALLED_SECONDS)
+                    seconds = min(2 * seconds, _MAX_STALLED_SECONDS)
+                    stalled = Deadline(seconds)
         except BaseException as error:
             try:
                 if isinstance(error, AuthenticationError):

@@ -157,6 +157,30 @@ def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
         assert descriptors() <= before
 
 
+@pytest.mark.parametrize(("answers", "names_the_gateway"), [(False, True), (True, False)])
+def test_a_gateway_that_is_slow_to_answer_counts_as_gone_after_a_while_only(
+    answers: bool, names_the_gateway: bool, silent_address: str, monkeypatch
+) -> None:
+    """A hundred ranks that start on a few cores keep it busy for longer than the time limit of a request."""
+    monkeypatch.setattr(connect_module, "_STALLED_SECONDS", 0.02)
+    monkeypatch.setattr(connect_module, "_MAX_STALLED_SECONDS", 0.08)
+    monkeypatch.setattr(connect_module, "_SILENT_SECONDS", 0.5)
+    checks: list[float] = []
+
+    def raise_if_left() -> bool:
+        checks.append(time.monotonic())
+        return answers
+
+    with listening(2, transport_named("segment")) as ranks:
+        members = [replace(ranks.members[0], addresses=[silent_address]), ranks.members[1]]
+        connector = Connector(members[1], members, EPOCH, ranks.listeners[1], lambda peer: ranks.transport)
+        text = reason(lambda: connector.connect([0], Deadline(1.5), raise_if_left))
+    assert ("the gateway does not answer any more" in text) == names_the_gateway
+    assert "rank 0" in text
+    assert checks[-1] - checks[0] > 0.3, "it had time"
+    assert len(checks) < 40, "checks at growing intervals leave the gateway time for others"
+
+
 def test_the_address_that_answers_is_taken(unused_address: str, silent_address: str, monkeypatch) -> None:
     monkeypatch.setattr(connect_module, "_ATTEMPT_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
