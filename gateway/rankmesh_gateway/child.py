@@ -59,7 +59,7 @@ def main() -> int:
     )
     gateway = Gateway(http, settings, credentials, names=[*options["names"], *http.names])
     registry = gateway.registry
-    registry.id = options["id"]
+    registry.id, registry.hosted = options["id"], True
     wakes: SimpleQueue[str] = SimpleQueue()
     threading.Thread(target=_await_host, args=(wakes,), name="rankmesh-host", daemon=True).start()
     here = _LocalProcesses(registry, options["shm_dir"])

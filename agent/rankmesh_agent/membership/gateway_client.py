@@ -25,6 +25,7 @@ from rankmesh_agent.wire.schemas import (
     NO_HEARTBEAT,
     AgentLeave,
     EpochRequest,
+    GatewayHealth,
     Leave,
     Member,
     MembersRequest,
@@ -209,13 +210,16 @@ class GatewayClient:
         )
 
 
+def gateway_health(url: str, timeout: float = 2.0) -> GatewayHealth | None:
+    """Return the health of the RankMesh gateway at ``url``, None if none answers within ``timeout`` seconds."""
+    with contextlib.closing(HttpClient()) as http:
+        try:
+            return json_text.read(GatewayHealth, http.request("GET", f"{url}/health", timeout=timeout).body)
+        except (NoResponseError, ValueError, TypeError):
+            return None
+
+
 def gateway_id(url: str, timeout: float = 2.0) -> str | None:
     """Return the random id of the RankMesh gateway at ``url``, None if none answers within ``timeout`` seconds."""
-    http = HttpClient()
-    try:
-        health = http.request("GET", f"{url}/health", timeout=timeout).json()
-        return str(health["id"]) if health["service"] == "rankmesh-gateway" else None
-    except (NoResponseError, ValueError, KeyError, TypeError):
-        return None
-    finally:
-        http.close()
+    health = gateway_health(url, timeout)
+    return None if health is None else health.id

@@ -256,11 +256,11 @@ class FramedStream:
         """
         try:
             return handshake.run(seconds)
-        except TimeoutError:
-            raise StreamTimeoutError("it has not completed the handshake") from None
         except TlsError as error:
             raise ProtocolError(str(error)) from error
         except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # the kernel's is of a host that has vanished
+                raise StreamTimeoutError("it has not completed the handshake") from None
             raise StreamClosedError(error.strerror or str(error)) from error
         finally:
             self.sock = handshake.sock

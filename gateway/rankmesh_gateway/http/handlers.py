@@ -240,7 +240,7 @@ def health(services: Services) -> GatewayHealth:
     """Return the gateway's id, and the number of live jobs and ranks."""
     registry = services.registry
     jobs, ranks = registry.counts()
-    return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks)
+    return GatewayHealth("ok", "rankmesh-gateway", registry.id, __version__, jobs, ranks, registry.hosted)
 
 
 def livez(_: Services) -> Done:

@@ -82,6 +82,7 @@ class Registry:
 
     Attributes:
         id: random name of this registry, which identifies the gateway process.
+        hosted: whether a rank has started the gateway.
         agents: the standalone agents.
         launchers: the launchers of jobs on several nodes.
         events: the event log.
@@ -92,6 +93,7 @@ class Registry:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.id = secrets.token_hex(8)
+        self.hosted = False
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}

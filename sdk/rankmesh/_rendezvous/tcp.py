@@ -13,12 +13,16 @@ from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
 
+_ANSWER_SECONDS = (2.0, 4.0, 8.0)
+"""Time limits of the answers of a server that has the address."""
+
 
 class TcpLocator(GatewayLocator):
     """Rank 0 starts the gateway, or without ranks the first process of that host to bind the address.
 
     Several jobs with different names may share an address, and the gateway that the first one starts. Should that fail,
-    an eligible process of another job starts the next one, and the ranks' heartbeats restore its registry.
+    an eligible process of another job starts the next one, and the ranks' heartbeats restore its registry. The next one
+    of a gateway that is a service is its operator's to start: it has the stores.
 
     Args:
         host: the gateway's host; without a rank, an address of one particular host.
@@ -38,11 +42,7 @@ class TcpLocator(GatewayLocator):
         self._url = url_for(host, port)
         if rank == 0:
             self._may_serve = True
-            try:
-                self._serve()
-            except DistNetworkError:
-                if not self._is_reachable():
-                    self._serve()  # a gateway that was shutting down held the port
+            self._serve_or_find()
         else:
             self._may_serve = rank == UNASSIGNED and _is_local_address(host)
             if self._may_serve:
@@ -57,6 +57,19 @@ class TcpLocator(GatewayLocator):
                 self._serve_unless_reachable()
         return self._url
 
+    def _serve_or_find(self) -> None:
+        """Start the gateway, unless another process has; one that begins or ends may take its time to answer."""
+        failure: DistNetworkError | None = None
+        for seconds in _ANSWER_SECONDS:
+            try:
+                return self._serve()
+            except DistNetworkError as error:
+                failure = error
+            if self._is_reachable(seconds):
+                return None
+        assert failure is not None
+        raise failure
+
     def _serve_unless_reachable(self) -> None:
         if self._hosted is None and not self._is_reachable():
             self._serve()
@@ -67,10 +80,13 @@ class TcpLocator(GatewayLocator):
         if self._port == 0:
             self._url = self._hosted.address.url
 
-    def _is_reachable(self) -> bool:
-        from rankmesh_agent.membership.gateway_client import gateway_id
+    def _is_reachable(self, seconds: float = _ANSWER_SECONDS[0]) -> bool:
+        from rankmesh_agent.membership.gateway_client import gateway_health
 
-        return self._port != 0 and gateway_id(self._url) is not None
+        health = gateway_health(self._url, seconds) if self._port else None
+        if health is not None:
+            self._may_serve = self._may_serve and health.hosted  # a service: its operator starts the next one
+        return health is not None
 
 
 def _is_local_address(host: str) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
 from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net.handshake import Handshake, accept
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.wire.errors import AuthenticationError
 from rankmesh_agent.wire.hello import (
     WELCOME_BYTES,
@@ -100,3 +103,17 @@ def test_a_refusal(ends, caplog, monkeypatch):
 def test_a_time_limit_of_the_whole_handshake(ends):
     with pytest.raises(TimeoutError, match=r"not complete after 0\.05 s"):
         connecting_with(ends[0], "secret").run(0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (TimeoutError("the handshake is not complete"), StreamTimeoutError),
+        (OSError(errno.ETIMEDOUT, "Connection timed out"), StreamClosedError),
+    ],
+)
+def test_a_host_that_vanishes_breaks_the_connection_and_is_no_time_limit(ends, error, raised, monkeypatch):
+    """A call of the store is then made over another connection: the host may be back."""
+    monkeypatch.setattr(Handshake, "run", Mock(side_effect=error))
+    with pytest.raises(raised):
+        FramedStream(ends[0]).greet(connecting_with(ends[0], "secret"), 10.0)

@@ -27,7 +27,7 @@ async def test_health(direct, registry, ask):
     del direct.headers["Authorization"]
     health = {"status": "ok", "service": "rankmesh-gateway", "id": registry.id, "version": __version__}
     for path, document in {
-        "/health": {**health, "jobs": 1, "ranks": 1},
+        "/health": {**health, "jobs": 1, "ranks": 1, "hosted": False},
         "/livez": {"ok": True},
         "/readyz": {"ok": True},
     }.items():

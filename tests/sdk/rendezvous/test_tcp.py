@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import pytest
@@ -9,8 +10,12 @@ from support.processes import free_port, plain_http_server
 
 from rankmesh._rendezvous.tcp import TcpLocator
 from rankmesh_agent.config.settings import Settings
+from rankmesh_agent.http.server import HttpServer
+from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 from rankmesh_agent.wire.schemas import UNASSIGNED
+from rankmesh_gateway.http.app import create_app
+from rankmesh_gateway.state.registry import Registry
 
 HERE = "127.0.0.1"
 
@@ -50,6 +55,20 @@ def test_a_gateway_whose_host_ended_is_taken_over(opened, settings, answers, ran
     assert heir.find() == url
     assert heir._hosted is not None
     assert answers(url)
+
+
+@pytest.mark.parametrize("rank", [0, UNASSIGNED])
+def test_a_gateway_that_is_a_service_is_not_taken_over(opened, settings, answers, rank):
+    """Its operator starts the next one, at this address, and with the stores of the last one."""
+    listener = bind(HERE, 0, purpose="the test has a gateway")
+    server, url, port = HttpServer(listener, "gateway"), url_of(listener), listener.getsockname()[1]
+    server.start(lambda: create_app(Registry()))
+    with contextlib.closing(server):
+        locator = opened(TcpLocator, HERE, port, rank, settings)
+        assert locator.find() == url
+    for _ in range(2):
+        assert locator.find() == url
+    assert not answers(url)
 
 
 def test_port_0_is_any_free_port(opened, settings, answers):

@@ -309,7 +309,10 @@ class RankInfo:
 
 @dataclass
 class GatewayHealth:
-    """The gateway's health. ``id`` is random for each gateway process."""
+    """The gateway's health.
+
+    ``id`` is random for each gateway process. ``hosted``: a rank has started it, and a rank may start the next one.
+    """
 
     status: Literal["ok"]
     service: Literal["rankmesh-gateway"]
@@ -317,6 +320,7 @@ class GatewayHealth:
     version: str
     jobs: Integer
     ranks: Integer
+    hosted: bool = False
 
 
 @dataclass
