@@ -28,6 +28,9 @@ from rankmesh_agent.wire.stats import OpStats
 
 Array = np.ndarray[Any, Any]
 _Key = tuple[Any, ...]
+_TIMEOUT_TYPES = frozenset((float, int, timedelta))
+_MAX_TIMEOUTS = 64
+"""Number of different timeouts whose options are kept."""
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ALL_REDUCE, _REDUCE, _BROADCAST, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
     OpType.ALL_REDUCE,
@@ -74,6 +77,7 @@ class Communicator(ABC):
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
         self.default_options = Options(timeout)
+        self._options_within: dict[timedelta | float, Options] = {}
         self.recording = False
 
     @property
@@ -92,6 +96,20 @@ class Communicator(ABC):
             ValueError: it is negative or NaN.
         """
         self.default_options = Options(seconds_of(timeout, self.timeout))
+
+    def options_within(self, timeout: timedelta | float) -> Options:
+        """Return the options of a synchronous call with a timeout and without any others of its own.
+
+        Raises:
+            TypeError, ValueError: see set_timeout.
+        """
+        keeps = type(timeout) in _TIMEOUT_TYPES  # others may not be hashable, or may change
+        options = self._options_within.get(timeout) if keeps else None
+        if options is None:
+            options = Options(seconds_of(timeout, self.timeout))
+            if keeps and len(self._options_within) < _MAX_TIMEOUTS:
+                self._options_within[timeout] = options
+        return options
 
     @property
     def failure(self) -> DistError | None:
