@@ -11,7 +11,7 @@ import queue
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
 from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
-from rankmesh_agent.group.work import QueuedWork, Work
+from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
@@ -61,11 +61,17 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _QueuedCall:
-    """A call in the queue: the call, when it was queued, its bytes, and whether it has left the queue."""
+    """A call in the queue: the call, when it was queued, its bytes, its Work, and whether it has begun.
+
+    Attributes:
+        execute: executes the call in the worker thread.
+    """
 
     call: Call
     since: float
     nbytes: int
+    work: Work
+    execute: Callable[[], None]
     started: bool = False
 
 
@@ -84,7 +90,7 @@ class CallQueue:
         self._plans: dict[Any, Plan] = {}
         self._op_stats: dict[str, OpStats] = {}
         self._turn = threading.Lock()
-        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._queued: deque[_QueuedCall] = deque()
         self._worker: threading.Thread | None = None  # runs the queued calls
         self._latest: threading.Thread | None = None  # the last one that did; `_release` may have let it go
@@ -280,20 +286,17 @@ class CallQueue:
         self._queued.clear()
         self._worker = self._latest = self._batch = self._batch_thread = None
 
-    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
+    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work:
         plan = self.plan(key)
-        queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments))
 
-        def run() -> None:
-            with self._turn:
-                queued.started = True
-                if work.claim():
-                    until = options.deadline
-                    given = options if until is None else options._replace(timeout=until.remaining())
-                    # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
-                    self.execute(self.plan(key), arguments, given)
+        def execute() -> None:
+            until = options.deadline
+            given = options if until is None else options._replace(timeout=until.remaining())
+            # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
+            self.execute(self.plan(key), arguments, given)
 
-        work = QueuedWork(run, options.result, plan.call.name, lambda: self._worker, self._release)
+        work = Work(plan.call.name, options.result, Future(lambda: self._worker, self._release))
+        queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments), work, execute)
         with self._state.lock:  # close() takes it, too: no call is queued behind its end mark
             failed = self._state.failure is not None
             if not failed:
@@ -302,7 +305,7 @@ class CallQueue:
                     name = f"rankmesh-{self._state.name}"
                     self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
                     self._worker.start()
-                self._queue.put(work)
+                self._queue.put(queued)
         if failed:
             self._state.broadcast_abort()
             self._state.raise_if_failed()
@@ -310,14 +313,29 @@ class CallQueue:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        while (work := self._queue.get()) is not None:
-            work.run(self._queued.popleft)
-            del work  # releases the user's arrays now, not when the next call comes
+        while (queued := self._queue.get()) is not None:
+            self._run(queued)
+            del queued  # releases the user's arrays now, not when the next call comes
             if self._worker is not me:
                 with self._state.lock:
                     self._worker = self._worker or me
                 if self._worker is not me:
                     return  # another worker was started while a callback held this one
+
+    def _run(self, queued: _QueuedCall) -> None:
+        """Execute a call in the worker thread, unless it was withdrawn; it has left the queue when its callbacks run."""
+        work = queued.work
+        try:
+            with self._turn:
+                queued.started = True
+                if work.claim():
+                    queued.execute()
+        except BaseException as error:
+            self._queued.popleft()
+            work.end(error)
+        else:
+            self._queued.popleft()
+            work.end(None)
 
     def _release(self) -> bool:
         """Let this thread, the worker, go if the queue is empty; return whether the thread holds up no call."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.group.work import Future, Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import OpType
 
 
@@ -30,23 +30,15 @@ class RecordedCall(NamedTuple):
 class BatchedWork(Work):
     """Work of an asynchronous call in a batch; the caller waits for the batch instead."""
 
-    def _refuse(self) -> NoReturn:
+    message = None
+    __repr__ = object.__repr__
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def _future(self) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("this call is part of a batch: wait for the batch, not for its calls")
-
-    def is_completed(self) -> bool:
-        self._refuse()
-
-    def exception(self) -> BaseException | None:
-        self._refuse()
-
-    def wait(self, timeout: Any = None) -> bool:
-        self._refuse()
-
-    def result(self) -> list[Any]:
-        self._refuse()
-
-    def get_future(self) -> Future:
-        self._refuse()
 
 
 def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:

@@ -92,6 +92,7 @@ def test_reductions_of_one_array_stay_one_after_the_other() -> None:
     "ask",
     [
         BatchedWork.wait,
+        BatchedWork.get_future_result,
         BatchedWork.is_completed,
         BatchedWork.is_success,
         BatchedWork.exception,
