@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
 from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
@@ -30,8 +29,6 @@ from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 _MAX_PLANS = 1024
-_HOST_FIELDS = 7
-"""Fields of the key of a call on arrays in host memory; the eighth is the device otherwise."""
 _JOIN_SECONDS = 5.0
 """Time limit of ``close`` for the worker: the failure ends its call, but a callback may run."""
 _PREMULTIPLIED = ReduceOp.PREMUL_SUM
@@ -94,8 +91,6 @@ class CallQueue:
         self._queued: deque[_QueuedCall] = deque()
         self._worker: threading.Thread | None = None  # runs the queued calls
         self._latest: threading.Thread | None = None  # the last one that did; `_release` may have let it go
-        self._batch: list[RecordedCall] | None = None
-        self._batch_thread: threading.Thread | None = None
 
     @property
     def backend(self) -> Backend:
@@ -110,31 +105,33 @@ class CallQueue:
         self._backends[backend.device] = backend
         self._plans.clear()
 
-    def submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+    def submit(
+        self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options, *, launches: bool = False
+    ) -> Work | None:
         """Execute a call now, or queue it behind the others.
 
         Args:
             key: the fields of its Call, equal at all ranks; a key that was used before has its plan already.
             arguments: the algorithm's.
             options: see Options.
+            launches: the call only launches work, on a GPU: also an asynchronous one is executed now, if it is the only
+                one.
+
+        Returns:
+            The Work of an asynchronous call that is queued.
 
         Raises:
             TypeError: the reduction is not defined for the dtype.
         """
-        if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
-            self.plan(key)
-            self._batch.append(RecordedCall(key, arguments, options))
-            return BatchedWork() if options.async_op else None
-        if not options.async_op:
-            if self._worker is not None and threading.current_thread() is self._worker:
-                name = self.plan(key).call.name
-                raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
-            if not self._queued and self._turn.acquire(False):  # execute_if_idle, without the call
-                try:
-                    self.execute(self._plans.get(key) or self.plan(key), arguments, options)
-                finally:
-                    self._turn.release()
-                return None
+        if not options.async_op and self._worker is not None and threading.current_thread() is self._worker:
+            name = self.plan(key).call.name
+            raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
+        if (launches or not options.async_op) and not self._queued and self._turn.acquire(False):
+            try:
+                self.execute(self._plans.get(key) or self.plan(key), arguments, options)
+            finally:
+                self._turn.release()
+            return None
         work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
@@ -144,38 +141,6 @@ class CallQueue:
             self._state.abort(error)  # the worker must not go on with the caller's array
             raise
         return None
-
-    def execute_if_idle(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> bool:
-        """Execute a call in this thread unless another one is under way or queued; return whether it was executed."""
-        if self._queued or not self._turn.acquire(False):
-            return False
-        try:
-            self.execute(self._plans.get(key) or self.plan(key), arguments, options)
-        finally:
-            self._turn.release()
-        return True
-
-    @property
-    def batching(self) -> bool:
-        """True if this thread's calls are being recorded."""
-        return self._batch is not None and threading.current_thread() is self._batch_thread
-
-    def open_batch(self) -> None:
-        """Record this thread's calls from now on.
-
-        Raises:
-            RuntimeError: a batch is open.
-        """
-        if self._batch is not None:
-            raise RuntimeError(
-                f"a batch is already open for group {self._state.name!r}; batches of a group do not nest"
-            )
-        self._batch, self._batch_thread = [], threading.current_thread()
-
-    def close_batch(self) -> list[RecordedCall]:
-        """Stop recording; return the recorded calls, to be submitted or dropped."""
-        recorded, self._batch, self._batch_thread = self._batch or [], None, None
-        return recorded
 
     def plan(self, key: tuple[Any, ...], algorithm: Algorithm | None = None) -> Plan:
         """Return the plan of the calls with a key; validate and plan the first of them.
@@ -284,7 +249,7 @@ class CallQueue:
         """Forget the worker and its calls in a forked child, which has no such thread."""
         reset_lock(self._turn)
         self._queued.clear()
-        self._worker = self._latest = self._batch = self._batch_thread = None
+        self._worker = self._latest = None
 
     def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work:
         plan = self.plan(key)
@@ -323,7 +288,7 @@ class CallQueue:
                     return  # another worker was started while a callback held this one
 
     def _run(self, queued: _QueuedCall) -> None:
-        """Execute a call in the worker thread, unless it was withdrawn; it has left the queue when its callbacks run."""
+        """Execute a call in the worker thread, unless it was withdrawn; it leaves the queue before its callbacks."""
         work = queued.work
         try:
             with self._turn:

@@ -58,9 +58,7 @@ class GroupMessages:
         """The latest message that timed out, unless its time was too short to wait for another rank in earnest."""
         self._sweep_at = _SWEEP_SIZE
 
-    def transfer(
-        self, op: str, array: Array, rank: int, tag: int, options: Options
-    ) -> tuple[Work | None, Transfer]:
+    def transfer(self, op: str, array: Array, rank: int, tag: int, options: Options) -> tuple[Work | None, Transfer]:
         """Complete a message, or return the Work of an asynchronous one.
 
         Args:

@@ -80,7 +80,9 @@ class Future:
         if not self.done():
             _check_process(self._process)
             if threading.current_thread() is self._worker():
-                raise RuntimeError("waiting in a callback for a later call of the group would wait for itself: use then()")
+                raise RuntimeError(
+                    "waiting in a callback for a later call of the group would wait for itself: use then()"
+                )
         try:
             self._outcome.exception(timeout)
         except TimeoutError:
@@ -134,7 +136,7 @@ class Future:
         self._outcome.set_exception(without_traceback(error))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait for the end as ``wait()`` does, in a task of asyncio; if the task is cancelled, the operation goes on."""
+        """Wait for the end as ``wait()`` does, in a task; if the task is cancelled, the operation goes on."""
         if not self.done():
             _check_process(self._process)
             from asyncio import get_running_loop  # its import takes longer than that of the SDK
@@ -205,11 +207,12 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return whether the operation has ended, well or not."""
-        future = self._future
-        if self.message is not None and not future.done() and future._process is _process:
-            if self._claimed.acquire(False):
-                with contextlib.suppress(DistError):  # the future has it
-                    self._complete(self.message, None)
+        future, message = self._future, self.message
+        if message is None or future.done() or future._process is not _process:
+            return future.done()
+        if self._claimed.acquire(False):
+            with contextlib.suppress(DistError):  # the future has it
+                self._complete(message, None)
         return future.done()
 
     def is_success(self) -> bool:
@@ -254,7 +257,7 @@ class Work:
     block_current_stream = synchronize
 
     def __await__(self) -> Generator[Any, None, bool]:
-        """Wait for the end as ``wait()`` does, in a task of asyncio; if the task is cancelled, the operation goes on."""
+        """Wait for the end as ``wait()`` does, in a task; if the task is cancelled, the operation goes on."""
         yield from self.get_future().__await__()
         return self.wait()
 
@@ -274,7 +277,7 @@ class Work:
         return self._future
 
     def get_future_result(self) -> Future:
-        """Return a future whose value is torch's WorkResult: 0 success, 1 timeout, 2 failure of the group, 100 other."""
+        """Return a future of torch's WorkResult: 0 for success, 1 for a timeout, 2 for another DistError, else 100."""
 
         def outcome(_: Future) -> int:
             error = self.exception()
@@ -343,7 +346,7 @@ class Work:
             self._claimed.release()
 
     def _look(self) -> float:
-        """Complete the message if that is possible, or its deadline has passed; return the seconds until the next look."""
+        """Complete the message if it has come or its deadline has passed; return the seconds until the next look."""
         assert self.message is not None
         deadline = self.message.deadline
         try:

@@ -45,7 +45,7 @@ class RemoteCommunicator(Communicator):
         self.state = RemoteGroupState(client, self.id, self.name, self.ranks)
         backend = RemoteBackend(self.state, self.rank, description.medium)
         self.queue = CallQueue(self.state, backend)
-        self._submit = self.queue.submit
+        self.submit = self.queue.submit
 
     @property
     def failure(self) -> DistError | None:

@@ -17,7 +17,7 @@ from rankmesh._session.process_group import Group, NonMember, ProcessGroup
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
 from rankmesh._tensors.buffers import buffer_of, device_of, flat_in, flat_out
-from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
+from rankmesh._tensors.layout import Array, WriteBack
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Details, Options
 from rankmesh_agent.wire.dtypes import display
@@ -95,7 +95,7 @@ def options(
         ValueError: the timeout is negative.
     """
     plain = comm.default_options if timeout is None else comm.options_within(timeout)
-    if write_back is None and details is None and not async_op and _debug.below_detail and not comm.recording:
+    if write_back is None and details is None and not async_op and _debug.below_detail and comm.batch is None:
         return plain
     shapes = _debug.details_of([*inputs, *tensors] if inputs else tensors)
     if details is None or shapes is None:

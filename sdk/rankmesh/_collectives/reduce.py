@@ -77,7 +77,7 @@ def all_reduce(
         op, factor = reduction(op, array.dtype)
         if factor is not None:
             array, write_back = premultiply(array, write_back, factor)
-    if timeout is None and write_back is None and not async_op and _debug.below_detail and not comm.recording:
+    if timeout is None and write_back is None and not async_op and _debug.below_detail and comm.batch is None:
         return comm.all_reduce(array, op, comm.default_options)  # as options() returns them, without the call
     return comm.all_reduce(array, op, options(comm, timeout, async_op, [tensor], write_back))
 

@@ -209,7 +209,7 @@ def test_a_message_with_a_future_is_completed_though_no_thread_waits_for_it():
     assert work.get_future() is future
     assert future.release(), "this thread completes no messages"
     assert set(looks[1:]) == {"rankmesh-messages"}
-    wait_until(lambda: "rankmesh-messages" not in [thread.name for thread in threading.enumerate()], "the thread to end")
+    wait_until(lambda: work_module._messages.thread is None, "the thread to end")
 
 
 @pytest.mark.parametrize("error", [CollectiveTimeoutError("rank 1 is missing", ranks=[1]), OSError("no memory")])

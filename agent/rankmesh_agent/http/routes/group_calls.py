@@ -17,8 +17,8 @@ from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.messages import PendingMessage
+from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
