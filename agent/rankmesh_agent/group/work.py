@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -16,8 +15,6 @@ from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupA
 
 _GRACE_SECONDS = 1.0
 """Time after its deadline by which a message ends at the latest: the thread that detects that has to be scheduled."""
-
-
 _MIN_PAUSE, _MAX_PAUSE = 0.0002, 0.02
 """Shortest and longest pause between two looks at a message that has a future: a tenth of the time since its begin."""
 _SUCCESS, _TIMEOUT, _COMM_ERROR, _UNKNOWN = 0, 1, 2, 100
@@ -26,17 +23,14 @@ _process = object()
 """Another object in a forked child, which lacks the threads that complete the operations of its parent."""
 
 
-def _message_thread() -> Watchdog:
-    """Return the thread that completes messages which have futures."""
-    return Watchdog("rankmesh-messages", 0.0)
-
-
-_messages = _message_thread()
+_MESSAGES = "rankmesh-messages"
+_messages = Watchdog(_MESSAGES, 0.0)
+"""The thread that completes messages that have futures."""
 
 
 def _after_fork() -> None:
     global _process, _messages
-    _process, _messages = object(), _message_thread()
+    _process, _messages = object(), Watchdog(_MESSAGES, 0.0)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -64,11 +58,15 @@ class Future:
         self._worker = worker
         self._release = release
         self._process = _process
-        self._outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._lock = threading.Lock()
+        self._done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] = []
 
     def done(self) -> bool:
         """Return whether the operation has ended, well or not."""
-        return self._outcome.done()
+        return self._done
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end, at most ``timeout`` seconds; return the value or raise the operation's error.
@@ -77,16 +75,23 @@ class Future:
             TimeoutError: the operation goes on.
             RuntimeError: this is a callback, and the operation comes after it.
         """
-        if not self.done():
+        if not self._done:
             _check_process(self._process)
             if threading.current_thread() is self._worker():
                 raise RuntimeError(
                     "waiting in a callback for a later call of the group would wait for itself: use then()"
                 )
-        try:
-            self._outcome.exception(timeout)
-        except TimeoutError:
-            raise TimeoutError(f"the operation did not end within {timeout} s") from None
+            ended = threading.Lock()
+            ended.acquire()
+            with self._lock:
+                if not self._done:
+                    self._callbacks.insert(0, ended.release)  # before callbacks, which may take long
+            try:
+                if not self._done and not ended.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+                    raise TimeoutError(f"the operation did not end within {timeout} s")
+            finally:
+                with self._lock, contextlib.suppress(ValueError):
+                    self._callbacks.remove(ended.release)
         return self.value()
 
     def value(self) -> Any:
@@ -95,16 +100,15 @@ class Future:
         Raises:
             RuntimeError: it is not done.
         """
-        error = self.exception()
-        if error is not None:
-            raise without_traceback(error)
-        if not self.done():
+        if not self._done:
             raise RuntimeError("value() before the operation is complete; call wait() first")
-        return self._outcome.result()
+        if self._error is not None:
+            raise without_traceback(self._error)
+        return self._value
 
     def exception(self) -> BaseException | None:
         """Return the error of an operation that failed."""
-        return self._outcome.exception() if self.done() else None
+        return self._error
 
     def release(self) -> bool:
         """Relieve this thread, which runs a callback, of completing calls; return whether it holds up none.
@@ -118,29 +122,44 @@ class Future:
         """Return a future of what ``callback(self)`` will return."""
         following = Future(self._worker, self._release)
 
-        def run(_: object) -> None:
+        def run() -> None:
             try:
                 following.set_result(callback(self))
             except BaseException as error:
                 following.set_exception(error)
 
-        self._outcome.add_done_callback(run)
+        self._call_back(run)
         return following
+
+    def _call_back(self, run: Callable[[], object]) -> None:
+        """Call a function once the operation has ended."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(run)
+                return
+        run()
 
     def set_result(self, value: Any) -> None:
         """Complete the future with a value."""
-        self._outcome.set_result(value)
+        self._finish(value, None)
 
     def set_exception(self, error: BaseException) -> None:
         """Complete the future with an error."""
-        self._outcome.set_exception(without_traceback(error))
+        self._finish(None, without_traceback(error))
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._value, self._error, self._done = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait for the end as ``wait()`` does, in a task; if the task is cancelled, the operation goes on."""
-        if not self.done():
-            _check_process(self._process)
+        if not self._done:
             from asyncio import get_running_loop  # its import takes longer than that of the SDK
 
+            _check_process(self._process)
             loop = get_running_loop()
             ended = loop.create_future()
 
@@ -148,11 +167,11 @@ class Future:
                 if not ended.done():  # the task was cancelled
                     ended.set_result(None)
 
-            def wake(_: object) -> None:
+            def wake() -> None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(resolve)
 
-            self._outcome.add_done_callback(wake)
+            self._call_back(wake)
             yield from ended.__await__()
         return self.value()
 
@@ -208,12 +227,10 @@ class Work:
     def is_completed(self) -> bool:
         """Return whether the operation has ended, well or not."""
         future, message = self._future, self.message
-        if message is None or future.done() or future._process is not _process:
-            return future.done()
-        if self._claimed.acquire(False):
+        if message is not None and not future._done and future._process is _process and self._claimed.acquire(False):
             with contextlib.suppress(DistError):  # the future has it
                 self._complete(message, None)
-        return future.done()
+        return future._done
 
     def is_success(self) -> bool:
         """Return whether the operation has ended well."""
@@ -238,12 +255,13 @@ class Work:
             DistError: the operation failed.
         """
         seconds = wait_limit(timeout)
-        if self.message is not None and not self._future.done():
+        if self.message is not None and not self._future._done:
             self._wait_for_message(self.message, seconds)
+            return True
         try:
             self._future.wait(seconds)
         except TimeoutError as error:
-            if self._future.done():
+            if self._future._done:
                 raise
             raise CollectiveTimeoutError(
                 f"{self._operation} did not end within {seconds:.3g} s of waiting; it goes on", op=self._operation
@@ -265,7 +283,7 @@ class Work:
         """Return the arrays of the operation, once it is complete; wait for a message."""
         if self.message is not None:
             self.wait()
-        if not self._future.done():
+        if not self._future._done:
             raise RuntimeError("result() before the operation is complete; call wait() first")
         self._future.value()
         return self._arrays
@@ -313,7 +331,7 @@ class Work:
 
     def end(self, error: BaseException | None) -> None:
         """Complete the call, unless it was withdrawn."""
-        if self._future.done():
+        if self._future._done:
             return
         if error is None:
             self._future.set_result(self._arrays)
@@ -336,10 +354,13 @@ class Work:
     def _complete(self, message: Message, deadline: Deadline | None) -> None:
         """Complete the message, which this thread has claimed, until a deadline, or with None only look."""
         try:
-            if not self._future.done() and message.complete(deadline):
+            if self._future._done:
+                self._future.value()
+            elif message.complete(deadline):
                 self._future.set_result(self._arrays)
         except DistError as error:
-            if deadline in (None, message.deadline) or not isinstance(error, CollectiveTimeoutError):
+            own = deadline is None or deadline is message.deadline
+            if not self._future._done and (own or not isinstance(error, CollectiveTimeoutError)):
                 self._future.set_exception(error)
             raise
         finally:
@@ -353,9 +374,9 @@ class Work:
             if not self.is_completed() and deadline.expired():
                 self.wait()
         except BaseException as error:
-            if not self._future.done():
+            if not self._future._done:
                 self._future.set_exception(error)
-        if not self._future.done():
+        if not self._future._done:
             return min(_MAX_PAUSE, max(_MIN_PAUSE, deadline.elapsed() / 10))
         _messages.remove(self._look)
         return 0.0
