@@ -46,7 +46,7 @@ CLASSES = {
     "TCPStore": "host port",
     "FileStore": "path",
     "PrefixStore": "underlying_store",
-    "Work": "exception is_success result source_rank synchronize",
+    "Work": "block_current_stream exception get_future_result is_success result source_rank synchronize",
     "ProcessGroup": "group_desc group_name name rank size",
 }
 """Attributes of torch 2.13's classes that scripts may use, beyond the reference pages."""
@@ -79,7 +79,9 @@ DIFFERS = {
     "ReduceOp.PREMUL_SUM": "called with its factor: `ReduceOp.PREMUL_SUM(0.5)`",
     "supports_complex": "True for PRODUCT as well",
     "launch": "`python -m rankmesh.launch`, or `rankmesh run`",
-    "Work.get_future": "not for point-to-point messages, as in torch",
+    "Work": "`await work` waits in an event loop of asyncio, too",
+    "Work.block_current_stream": "arrays in host memory: waits, as `synchronize`",
+    "Work.get_future": "also of point-to-point messages",
     "recv": "a size mismatch raises on both sides; of a short message it ends the group",
     "send": "a size mismatch raises on both sides; of a short message it ends the group",
 }

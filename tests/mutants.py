@@ -223,15 +223,14 @@ FAULTS = [
     Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
     # Calls of a group, in order
-    Fault(GROUP + "call_queue.py", "if not self._queued and self._turn.acquire(False):", "if self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),
-    Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n                name", "False:\n                name", QUEUE, "a callback waits for itself"),
+    Fault(GROUP + "call_queue.py", "and not self._queued and self._turn.acquire(False):", "and self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),
+    Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n            name", "False:\n            name", QUEUE, "a callback waits for itself"),
     Fault(GROUP + "call_queue.py", "except CollectiveMismatchError:", "except ZeroDivisionError:", GROUPS, "a mismatch ends the group"),
     Fault(GROUP + "call_queue.py", "state.abort(error)\n                raise", "raise", GROUPS, "a failed call does not end the group"),
     Fault(GROUP + "call_queue.py", "self._state.abort(error)  #", "pass  #", QUEUE, "Ctrl-C leaves a queued call running"),
     Fault(GROUP + "call_queue.py", "            self._queue.put(None)", "            pass", GROUPS, "the worker thread stays"),
     Fault(GROUP + "call_queue.py", "stats.failures += 1", "pass", GROUPS, "failures are not counted"),
     Fault(GROUP + "call_queue.py", "            state.started_at = None", "            pass", GROUPS, "a call that ended is shown as under way"),
-    Fault(GROUP + "call_queue.py", "len(key) <= _HOST_FIELDS", "True", "gpu sdk/collectives/test_coalescing.py", "calls on device arrays are coalesced"),
     # State of a group
     Fault(GROUP + "local_state.py", "            self.abort(failure)", "            pass", FAILURE, "members are not told of a loss before this rank leaves"),
     Fault(GROUP + "local_state.py", "(all(lost) if any_will_do else any(lost))", "any(lost)", FAILURE, "a receive from any rank ends with the first that is gone"),
@@ -248,8 +247,7 @@ FAULTS = [
     Fault(GPU + "nccl.py", "yield how._replace(op=own)", "yield how._replace(op=0)", "gpu/test_results.py", "PREMUL_SUM only adds"),
     Fault(CALLS + "p2p.py", "for one in sorted(p2p_op_list, key=lambda one: sorted((me, me if one.group_peer is None else one.group_peer))):", "for one in p2p_op_list:", "gpu/test_multigpu.py", "pairs of ranks wait for each other in a circle"),
     Fault(GPU + "watchdog.py", "if launch.ended and launch.future is not None", "if launch.future is not None", "agent/gpu gpu/test_streams.py", "futures complete before the GPU has"),
-    Fault(GPU + "communicator.py", "if not self.queue.execute_if_idle(key, arguments, launch_options):", "if True:", "gpu/test_streams.py", "a thread enqueues NCCL's asynchronous calls"),
-    Fault(GROUP + "call_queue.py", "        if self._queued or not self._turn.acquire(False):\n            return False", "        if not self._turn.acquire(False):\n            return False", "agent/group/test_call_queue.py", "a call on a GPU overtakes those on the host"),
+    Fault(GPU + "communicator.py", "launch_options, launches=True)", "launch_options)", "gpu/test_streams.py", "a thread enqueues NCCL's asynchronous calls"),
     # The store
     Fault(STORE + "table.py", "completed = [watch for watch in touched if not watch.missing]", "completed = list(touched)", TABLE, "a wait for two keys ends with the first"),
     Fault(STORE + "table.py", "watch.missing.add(key)", "pass", TABLE, "a deleted key counts as there"),

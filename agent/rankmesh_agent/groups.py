@@ -14,6 +14,7 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.failure_log import FailureLog
 from rankmesh_agent.group.flight_recorder import FlightRecorder, after_error, error_text
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
@@ -131,7 +132,8 @@ class GroupRegistry:
         text = f"{job.name}/{job.epoch}/{members}/{count}{f'/{http_key}' if http_key else ''}"
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         name = name or f"group-{number:016x}"[:14]
-        group = LocalCommunicator(job.engine, number, name, members, job.members, timeout, self._recorder)
+        state = LocalGroupState(job.engine, number, name, members, job.members, self._recorder)
+        group = LocalCommunicator(state, timeout)
         if global_ranks is not None:
             group.set_global_ranks(tuple(global_ranks))
         self.failures.add_group(group.state)

@@ -16,6 +16,7 @@ from support.hostile import Script, allocations_within, fuzzed, memory_within, s
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.net.stream import ReusableBuffer, StreamClosedError
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.remote.calls import Cancel, Collective, Message, Verify, Wait
@@ -57,7 +58,7 @@ class Agent:
     def __init__(self) -> None:
         self._engine = ProgressEngine(0, 1, {}, eager_limit=1 << 12)
         self._engine.wait = lambda ready, *_: ready()  # type: ignore[method-assign]  # no time passes
-        self.world = LocalCommunicator(self._engine, GROUP, "world", (0,), {}, 0.01, FlightRecorder())
+        self.world = LocalCommunicator(LocalGroupState(self._engine, GROUP, "world", (0,), {}, FlightRecorder()), 0.01)
         self.member = SimpleNamespace(rank=0)
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
         self.first_failure, self.failed_ranks = None, []

@@ -14,6 +14,7 @@ from support.hostile import fuzzed, memory_within, sequences_like
 
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.progress import matching, message_link, wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.matching import WINDOW
@@ -80,7 +81,8 @@ class Rank:
     def __init__(self) -> None:
         self.hostile = Hostile()
         self.engine = ProgressEngine(0, EPOCH, {1: self.hostile, 2: Hostile()}, eager_limit=EAGER)
-        self.group = LocalCommunicator(self.engine, GROUP, "group", (0, 1, 2), {}, 10.0, FlightRecorder())
+        state = LocalGroupState(self.engine, GROUP, "group", (0, 1, 2), {}, FlightRecorder())
+        self.group = LocalCommunicator(state, 10.0)
         self.engine.register_sink(GROUP, self.group)
         self.group.link.begin(3, 33, lambda ready, missing, idle=None: None)
         self.matcher = self.group.matcher

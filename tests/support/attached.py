@@ -17,7 +17,7 @@ from rankmesh_agent.remote.agent import RemoteAgent
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.wire.hello import Service
-from rankmesh_agent.wire.schemas import AgentHeartbeat
+from rankmesh_agent.wire.schemas import AgentHeartbeat, LeaseTerms
 from rankmesh_gateway.http.app import create_app
 from rankmesh_gateway.state.job_stores import JobStores
 from rankmesh_gateway.state.registry import Registry
@@ -64,7 +64,7 @@ def attach(
     """Attach a process to an agent, or to another ``offer``, with another ``timeout``."""
     chosen, timeout = options.get("offer") or offer(agent, nearby=nearby), options.get("timeout", SECONDS)
     settings, deadline = Settings(token=token, job=job), Deadline(timeout)
-    return RemoteAgent(settings, chosen, rank=rank, world_size=size, timeout=timeout, deadline=deadline)
+    return RemoteAgent(settings, chosen, LeaseTerms(job, rank, size, timeout, holder=""), deadline)
 
 
 def everywhere(call: Callable[[int], Any], size: int) -> list[Any]:

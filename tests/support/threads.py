@@ -11,6 +11,7 @@ from typing import Any
 from rankmesh_agent.backends.segment_setup import SegmentOptions
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.engine import ProgressEngine
@@ -84,9 +85,8 @@ class World:
     def group(self, rank: int, group: int, name: str, ranks: Any) -> LocalCommunicator:
         """Make a group at one of its ranks."""
         everyone = {member.rank: member for member in self.members}
-        made = LocalCommunicator(
-            self.meshes[rank], group, name, list(ranks), everyone, self.timeout, self.recorders[rank]
-        )
+        state = LocalGroupState(self.meshes[rank], group, name, tuple(ranks), everyone, self.recorders[rank])
+        made = LocalCommunicator(state, self.timeout)
         strict = self.shares and len(set(self.hosts)) == 1
         sharing = SegmentOptions(self.shares, SHM, "test", self.slot_bytes, oversubscribed=True, strict=strict)
         made.start([self.hosts[member] for member in ranks], sharing, self.timeout)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.group.work import MessageWork, QueuedWork
+from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire.credentials import Grant
@@ -37,21 +37,21 @@ class FakeGroup:
     def abort(self, error: BaseException) -> None:
         pass
 
-    def _end(self) -> None:
-        if self.agent.error is not None:
-            raise self.agent.error
-
-    def _collective(self, *_: Any) -> QueuedWork:
-        work = QueuedWork(self._end, [], "call")
-        work.run()
+    def _collective(self, *_: Any) -> Work:
+        work = Work("call", [], Future())
+        work.end(self.agent.error)
         return work
 
-    def _message(self, *_: Any) -> MessageWork:
-        def settle(_: Any) -> bool:
-            self._end()
+    def _message(self, *_: Any) -> Work:
+        def complete(_: Any) -> bool:
+            if self.agent.error is not None:
+                raise self.agent.error
             return True
 
-        return MessageWork(settle, [], Deadline(1), lambda: 3, lambda error: None)
+        message = SimpleNamespace(
+            op="recv", deadline=Deadline(1), complete=complete, source=lambda: 3, abandon=lambda error: None
+        )
+        return Work("recv", [], message=message)
 
     all_reduce = reduce = broadcast = all_gather = gather = _collective
     scatter = reduce_scatter = all_to_all = barrier = _collective

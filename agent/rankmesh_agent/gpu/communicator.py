@@ -53,7 +53,7 @@ class GpuCommunicator(Communicator):
         self._host = host
         self.state, self.queue = host.state, host.queue
         self.gpu_backend = backend
-        self._submit = self._submit_one
+        self.submit = self._submit_one
         self._events = EventPool()
         self._streams: dict[tuple[int, str], int] = {}
         self._peers = [rank for rank in range(host.size) if rank != host.rank]
@@ -89,12 +89,9 @@ class GpuCommunicator(Communicator):
         if options.on_complete is not None or options.result:  # both are the launch's
             launch_options = options._replace(on_complete=None, result=[])
         arguments = launch, _WatchedLaunches(self, self._watchdog, launch), *arguments
+        queued = self.queue.submit(key, arguments, launch_options, launches=True)
         if not options.async_op:
-            self.queue.submit(key, arguments, launch_options)
             return None
-        queued = None
-        if not self.queue.execute_if_idle(key, arguments, launch_options):
-            queued = self.queue.submit(key, arguments, launch_options)
         self._queued = queued
         return LaunchedWork(launch, queued, options.result, self._watchdog.future_of)
 
@@ -216,10 +213,6 @@ class GpuCommunicator(Communicator):
     @property
     def backend(self) -> str:
         return self.gpu_backend.name
-
-    @property
-    def batching(self) -> bool:
-        return False  # calls are enqueued at once; they wait on the GPU
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         return self._host.empty(dtype, count, options)

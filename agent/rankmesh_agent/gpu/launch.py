@@ -15,6 +15,7 @@ from rankmesh_agent.group.work import Future, Work, wait_limit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
+_NO_FUTURE = Future()
 _POLL_SECONDS = 0.0002
 """Interval in which a wait with a timeout queries the GPU."""
 
@@ -182,9 +183,9 @@ class LaunchedWork(Work):
         future_of: Callable[[Launch], Future],
         source: int | None = None,
     ) -> None:
+        super().__init__(launch.op, result, _NO_FUTURE)  # each request for the future makes one
         self._launch = launch
         self._queued = queued
-        self._result = result
         self._future_of = future_of
         self._source = source
 
@@ -232,7 +233,7 @@ class LaunchedWork(Work):
 
     def result(self) -> list[Any]:
         self.wait()
-        return self._result
+        return self._arrays
 
     def source_rank(self) -> int:
         return super().source_rank() if self._source is None else self._source
@@ -241,7 +242,7 @@ class LaunchedWork(Work):
         """Return a future that completes, with ``result()`` as its value, when the GPU has completed the call."""
         ended = Future()
         launched = [] if self._queued is None else [self._queued.get_future()]
-        _complete_after([*launched, self._future_of(self._launch)], self._result, ended)
+        _complete_after([*launched, self._future_of(self._launch)], self._arrays, ended)
         return ended
 
 

@@ -11,7 +11,7 @@ import queue
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
@@ -19,19 +19,16 @@ from typing import Any, NamedTuple
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.collectives.reduction import check_op
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall
 from rankmesh_agent.group.flight_recorder import Record, error_text
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import GroupState
-from rankmesh_agent.group.work import QueuedWork, Work
+from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 from rankmesh_agent.wire.stats import BOUNDS, OpStats
 
 _MAX_PLANS = 1024
-_HOST_FIELDS = 7
-"""Fields of the key of a call on arrays in host memory; the eighth is the device otherwise."""
 _JOIN_SECONDS = 5.0
 """Time limit of ``close`` for the worker: the failure ends its call, but a callback may run."""
 _PREMULTIPLIED = ReduceOp.PREMUL_SUM
@@ -61,11 +58,17 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _QueuedCall:
-    """A call in the queue: the call, when it was queued, its bytes, and whether it has left the queue."""
+    """A call in the queue: the call, when it was queued, its bytes, its Work, and whether it has begun.
+
+    Attributes:
+        execute: executes the call in the worker thread.
+    """
 
     call: Call
     since: float
     nbytes: int
+    work: Work
+    execute: Callable[[], None]
     started: bool = False
 
 
@@ -84,12 +87,10 @@ class CallQueue:
         self._plans: dict[Any, Plan] = {}
         self._op_stats: dict[str, OpStats] = {}
         self._turn = threading.Lock()
-        self._queue: queue.SimpleQueue[QueuedWork | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._queued: deque[_QueuedCall] = deque()
         self._worker: threading.Thread | None = None  # runs the queued calls
         self._latest: threading.Thread | None = None  # the last one that did; `_release` may have let it go
-        self._batch: list[RecordedCall] | None = None
-        self._batch_thread: threading.Thread | None = None
 
     @property
     def backend(self) -> Backend:
@@ -104,31 +105,33 @@ class CallQueue:
         self._backends[backend.device] = backend
         self._plans.clear()
 
-    def submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+    def submit(
+        self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options, *, launches: bool = False
+    ) -> Work | None:
         """Execute a call now, or queue it behind the others.
 
         Args:
             key: the fields of its Call, equal at all ranks; a key that was used before has its plan already.
             arguments: the algorithm's.
             options: see Options.
+            launches: the call only launches work, on a GPU: also an asynchronous one is executed now, if it is the only
+                one.
+
+        Returns:
+            The Work of an asynchronous call that is queued.
 
         Raises:
             TypeError: the reduction is not defined for the dtype.
         """
-        if self._batch is not None and self.batching and len(key) <= _HOST_FIELDS:
-            self.plan(key)
-            self._batch.append(RecordedCall(key, arguments, options))
-            return BatchedWork() if options.async_op else None
-        if not options.async_op:
-            if self._worker is not None and threading.current_thread() is self._worker:
-                name = self.plan(key).call.name
-                raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
-            if not self._queued and self._turn.acquire(False):  # execute_if_idle, without the call
-                try:
-                    self.execute(self._plans.get(key) or self.plan(key), arguments, options)
-                finally:
-                    self._turn.release()
-                return None
+        if not options.async_op and self._worker is not None and threading.current_thread() is self._worker:
+            name = self.plan(key).call.name
+            raise RuntimeError(f"a synchronous {name} in a callback would wait for itself: use async_op=True there")
+        if (launches or not options.async_op) and not self._queued and self._turn.acquire(False):
+            try:
+                self.execute(self._plans.get(key) or self.plan(key), arguments, options)
+            finally:
+                self._turn.release()
+            return None
         work = self._enqueue(key, arguments, options)
         if options.async_op:
             return work
@@ -138,38 +141,6 @@ class CallQueue:
             self._state.abort(error)  # the worker must not go on with the caller's array
             raise
         return None
-
-    def execute_if_idle(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> bool:
-        """Execute a call in this thread unless another one is under way or queued; return whether it was executed."""
-        if self._queued or not self._turn.acquire(False):
-            return False
-        try:
-            self.execute(self._plans.get(key) or self.plan(key), arguments, options)
-        finally:
-            self._turn.release()
-        return True
-
-    @property
-    def batching(self) -> bool:
-        """True if this thread's calls are being recorded."""
-        return self._batch is not None and threading.current_thread() is self._batch_thread
-
-    def open_batch(self) -> None:
-        """Record this thread's calls from now on.
-
-        Raises:
-            RuntimeError: a batch is open.
-        """
-        if self._batch is not None:
-            raise RuntimeError(
-                f"a batch is already open for group {self._state.name!r}; batches of a group do not nest"
-            )
-        self._batch, self._batch_thread = [], threading.current_thread()
-
-    def close_batch(self) -> list[RecordedCall]:
-        """Stop recording; return the recorded calls, to be submitted or dropped."""
-        recorded, self._batch, self._batch_thread = self._batch or [], None, None
-        return recorded
 
     def plan(self, key: tuple[Any, ...], algorithm: Algorithm | None = None) -> Plan:
         """Return the plan of the calls with a key; validate and plan the first of them.
@@ -278,22 +249,19 @@ class CallQueue:
         """Forget the worker and its calls in a forked child, which has no such thread."""
         reset_lock(self._turn)
         self._queued.clear()
-        self._worker = self._latest = self._batch = self._batch_thread = None
+        self._worker = self._latest = None
 
-    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> QueuedWork:
+    def _enqueue(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work:
         plan = self.plan(key)
-        queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments))
 
-        def run() -> None:
-            with self._turn:
-                queued.started = True
-                if work.claim():
-                    until = options.deadline
-                    given = options if until is None else options._replace(timeout=until.remaining())
-                    # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
-                    self.execute(self.plan(key), arguments, given)
+        def execute() -> None:
+            until = options.deadline
+            given = options if until is None else options._replace(timeout=until.remaining())
+            # Planned anew: an earlier call may have changed the backend (registered arrays), at every rank.
+            self.execute(self.plan(key), arguments, given)
 
-        work = QueuedWork(run, options.result, plan.call.name, lambda: self._worker, self._release)
+        work = Work(plan.call.name, options.result, Future(lambda: self._worker, self._release))
+        queued = _QueuedCall(plan.call, monotonic(), plan.payload_bytes(arguments), work, execute)
         with self._state.lock:  # close() takes it, too: no call is queued behind its end mark
             failed = self._state.failure is not None
             if not failed:
@@ -302,7 +270,7 @@ class CallQueue:
                     name = f"rankmesh-{self._state.name}"
                     self._worker = self._latest = threading.Thread(target=self._work, name=name, daemon=True)
                     self._worker.start()
-                self._queue.put(work)
+                self._queue.put(queued)
         if failed:
             self._state.broadcast_abort()
             self._state.raise_if_failed()
@@ -310,14 +278,29 @@ class CallQueue:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        while (work := self._queue.get()) is not None:
-            work.run(self._queued.popleft)
-            del work  # releases the user's arrays now, not when the next call comes
+        while (queued := self._queue.get()) is not None:
+            self._run(queued)
+            del queued  # releases the user's arrays now, not when the next call comes
             if self._worker is not me:
                 with self._state.lock:
                     self._worker = self._worker or me
                 if self._worker is not me:
                     return  # another worker was started while a callback held this one
+
+    def _run(self, queued: _QueuedCall) -> None:
+        """Execute a call in the worker thread, unless it was withdrawn; it leaves the queue before its callbacks."""
+        work = queued.work
+        try:
+            with self._turn:
+                queued.started = True
+                if work.claim():
+                    queued.execute()
+        except BaseException as error:
+            self._queued.popleft()
+            work.end(error)
+        else:
+            self._queued.popleft()
+            work.end(None)
 
     def _release(self) -> bool:
         """Let this thread, the worker, go if the queue is empty; return whether the thread holds up no call."""

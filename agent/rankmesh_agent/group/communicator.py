@@ -14,7 +14,6 @@ import numpy as np
 
 from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.group.call_queue import CallQueue
-from rankmesh_agent.group.coalescing import coalesce
 from rankmesh_agent.group.flight_recorder import Record, RecordedCalls, in_flight
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
@@ -28,6 +27,9 @@ from rankmesh_agent.wire.stats import OpStats
 
 Array = np.ndarray[Any, Any]
 _Key = tuple[Any, ...]
+_TIMEOUT_TYPES = frozenset((float, int, timedelta))
+_MAX_TIMEOUTS = 64
+"""Number of different timeouts whose options are kept."""
 # Read off their class once: Python 3.11 takes 0.1 µs each time, much in a call of a few.
 _ALL_REDUCE, _REDUCE, _BROADCAST, _ALL_GATHER, _REDUCE_SCATTER, _BARRIER = (
     OpType.ALL_REDUCE,
@@ -53,7 +55,7 @@ class Communicator(ABC):
         id, name, ranks: see above.
         rank: this process's group rank.
         size: number of members.
-        recording: whether a thread's collectives are being recorded.
+        batch: records the collectives of a thread in place of ``submit``; None while all are executed.
         default_options: options of a synchronous call without any of its own; has the default timeout.
         state: failure state of the group.
         queue: the group's calls.
@@ -61,8 +63,8 @@ class Communicator(ABC):
 
     state: GroupState
     queue: CallQueue
-    _submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
-    """The queue's method that executes a call, or one that does more before."""
+    submit: Callable[[tuple[Any, ...], Sequence[Any], Options], Work | None]
+    """The queue's method that executes a call, or one that does more before, or records the call."""
 
     on_device = False
     """True if arrays are DeviceArrays, not NumPy's."""
@@ -74,7 +76,8 @@ class Communicator(ABC):
         self.rank = self.ranks.index(rank)
         self.size = len(self.ranks)
         self.default_options = Options(timeout)
-        self.recording = False
+        self._options_within: dict[timedelta | float, Options] = {}
+        self.batch: object | None = None
 
     @property
     def timeout(self) -> float:
@@ -92,6 +95,20 @@ class Communicator(ABC):
             ValueError: it is negative or NaN.
         """
         self.default_options = Options(seconds_of(timeout, self.timeout))
+
+    def options_within(self, timeout: timedelta | float) -> Options:
+        """Return the options of a synchronous call with a timeout and without any others of its own.
+
+        Raises:
+            TypeError, ValueError: see set_timeout.
+        """
+        keeps = type(timeout) in _TIMEOUT_TYPES  # others may not be hashable, or may change
+        options = self._options_within.get(timeout) if keeps else None
+        if options is None:
+            options = Options(seconds_of(timeout, self.timeout))
+            if keeps and len(self._options_within) < _MAX_TIMEOUTS:
+                self._options_within[timeout] = options
+        return options
 
     @property
     def failure(self) -> DistError | None:
@@ -138,6 +155,7 @@ class Communicator(ABC):
         """End the group in a forked child: calls raise an error, and nothing reaches the parent or its peers."""
         self.state.end_in_child()
         self.queue.end_in_child()
+        self.batch, self.submit = None, self.queue.submit
 
     def abort(self, error: BaseException) -> None:
         """End the group at all members because of an error here."""
@@ -207,22 +225,22 @@ class Communicator(ABC):
             subject: see above.
         """
         if subject:
-            return self._submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
-        return self._submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
+            return self.submit((_ALL_REDUCE, array.dtype, array.size, op, None, None, subject), (array, op), options)
+        return self.submit((_ALL_REDUCE, array.dtype, array.size, op), (array, op), options)
 
     def reduce(self, array: Array, op: ReduceOp, root: int, options: Options, subject: str = "") -> Work | None:
         """Reduce ``array`` over all members, into the root's."""
         key: _Key = (_REDUCE, array.dtype, array.size, op, self.state.global_ranks[root])
         if subject:
             key = *key, None, subject
-        return self._submit(key, (array, op, root), options)
+        return self.submit(key, (array, op, root), options)
 
     def broadcast(self, array: Array, root: int, options: Options, subject: str = "") -> Work | None:
         """Copy the root's array to all members."""
         key: _Key = (_BROADCAST, array.dtype, array.size, None, self.state.global_ranks[root])
         if subject:
             key = *key, None, subject
-        return self._submit(key, (array, root), options)
+        return self.submit(key, (array, root), options)
 
     def all_gather(self, outputs: Sequence[Array], array: Array, options: Options, subject: str = "") -> Work | None:
         """Copy every member's ``array`` to the output of its group rank; they may differ in length."""
@@ -230,31 +248,31 @@ class Communicator(ABC):
         key: _Key = (_ALL_GATHER, array.dtype, count, None, None, counts)
         if subject:
             key = *key, subject
-        return self._submit(key, (outputs, array), options)
+        return self.submit(key, (outputs, array), options)
 
     def gather(self, outputs: Sequence[Array], array: Array, root: int, options: Options) -> Work | None:
         """Copy every member's ``array`` to the root's output of its group rank; other ranks have no outputs."""
         key = OpType.GATHER, array.dtype, array.size, None, self.state.global_ranks[root]
-        return self._submit(key, (outputs, array, root), options)
+        return self.submit(key, (outputs, array, root), options)
 
     def scatter(self, output: Array, inputs: Sequence[Array], root: int, options: Options) -> Work | None:
         """Copy the root's input of each group rank to that member's ``output``; other ranks have no inputs."""
         key = OpType.SCATTER, output.dtype, output.size, None, self.state.global_ranks[root]
-        return self._submit(key, (output, inputs, root), options)
+        return self.submit(key, (output, inputs, root), options)
 
     def reduce_scatter(self, output: Array, inputs: Sequence[Array], op: ReduceOp, options: Options) -> Work | None:
         """Reduce every member's input of each group rank into that member's ``output``; they may differ in length."""
         count, counts = _counts(inputs)
         key = _REDUCE_SCATTER, output.dtype, count, op, None, counts
-        return self._submit(key, (output, inputs, op), options)
+        return self.submit(key, (output, inputs, op), options)
 
     def all_to_all(self, outputs: Sequence[Array], inputs: Sequence[Array], options: Options) -> Work | None:
         """Copy every member's input of each group rank to that member's output of its own; each of its own length."""
-        return self._submit((OpType.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
+        return self.submit((OpType.ALL_TO_ALL, inputs[0].dtype, -1), (outputs, inputs), options)
 
     def barrier(self, options: Options) -> Work | None:
         """Wait until all members have arrived."""
-        return self._submit((_BARRIER,), (), options)
+        return self.submit((_BARRIER,), (), options)
 
     def monitored_barrier(self, options: Options) -> None:
         """Wait until all members have arrived, in a way that can name those that do not, whatever the backend."""
@@ -268,32 +286,6 @@ class Communicator(ABC):
         Raises:
             DistNetworkError: there is no room, or a member cannot map it; the same at all members.
         """
-
-    def open_batch(self) -> None:
-        """Record this thread's collectives instead of executing them.
-
-        Raises:
-            RuntimeError: a batch is open.
-        """
-        self.queue.open_batch()
-        self.recording = True
-
-    @property
-    def batching(self) -> bool:
-        """True if this thread's collectives are being recorded."""
-        return self.queue.batching
-
-    def close_batch(self, options: Options | None) -> list[Work]:
-        """Execute the recorded collectives, or with None drop them; return the Works of asynchronous ones."""
-        recorded = self.queue.close_batch()
-        self.recording = False
-        if options is None:
-            return []
-        works = []
-        for key, arguments, given in coalesce(recorded):
-            given = given._replace(timeout=options.timeout, async_op=options.async_op)
-            works.append(self.queue.submit(key, arguments, given))
-        return [work for work in works if work is not None]
 
     # Point-to-point: ranks are those in ``ranks``
 

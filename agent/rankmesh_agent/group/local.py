@@ -16,13 +16,12 @@ from rankmesh_agent.backends.selection import first_backend, select_backend
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
-from rankmesh_agent.group.flight_recorder import FlightRecorder, RecordedCalls
+from rankmesh_agent.group.flight_recorder import RecordedCalls
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.progress.call_reports import CallProgress
-from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
@@ -31,7 +30,6 @@ from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.ops import OpType
-from rankmesh_agent.wire.schemas import Member
 
 Array = np.ndarray[Any, Any]
 _log = logging.getLogger("rankmesh")
@@ -43,16 +41,11 @@ class LocalCommunicator(Communicator, FrameSink):
     """One rank's side of a group whose messages this process's progress engine moves.
 
     Args:
-        engine: moves the messages.
-        group: id of the group, equal at all members.
-        name: name of the group.
-        ranks: ranks of the members in the job, by group rank; this process is one.
-        members: addresses and processes of the ranks, for error messages.
+        state: of the group.
         timeout: default seconds a call may take.
-        recorder: records the calls and messages.
 
     Attributes:
-        engine, recorder: see above.
+        engine, recorder: those of the state.
         matcher: matches the engine's point-to-point messages to receives.
         messages: the group's point-to-point messages.
     """
@@ -60,29 +53,21 @@ class LocalCommunicator(Communicator, FrameSink):
     state: LocalGroupState
     link: MessageLink
 
-    def __init__(
-        self,
-        engine: ProgressEngine,
-        group: int,
-        name: str,
-        ranks: Sequence[int],
-        members: dict[int, Member],
-        timeout: float,
-        recorder: FlightRecorder,
-    ) -> None:
-        super().__init__(group, name, ranks, engine.rank, timeout)
-        self.engine = engine
-        self.recorder = recorder
-        self.state = LocalGroupState(engine, group, name, self.ranks, members, recorder)
+    def __init__(self, state: LocalGroupState, timeout: float) -> None:
+        engine = self.engine = state.engine
+        group = state.group
+        super().__init__(group, state.name, state.ranks, engine.rank, timeout)
+        self.state = state
+        self.recorder = state.recorder
         self.link = MessageLink(engine, group, self.ranks, self.rank)
         self.link.departed = self.state.departed
         self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
-        self._submit = self.queue.submit
+        self.submit = self.queue.submit
         self._others = frozenset(self.ranks) - {engine.rank}
         self._left = self._closed = False
-        recorder.add_group(self)
+        self.recorder.add_group(self)
         engine.register_sink(group, self)
         engine.own_waits.append(self._waits)
 

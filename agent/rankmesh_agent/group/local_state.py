@@ -111,7 +111,7 @@ class LocalGroupState(GroupState):
         seq, missing = self._latest_wait
         members = missing() if seq == self.seq else []
         ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
-        return [Wait(self._group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
+        return [Wait(self.group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
 
     def wait(
         self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
@@ -161,7 +161,7 @@ class LocalGroupState(GroupState):
         waits = self.engine.waits
         with self.engine.lock:
             blamed, present, elsewhere, limits = waits.stragglers(
-                waiting_for, self._group, -1 if seq is None else seq, deadline.at - deadline.seconds
+                waiting_for, self.group, -1 if seq is None else seq, deadline.at - deadline.seconds
             )
         numbers = waits.numbers | dict(zip(self.ranks, self.global_ranks, strict=True))
         described = blamed if len(blamed) <= FEW else blamed[:_DESCRIBED]
@@ -218,7 +218,7 @@ class LocalGroupState(GroupState):
         """Inform the members that this rank leaves the group, unless it has failed."""
         part, payload = how.encode()
         part |= goodbye.GROUP
-        header = frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, part=part, length=len(payload))
+        header = frames.encode(Opcode.ABORT, group=self.group, epoch=self.engine.epoch, part=part, length=len(payload))
         with self.engine.lock:
             if self.failure is None:
                 self._send_to_all([header, payload])
@@ -254,7 +254,7 @@ class LocalGroupState(GroupState):
         with interrupts_deferred():
             with self.engine.lock:
                 self._end(failure, sent)
-                self.engine.unregister_sink(self._group)
+                self.engine.unregister_sink(self.group)
             self.engine.flush(_ABORT_FLUSH_SECONDS)
 
     def on_misfit(self, why: str) -> None:
@@ -282,7 +282,7 @@ class LocalGroupState(GroupState):
             self.abort(failure)
 
     def _abort_header(self, length: int) -> bytes:
-        return frames.encode(Opcode.ABORT, group=self._group, epoch=self.engine.epoch, length=length)
+        return frames.encode(Opcode.ABORT, group=self.group, epoch=self.engine.epoch, length=length)
 
     def _send_to_all(self, frame: list[bytes], *, pass_on: bool = False) -> None:
         """Send a frame to all members; in a large group to the connected ones and the neighbours, who pass it on."""

@@ -18,7 +18,7 @@ from rankmesh_agent.backends.base import MessageTransport
 from rankmesh_agent.group.flight_recorder import MessageInfo, Record, describe, error_text, op_name
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.group.work import MessageWork
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import MessageMatcher
@@ -58,9 +58,7 @@ class GroupMessages:
         """The latest message that timed out, unless its time was too short to wait for another rank in earnest."""
         self._sweep_at = _SWEEP_SIZE
 
-    def transfer(
-        self, op: str, array: Array, rank: int, tag: int, options: Options
-    ) -> tuple[MessageWork | None, Transfer]:
+    def transfer(self, op: str, array: Array, rank: int, tag: int, options: Options) -> tuple[Work | None, Transfer]:
         """Complete a message, or return the Work of an asynchronous one.
 
         Args:
@@ -75,9 +73,7 @@ class GroupMessages:
         if not transfer.done or options.async_op:
             message = PendingMessage(self, transfer, (op, array.dtype, array.size, rank, tag), array.nbytes, options)
             if options.async_op:
-                source = message.source if op == "recv" else None
-                work = MessageWork(message.complete, options.result, message.deadline, source, message.abandon)
-                return work, transfer
+                return Work(op, options.result, message=message), transfer
             message.complete(message.deadline)
             return None, transfer
         # Carried at once, as most short messages are: without a PendingMessage.
@@ -171,7 +167,7 @@ class GroupMessages:
 
 
 class PendingMessage:
-    """A message under way.
+    """A message under way: see work.Message.
 
     Args:
         messages: the group's messages.
@@ -182,7 +178,7 @@ class PendingMessage:
 
     Attributes:
         transfer: see above.
-        deadline: the message's own.
+        op, deadline: see work.Message.
         record: the message as the flight recorder keeps it.
         partners: the ranks that may be at its other end.
     """
@@ -191,6 +187,7 @@ class PendingMessage:
         self, messages: GroupMessages, transfer: Transfer, what: MessageInfo, nbytes: int, options: Options
     ) -> None:
         self.transfer = transfer
+        self.op = what[0]
         self.deadline = Deadline(options.timeout)
         self.record: Record = messages.state, what, 0, self.deadline.started, None, "", nbytes
         self._messages = messages
@@ -201,14 +198,11 @@ class PendingMessage:
         messages.add(self)
 
     def source(self) -> int:
-        """Return the global rank of a received message's sender."""
+        """See work.Message."""
         return self._state.global_rank(self.transfer.source)
 
     def complete(self, deadline: Deadline | None) -> bool:
-        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise.
-
-        Not to be called again once the message is done.
-        """
+        """See work.Message. Not to be called again once the message is done."""
         try:
             done = self.transfer.done or self._await(deadline)
         except BaseException as error:

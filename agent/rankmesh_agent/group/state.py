@@ -47,7 +47,7 @@ class GroupState(ABC):
         details: see Options.
         global_ranks: global ranks of the members, by group rank: ``ranks``, unless the world has shrunk since. Errors
             name these.
-        name, ranks, recorder, lock: see above.
+        group, name, ranks, recorder, lock: see above.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class GroupState(ABC):
         self.ranks = self.global_ranks = ranks
         self.recorder = recorder
         self.lock = lock
-        self._group = group
+        self.group = group
 
     @property
     def id(self) -> str:
         """The group's id, as documents show it."""
-        return f"{self._group:016x}"
+        return f"{self.group:016x}"
 
     def matches(self, name: str) -> bool:
         """Return whether ``name`` is the group's name or id."""

@@ -17,6 +17,9 @@ class Watchdog:
     Args:
         name: of the thread.
         close_seconds: longest time that ``remove`` waits for the thread, which may be inside a check.
+
+    Attributes:
+        thread: the thread; None while there is none.
     """
 
     def __init__(self, name: str, close_seconds: float) -> None:
@@ -24,7 +27,7 @@ class Watchdog:
         self._close_seconds = close_seconds
         self._lock = threading.Lock()
         self._checks: list[Check] = []
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._wakeup = threading.Event()
 
     def add(self, check: Check) -> None:
@@ -33,9 +36,9 @@ class Watchdog:
             if check in self._checks:
                 return
             self._checks.append(check)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self.thread.start()
         self._wakeup.set()
 
     def remove(self, check: Check) -> None:
@@ -44,7 +47,7 @@ class Watchdog:
             if check not in self._checks:
                 return
             self._checks.remove(check)
-            thread = self._thread if not self._checks else None
+            thread = self.thread if not self._checks else None
         if thread is not None and thread is not threading.current_thread():
             self._wakeup.set()
             thread.join(self._close_seconds)
@@ -61,7 +64,7 @@ class Watchdog:
             with self._lock:
                 checks = self._checks.copy()
                 if not checks:
-                    self._thread = None
+                    self.thread = None
                     return
             pauses = []
             for check in checks:

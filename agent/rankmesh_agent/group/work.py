@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
+from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.net.deadline import Deadline, seconds_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupAbortedError, without_traceback
 
 _GRACE_SECONDS = 1.0
 """Time after its deadline by which a message ends at the latest: the thread that detects that has to be scheduled."""
-
-
+_MIN_PAUSE, _MAX_PAUSE = 0.0002, 0.02
+"""Shortest and longest pause between two looks at a message that has a future: a tenth of the time since its begin."""
+_SUCCESS, _TIMEOUT, _COMM_ERROR, _UNKNOWN = 0, 1, 2, 100
+"""torch's WorkResult."""
 _process = object()
 """Another object in a forked child, which lacks the threads that complete the operations of its parent."""
 
 
+_MESSAGES = "rankmesh-messages"
+_messages = Watchdog(_MESSAGES, 0.0)
+"""The thread that completes messages that have futures."""
+
+
 def _after_fork() -> None:
-    global _process
-    _process = object()
+    global _process, _messages
+    _process, _messages = object(), Watchdog(_MESSAGES, 0.0)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -35,7 +43,7 @@ def _check_process(made_in: object) -> None:
 
 
 class Future:
-    """Result of a Work, after torch.futures.Future.
+    """Result of a Work, after torch.futures.Future; ``await`` waits for it in an event loop of asyncio.
 
     A callback given to ``then`` runs in the thread that completes the operation, or at once if it is complete.
 
@@ -51,14 +59,14 @@ class Future:
         self._release = release
         self._process = _process
         self._lock = threading.Lock()
-        self._complete = threading.Event()
+        self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     def done(self) -> bool:
         """Return whether the operation has ended, well or not."""
-        return self._complete.is_set()
+        return self._done
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end, at most ``timeout`` seconds; return the value or raise the operation's error.
@@ -67,12 +75,23 @@ class Future:
             TimeoutError: the operation goes on.
             RuntimeError: this is a callback, and the operation comes after it.
         """
-        if not self._complete.is_set():
+        if not self._done:
             _check_process(self._process)
-        if not self._complete.is_set() and threading.current_thread() is self._worker():
-            raise RuntimeError("waiting in a callback for a later call of the group would wait for itself: use then()")
-        if not self._complete.wait(timeout):
-            raise TimeoutError(f"the operation did not end within {timeout} s")
+            if threading.current_thread() is self._worker():
+                raise RuntimeError(
+                    "waiting in a callback for a later call of the group would wait for itself: use then()"
+                )
+            ended = threading.Lock()
+            ended.acquire()
+            with self._lock:
+                if not self._done:
+                    self._callbacks.insert(0, ended.release)  # before callbacks, which may take long
+            try:
+                if not self._done and not ended.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+                    raise TimeoutError(f"the operation did not end within {timeout} s")
+            finally:
+                with self._lock, contextlib.suppress(ValueError):
+                    self._callbacks.remove(ended.release)
         return self.value()
 
     def value(self) -> Any:
@@ -81,11 +100,15 @@ class Future:
         Raises:
             RuntimeError: it is not done.
         """
-        if not self._complete.is_set():
+        if not self._done:
             raise RuntimeError("value() before the operation is complete; call wait() first")
         if self._error is not None:
             raise without_traceback(self._error)
         return self._value
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that failed."""
+        return self._error
 
     def release(self) -> bool:
         """Relieve this thread, which runs a callback, of completing calls; return whether it holds up none.
@@ -105,12 +128,16 @@ class Future:
             except BaseException as error:
                 following.set_exception(error)
 
-        with self._lock:
-            if not self._complete.is_set():
-                self._callbacks.append(run)
-                return following
-        run()
+        self._call_back(run)
         return following
+
+    def _call_back(self, run: Callable[[], object]) -> None:
+        """Call a function once the operation has ended."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(run)
+                return
+        run()
 
     def set_result(self, value: Any) -> None:
         """Complete the future with a value."""
@@ -118,29 +145,102 @@ class Future:
 
     def set_exception(self, error: BaseException) -> None:
         """Complete the future with an error."""
-        self._finish(None, error)
+        self._finish(None, without_traceback(error))
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
         with self._lock:
-            self._value, self._error = value, error and without_traceback(error)
-            self._complete.set()
+            self._value, self._error, self._done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Wait for the end as ``wait()`` does, in a task; if the task is cancelled, the operation goes on."""
+        if not self._done:
+            from asyncio import get_running_loop  # its import takes longer than that of the SDK
 
-class Work(ABC):
-    """An operation that runs while its caller does something else."""
+            _check_process(self._process)
+            loop = get_running_loop()
+            ended = loop.create_future()
 
-    @abstractmethod
+            def resolve() -> None:
+                if not ended.done():  # the task was cancelled
+                    ended.set_result(None)
+
+            def wake() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(resolve)
+
+            self._call_back(wake)
+            yield from ended.__await__()
+        return self.value()
+
+
+class Message(Protocol):
+    """A message that its Work completes.
+
+    Attributes:
+        op: ``send`` or ``recv``.
+        deadline: the message's own.
+    """
+
+    op: str
+    deadline: Deadline
+
+    def complete(self, deadline: Deadline | None) -> bool:
+        """Wait for the message until a deadline, or with None only look; return whether it is done, or raise."""
+
+    def source(self) -> int:
+        """Return the global rank of a received message's sender."""
+
+
+class Work:
+    """An operation that runs while its caller does something else; ``await`` waits for it in an event loop of asyncio.
+
+    The group's worker completes a call, and a thread that waits for a message that message: of several threads one, the
+    others wait for it.
+
+    Args:
+        operation: text that names the operation.
+        arrays: the user's arrays.
+        future: completes with a call; left out for a message.
+        message: the message; None for a call.
+
+    Attributes:
+        message: see above.
+    """
+
+    def __init__(
+        self, operation: str, arrays: list[Any], future: Future | None = None, message: Message | None = None
+    ) -> None:
+        self._operation = operation
+        self._arrays = arrays
+        self.message = message
+        self._future = future or Future(lambda: _messages.thread, _releases)
+        self._claimed = threading.Lock()  # by the thread that completes the operation; for a call once and for all
+
+    def __repr__(self) -> str:
+        error = self.exception()
+        state = f"failed: {error}" if error is not None else "done" if self.is_completed() else "running"
+        return f"<Work {self._operation}, {state}>"
+
     def is_completed(self) -> bool:
         """Return whether the operation has ended, well or not."""
+        future, message = self._future, self.message
+        if message is not None and not future._done and future._process is _process and self._claimed.acquire(False):
+            with contextlib.suppress(DistError):  # the future has it
+                self._complete(message, None)
+        return future._done
 
-    @abstractmethod
+    def is_success(self) -> bool:
+        """Return whether the operation has ended well."""
+        return self.is_completed() and self.exception() is None
+
     def exception(self) -> BaseException | None:
         """Return the error of an operation that failed."""
+        self.is_completed()
+        return self._future.exception()
 
-    @abstractmethod
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait for the end.
 
@@ -154,22 +254,56 @@ class Work(ABC):
             CollectiveTimeoutError: ``timeout`` passed; the operation goes on.
             DistError: the operation failed.
         """
+        seconds = wait_limit(timeout)
+        if self.message is not None and not self._future._done:
+            self._wait_for_message(self.message, seconds)
+            return True
+        try:
+            self._future.wait(seconds)
+        except TimeoutError as error:
+            if self._future._done:
+                raise
+            raise CollectiveTimeoutError(
+                f"{self._operation} did not end within {seconds:.3g} s of waiting; it goes on", op=self._operation
+            ) from error
+        return True
 
     def synchronize(self) -> None:
         """Wait for the end, as ``wait()``: in host memory there is no stream to wait for instead."""
         self.wait()
 
-    @abstractmethod
-    def result(self) -> list[Any]:
-        """Return the arrays of the operation, once it is complete."""
+    block_current_stream = synchronize
 
-    @abstractmethod
+    def __await__(self) -> Generator[Any, None, bool]:
+        """Wait for the end as ``wait()`` does, in a task; if the task is cancelled, the operation goes on."""
+        yield from self.get_future().__await__()
+        return self.wait()
+
+    def result(self) -> list[Any]:
+        """Return the arrays of the operation, once it is complete; wait for a message."""
+        if self.message is not None:
+            self.wait()
+        if not self._future._done:
+            raise RuntimeError("result() before the operation is complete; call wait() first")
+        self._future.value()
+        return self._arrays
+
     def get_future(self) -> Future:
         """Return a future whose value is ``result()``."""
+        if self.message is not None and not self.is_completed():
+            _messages.add(self._look)
+        return self._future
 
-    def is_success(self) -> bool:
-        """Return whether the operation has ended well."""
-        return self.is_completed() and self.exception() is None
+    def get_future_result(self) -> Future:
+        """Return a future of torch's WorkResult: 0 for success, 1 for a timeout, 2 for another DistError, else 100."""
+
+        def outcome(_: Future) -> int:
+            error = self.exception()
+            if isinstance(error, CollectiveTimeoutError):
+                return _TIMEOUT
+            return _SUCCESS if error is None else _COMM_ERROR if isinstance(error, DistError) else _UNKNOWN
+
+        return self.get_future().then(outcome)
 
     def source_rank(self) -> int:
         """Return the global rank of a received message's sender.
@@ -177,69 +311,12 @@ class Work(ABC):
         Raises:
             RuntimeError: this is not a receive.
         """
-        raise RuntimeError("source_rank() is only known for a receive")
+        if self.message is None or self.message.op != "recv":
+            raise RuntimeError("source_rank() is only known for a receive")
+        self.wait()
+        return self.message.source()
 
-
-def wait_limit(timeout: timedelta | float | None) -> float | None:
-    """Return the seconds of a wait's timeout; None, the operation's own limit, also for 0: torch's default.
-
-    Raises:
-        ValueError: the timeout is negative.
-    """
-    return (None if timeout is None else seconds_of(timeout, 0.0)) or None
-
-
-def _repr(operation: str, done: bool, error: BaseException | None) -> str:
-    state = "running" if not done else "done" if error is None else f"failed: {error}"
-    return f"<Work {operation}, {state}>"
-
-
-class QueuedWork(Work):
-    """A call in a group's queue.
-
-    Args:
-        run: executes the call.
-        arrays: the user's arrays that it fills.
-        described: description of the call.
-        worker: returns the thread that will execute it.
-        release: relieves that thread; see Future.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[], None],
-        arrays: list[Any],
-        described: str,
-        worker: Callable[[], threading.Thread | None] = lambda: None,
-        release: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._run = run
-        self._arrays = arrays
-        self._described = described
-        self._future = Future(worker, release)
-        self._claimed = threading.Lock()
-        self._withdrawn = False
-
-    def __repr__(self) -> str:
-        return _repr(self._described, self.is_completed(), self.exception())
-
-    def run(self, ended: Callable[[], object] = lambda: None) -> None:
-        """Execute the call, in the group's worker thread; then release its arguments.
-
-        Args:
-            ended: called between its end and the callbacks.
-        """
-        run = self._run
-        del self._run
-        try:
-            run()
-        except BaseException as error:
-            ended()
-            self._future.set_exception(error)
-        else:
-            ended()
-            if not self._withdrawn:
-                self._future.set_result(self._arrays)
+    # Calls
 
     def claim(self) -> bool:
         """Begin; return whether the call is still to be executed. From now on it cannot be withdrawn."""
@@ -249,126 +326,71 @@ class QueuedWork(Work):
         """Fail the call instead of executing it; return whether that was possible, because it had not begun."""
         if not self._claimed.acquire(False):
             return False
-        self._withdrawn = True
         self._future.set_exception(error)
         return True
 
-    def is_completed(self) -> bool:
-        return self._future.done()
+    def end(self, error: BaseException | None) -> None:
+        """Complete the call, unless it was withdrawn."""
+        if self._future._done:
+            return
+        if error is None:
+            self._future.set_result(self._arrays)
+        else:
+            self._future.set_exception(error)
 
-    def exception(self) -> BaseException | None:
-        return self._future._error
+    # Messages
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
-        seconds = wait_limit(timeout)
-        try:
-            self._future.wait(seconds)
-        except TimeoutError as error:
-            if self._future.done():
-                raise
+    def _wait_for_message(self, message: Message, seconds: float | None) -> None:
+        _check_process(self._future._process)
+        own = message.deadline if seconds is None else Deadline(seconds)
+        # The error of another thread that completes it, at the operation's deadline, names the missing rank.
+        grace = _GRACE_SECONDS if seconds is None else 0.0
+        if not self._claimed.acquire(False) and not self._claimed.acquire(timeout=own.remaining() + grace):
             raise CollectiveTimeoutError(
-                f"{self._described} did not end within {seconds:.3g} s of waiting; it goes on", op=self._described
-            ) from error
-        return True
+                f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
+            )
+        self._complete(message, own)
 
-    def result(self) -> list[Any]:
-        if not self._future.done():
-            raise RuntimeError("result() before the operation is complete; call wait() first")
-        self._future.value()
-        return self._arrays
+    def _complete(self, message: Message, deadline: Deadline | None) -> None:
+        """Complete the message, which this thread has claimed, until a deadline, or with None only look."""
+        try:
+            if self._future._done:
+                self._future.value()
+            elif message.complete(deadline):
+                self._future.set_result(self._arrays)
+        except DistError as error:
+            own = deadline is None or deadline is message.deadline
+            if not self._future._done and (own or not isinstance(error, CollectiveTimeoutError)):
+                self._future.set_exception(error)
+            raise
+        finally:
+            self._claimed.release()
 
-    def get_future(self) -> Future:
-        return self._future
+    def _look(self) -> float:
+        """Complete the message if it has come or its deadline has passed; return the seconds until the next look."""
+        assert self.message is not None
+        deadline = self.message.deadline
+        try:
+            if not self.is_completed() and deadline.expired():
+                self.wait()
+        except BaseException as error:
+            if not self._future._done:
+                self._future.set_exception(error)
+        if not self._future._done:
+            return min(_MAX_PAUSE, max(_MIN_PAUSE, deadline.elapsed() / 10))
+        _messages.remove(self._look)
+        return 0.0
 
 
-class MessageWork(Work):
-    """Work of a point-to-point message. Of several threads that wait for it one completes it, the others wait for that.
+def _releases() -> bool:
+    """Return whether this thread is another than the one that completes messages."""
+    return threading.current_thread() is not _messages.thread
 
-    Args:
-        complete: waits for the message until a deadline and raises its error; with None it does not wait, and returns
-            whether the message is done.
-        arrays: the user's arrays.
-        deadline: the operation's own.
-        source: returns the global rank of a received message's sender.
-        abandon: gives the message up because of an error: waits for it fail, and if its data is on the way, the group
-            ends, too.
 
-    Attributes:
-        abandon: see above.
+def wait_limit(timeout: timedelta | float | None) -> float | None:
+    """Return the seconds of a wait's timeout; None, the operation's own limit, also for 0: torch's default.
+
+    Raises:
+        ValueError: the timeout is negative.
     """
-
-    def __init__(
-        self,
-        complete: Callable[[Deadline | None], bool],
-        arrays: list[Any],
-        deadline: Deadline,
-        source: Callable[[], int] | None = None,
-        abandon: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:
-        self._complete_message = complete
-        self._arrays = arrays
-        self._deadline = deadline
-        self._source = source
-        self.abandon = abandon
-        self._process = _process
-        self._completing = threading.Lock()
-        self._done = False
-        self._error: BaseException | None = None
-
-    def __repr__(self) -> str:
-        return _repr("send" if self._source is None else "recv", self._done, self._error)
-
-    def is_completed(self) -> bool:
-        if not self._done and self._process is _process and self._completing.acquire(False):
-            try:
-                self._done = self._done or self._complete_message(None)
-            except DistError as error:
-                self._error, self._done = without_traceback(error), True
-            finally:
-                self._completing.release()
-        return self._done
-
-    def exception(self) -> BaseException | None:
-        self.is_completed()
-        return self._error
-
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
-        seconds = wait_limit(timeout)
-        own = self._deadline if seconds is None else Deadline(seconds)
-        if not self._done:
-            _check_process(self._process)
-            # The error of another thread that completes it, at the operation's deadline, names the missing rank.
-            grace = _GRACE_SECONDS if seconds is None else 0.0
-            if not self._completing.acquire(False) and not self._completing.acquire(timeout=own.remaining() + grace):
-                raise CollectiveTimeoutError(
-                    f"the message did not end within {own.seconds:.3g} s of waiting; another thread still waits for it"
-                )
-            try:
-                self._done = self._done or self._complete_message(own)
-            except DistError as error:
-                if seconds is None or not isinstance(error, CollectiveTimeoutError):
-                    self._error, self._done = without_traceback(error), True
-                raise
-            finally:
-                self._completing.release()
-        if self._error is not None:
-            raise without_traceback(self._error)
-        return True
-
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._arrays
-
-    def get_future(self) -> Future:
-        """Not available.
-
-        Raises:
-            RuntimeError: always; torch has none for point-to-point operations either.
-        """
-        raise RuntimeError("get_future() is not available for point-to-point operations; use wait()")
-
-    def source_rank(self) -> int:
-        if self._source is None:
-            return super().source_rank()
-        self.wait()
-        return self._source()
+    return (None if timeout is None else seconds_of(timeout, 0.0)) or None

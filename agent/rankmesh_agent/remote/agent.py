@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
@@ -50,11 +51,8 @@ class RemoteAgent:
     Args:
         settings: of the job.
         offer: the agent that the gateway offered.
-        rank: this process's rank, UNASSIGNED (-1) to have one assigned; ``member.rank`` has it.
-        world_size: ranks in the job.
-        timeout: seconds for the join, and the default for calls.
+        terms: of the lease, which gets this process as its holder; ``member.rank`` has the rank.
         deadline: end of the join.
-        awaits_growth: see LeaseTerms.
 
     Attributes:
         settings: see above.
@@ -67,17 +65,7 @@ class RemoteAgent:
         DistNetworkError: the agent cannot be reached, or the join failed; the subclass and the message have the cause.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        offer: AgentHeartbeat,
-        *,
-        rank: int,
-        world_size: int,
-        timeout: float,
-        deadline: Deadline,
-        awaits_growth: bool = False,
-    ) -> None:
+    def __init__(self, settings: Settings, offer: AgentHeartbeat, terms: LeaseTerms, deadline: Deadline) -> None:
         self.settings = settings
         same_host = offer.host_id == host_id(settings.shm_dir)
         path = socket_path(settings.shm_dir, offer.id) if same_host else ""
@@ -85,8 +73,7 @@ class RemoteAgent:
         self._groups: list[RemoteCommunicator] = []
         self._notify: Callable[[DistBackendError], None] = lambda error: None
         self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
-        holder = f"pid {os.getpid()} on {socket.gethostname()}"
-        terms = LeaseTerms(settings.job, rank, world_size, timeout, holder, awaits_growth=awaits_growth)
+        terms = replace(terms, holder=f"pid {os.getpid()} on {socket.gethostname()}")
         joined = self._client.acquire(Acquire(terms, max(deadline.remaining(), _MIN_JOIN_SECONDS)), deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)

@@ -13,7 +13,7 @@ from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.group.call_queue import CallQueue
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.group.work import MessageWork, Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
 from rankmesh_agent.remote.calls import Cancel, Message, Wait
@@ -45,7 +45,7 @@ class RemoteCommunicator(Communicator):
         self.state = RemoteGroupState(client, self.id, self.name, self.ranks)
         backend = RemoteBackend(self.state, self.rank, description.medium)
         self.queue = CallQueue(self.state, backend)
-        self._submit = self.queue.submit
+        self.submit = self.queue.submit
 
     @property
     def failure(self) -> DistError | None:
@@ -113,6 +113,7 @@ class _Message:
         options: see Communicator.
 
     Attributes:
+        op, deadline: see work.Message.
         result: of the request, once it is complete.
     """
 
@@ -120,17 +121,22 @@ class _Message:
         self._client = client
         self._message = request
         self._options = options
-        self._deadline = Deadline(options.timeout)
+        self.op = "send" if request.sends else "recv"
+        self.deadline = Deadline(options.timeout)
         self._done = False
         self.result = -1
         view = [as_bytes(array)]
         up, self._down = (view, []) if request.sends else ([], view)
         self._ask(request, request.seconds if request.blocking else 0.0, up, blocking=request.blocking)
 
-    def wait(self, deadline: Deadline | None) -> bool:
-        """See PendingMessage."""
+    def source(self) -> int:
+        """See work.Message."""
+        return self.result
+
+    def complete(self, deadline: Deadline | None) -> bool:
+        """See work.Message."""
         if not self._done:
-            own = deadline is self._deadline
+            own = deadline is self.deadline
             seconds = None if deadline is None else deadline.remaining()
             self._ask(Wait(self._message.number, seconds, own), seconds or 0.0, [], blocking=own)
         return self._done
@@ -153,7 +159,4 @@ class _Message:
 
     def work(self) -> Work | None:
         """Return the Work of an asynchronous message."""
-        if not self._options.async_op:
-            return None
-        source = None if self._message.sends else lambda: self.result
-        return MessageWork(self.wait, self._options.result, self._deadline, source)
+        return Work(self.op, self._options.result, message=self) if self._options.async_op else None

@@ -23,14 +23,10 @@ class RemoteGroupState(GroupState):
         group: id of the group.
         name: the group's name for people.
         ranks: the members, by group rank.
-
-    Attributes:
-        group: see above.
     """
 
     def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
         super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
-        self.group = group
         self._client = client
         self._agent_error: BaseException | None = None
         """The error that the agent raised in the latest call: it has ended the group already, if it has to."""

@@ -13,84 +13,49 @@ import numpy as np
 import rankmesh._session.debug as _debug
 import rankmesh._session.session as _session
 from rankmesh._collectives.reduce_op import reduction
-from rankmesh._session.process_group import Group, NonMember
+from rankmesh._session.process_group import Group, NonMember, ProcessGroup
 from rankmesh._session.ranks import as_int
 from rankmesh._session.session import communicator_of
 from rankmesh._tensors.buffers import buffer_of, device_of, flat_in, flat_out
-from rankmesh._tensors.layout import UNPADDED, Array, WriteBack
+from rankmesh._tensors.layout import Array, WriteBack
 from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Details, Options
-from rankmesh_agent.net.deadline import seconds_of
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 
 Timeout = timedelta | float | None
-_NO_OPTIONS = Options(0.0)
-_ndarray = np.ndarray  # looked up once, not in each call
-
-
-def in_place(
-    group: Group, called: str, tensor: Any, timeout: Timeout, async_op: bool, op: ReduceOp | PremulSum | None = None
-) -> tuple[Communicator | None, Array, Options]:
-    """Return the communicator, the elements and the options of a call on one tensor, which it overwrites.
-
-    Args:
-        group: the group.
-        called: the function that the user called.
-        tensor: the tensor.
-        timeout: limit for the call.
-        async_op: whether it returns immediately.
-        op: its reduction, if it is one.
-
-    Returns:
-        The communicator is None, after a warning, if this process is not a member of the group.
-
-    Raises:
-        TypeError: the tensor's elements cannot be communicated, or ``group`` is not a group.
-        ValueError: ``tensor`` is read-only, the timeout is negative, or init_process_group has not been called.
-    """
-    write_back = None
-    plain, default = type(tensor) is _ndarray, _session._default
-    if plain and group is None and default is not None:
-        comm: Communicator | None = default.group._communicator  # as communicator() returns it, without the call
-    else:
-        comm = communicator(group, called, tensor, op, level=4)
-    if comm is None:
-        return None, np.empty(0), _NO_OPTIONS
-    if plain and tensor.flags.carray and tensor.dtype in UNPADDED:
-        array: Array = tensor if tensor.ndim == 1 else tensor.reshape(-1)
-    else:
-        array, write_back = flat_out(tensor, "tensor", comm)
-    if timeout is None and not async_op and write_back is None and _debug.below_detail and not comm.recording:
-        return comm, array, comm.default_options
-    return comm, array, options(comm, timeout, async_op, [tensor], write_back)
 
 
 def communicator(
-    group: Group, called: str, tensor: Any = None, op: ReduceOp | PremulSum | None = None, level: int = 3
+    group: Group, called: str, tensor: Any = None, op: ReduceOp | PremulSum | None = None
 ) -> Communicator | None:
     """Return a group's communicator; warn and return None if this process is not a member.
 
     Args:
         group: the group.
-        called: the function that the user called.
+        called: the function that the user called, which calls this one.
         tensor: an array of the call, whose device selects the communicator; None for a call without arrays.
         op: the reduction of the call, which not every library for GPUs has; None for other calls.
-        level: frames up to the user's, for the warning.
 
     Raises:
         ValueError: init_process_group has not been called.
         TypeError: ``group`` is not a group.
     """
-    if isinstance(group, NonMember):
+    if group is None and (default := _session._default) is not None:
+        group = default.group
+    if type(group) is ProcessGroup:
+        comm = group._communicator
+    elif isinstance(group, NonMember):
         warnings.warn(
             f"{called}() does nothing on this rank, which is not a member of the group",
             RuntimeWarning,
-            stacklevel=level,
+            stacklevel=3,
         )
         return None
+    else:
+        comm = communicator_of(group)
     if tensor is None or type(tensor) is np.ndarray or (device := device_of(tensor)) is None:
-        return communicator_of(group)
+        return comm
     comm = _on_gpus()(group, device)
     if op is None or not comm.on_device:
         return comm
@@ -129,21 +94,14 @@ def options(
     Raises:
         ValueError: the timeout is negative.
     """
-    if (
-        _debug.below_detail
-        and timeout is None
-        and not async_op
-        and write_back is None
-        and details is None
-        and not comm.recording
-    ):
-        return comm.default_options  # nearly all calls; made once
+    plain = comm.default_options if timeout is None else comm.options_within(timeout)
+    if write_back is None and details is None and not async_op and _debug.below_detail and comm.batch is None:
+        return plain
     shapes = _debug.details_of([*inputs, *tensors] if inputs else tensors)
-    limit = comm.timeout if timeout is None else seconds_of(timeout, comm.timeout)
     if details is None or shapes is None:
-        return Options(limit, async_op, tensors, write_back, details or shapes)
+        return Options(plain.timeout, async_op, tensors, write_back, details or shapes)
     splits, site = details, shapes  # the site first: long splits are cut off
-    return Options(limit, async_op, tensors, write_back, lambda: f"{site()}, {splits()}")
+    return Options(plain.timeout, async_op, tensors, write_back, lambda: f"{site()}, {splits()}")
 
 
 def chain(steps: Sequence[WriteBack | None]) -> WriteBack | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankmesh._collectives.arguments import Timeout, communicator, options
+from rankmesh._collectives.call_recorder import is_recording
 from rankmesh._session.process_group import Group
 from rankmesh._session.ranks import require_member
 from rankmesh_agent.group.work import Work
@@ -65,7 +66,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     comm = communicator(group, "monitored_barrier")
     if comm is None:
         return
-    if comm.batching:
+    if is_recording(comm):
         raise RuntimeError("monitored_barrier() cannot be part of a batch of collectives: call it before or after it")
     call_options = options(comm, timeout, False, [])
     earlier = comm.failure

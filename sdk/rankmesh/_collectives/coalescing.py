@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, options
+from rankmesh._collectives.call_recorder import CallRecorder
 from rankmesh._collectives.gather import all_gather
 from rankmesh._collectives.reduce import all_reduce
 from rankmesh._session.process_group import Group, NonMember
@@ -62,13 +63,13 @@ def batch(group: Group = None, async_ops: bool = False, *, timeout: Timeout = No
         return
     comm = communicator_of(group)
     call_options = options(comm, timeout, async_ops, [])
-    comm.open_batch()
+    recorder = CallRecorder(comm)
     try:
         yield batched
     except BaseException:
-        comm.close_batch(None)
+        recorder.close(None)
         raise
-    batched.works = comm.close_batch(call_options)
+    batched.works = recorder.close(call_options)
 
 
 def _coalescing_manager(

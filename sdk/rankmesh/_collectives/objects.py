@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rankmesh._collectives.arguments import Timeout, check_list, communicator, group_rank_of, options, other_rank_of
+from rankmesh._collectives.call_recorder import is_recording
 from rankmesh._collectives.object_frames import (
     HEAD_BYTES,
     Incoming,
@@ -390,7 +391,7 @@ def _rounds(comm: Communicator, timeout: Timeout, description: str) -> Callable[
     Raises:
         RuntimeError: a batch is open, whose calls are made later.
     """
-    if comm.batching:
+    if is_recording(comm):
         raise RuntimeError("objects cannot be sent in a batch of collectives: make the call before or after it")
     first = options(comm, timeout, False, [], details=lambda: description)
     end = time.monotonic() + first.timeout

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+import rankmesh._session.debug as _debug
 from rankmesh._collectives.arguments import (
     Timeout,
     chain,
     communicator,
     equal_parts,
     group_rank_of,
-    in_place,
     inputs_of,
     options,
     same_dtype,
@@ -69,15 +69,17 @@ def all_reduce(
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.all_reduce
     """
-    comm, array, call_options = in_place(group, "all_reduce", tensor, timeout, async_op, op)
+    comm = communicator(group, "all_reduce", tensor, op)
     if comm is None:
         return None
+    array, write_back = flat_out(tensor, "tensor", comm)
     if type(op) is not ReduceOp or op is ReduceOp.PREMUL_SUM:
         op, factor = reduction(op, array.dtype)
         if factor is not None:
-            array, write_back = premultiply(array, call_options.on_complete, factor)
-            call_options = options(comm, timeout, async_op, [tensor], write_back)
-    return comm.all_reduce(array, op, call_options)
+            array, write_back = premultiply(array, write_back, factor)
+    if timeout is None and write_back is None and not async_op and _debug.below_detail and comm.batch is None:
+        return comm.all_reduce(array, op, comm.default_options)  # as options() returns them, without the call
+    return comm.all_reduce(array, op, options(comm, timeout, async_op, [tensor], write_back))
 
 
 def reduce(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh._collectives.arguments import Timeout, communicator, options
+from rankmesh._collectives.call_recorder import is_recording
 from rankmesh._session.process_group import Group
 from rankmesh._tensors.layout import Array, supported
 
@@ -56,7 +57,7 @@ def empty(
     comm = communicator(group, "empty")
     if comm is None:
         return None
-    if comm.batching:
+    if is_recording(comm):
         raise RuntimeError("empty() needs the other ranks at once: call it outside of the batch")
     native = supported(np.dtype(dtype), "the array")
     sizes = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)

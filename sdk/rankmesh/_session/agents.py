@@ -25,7 +25,15 @@ from rankmesh_agent.wire.errors import (
     GatewayUnreachableError,
     from_code,
 )
-from rankmesh_agent.wire.schemas import LONG_POLL_SECONDS, AgentHeartbeat, JoinReply, LeaseOffer, LeaseRequest, Member
+from rankmesh_agent.wire.schemas import (
+    LONG_POLL_SECONDS,
+    AgentHeartbeat,
+    JoinReply,
+    LeaseOffer,
+    LeaseRequest,
+    LeaseTerms,
+    Member,
+)
 
 if TYPE_CHECKING:
     from rankmesh._rendezvous import Rendezvous
@@ -75,17 +83,11 @@ def _attached(rendezvous: Rendezvous, settings: Settings, timeout: float) -> Rem
                 return None
             from rankmesh_agent.remote.agent import RemoteAgent
 
+            size, awaits = rendezvous.world_size, rendezvous.awaits_growth
+            terms = LeaseTerms(settings.job, rendezvous.rank, size, timeout, holder="", awaits_growth=awaits)
             try:
                 with _reports(rendezvous, offer, settings, deadline):
-                    return RemoteAgent(
-                        settings,
-                        offer,
-                        rank=rendezvous.rank,
-                        world_size=rendezvous.world_size,
-                        timeout=timeout,
-                        deadline=deadline,
-                        awaits_growth=rendezvous.awaits_growth,
-                    )
+                    return RemoteAgent(settings, offer, terms, deadline)
             except AgentTakenError as error:
                 failure = error  # another process was faster: there may be another agent
             except DistNetworkError as error:

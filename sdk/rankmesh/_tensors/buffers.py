@@ -70,10 +70,10 @@ def flat_in(tensor: Any, name: str, comm: Communicator | None = None) -> Array:
         TypeError, ValueError: its elements cannot be communicated.
     """
     on_device = comm is not None and comm.on_device
-    if type(tensor) is np.ndarray and tensor.ndim == 1 and not on_device:  # nearly all: without a Buffer
+    if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
         if array.flags.c_contiguous and array.dtype in UNPADDED:
-            return array
+            return array if array.ndim == 1 else array.reshape(-1)
     return buffer_of(tensor, name).flat_in(on_device)
 
 
@@ -90,10 +90,10 @@ def flat_out(tensor: Any, name: str, comm: Communicator | None = None) -> tuple[
         ValueError: it is read-only, or some of its elements share memory.
     """
     on_device = comm is not None and comm.on_device
-    if type(tensor) is np.ndarray and tensor.ndim == 1 and not on_device:  # nearly all: without a Buffer
+    if type(tensor) is np.ndarray and not on_device:  # nearly all: without a Buffer
         array: Array = tensor
         if array.flags.carray and array.dtype in UNPADDED:
-            return array, None
+            return array if array.ndim == 1 else array.reshape(-1), None
     return buffer_of(tensor, name).flat_out(on_device)
 
 

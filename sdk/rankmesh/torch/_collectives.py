@@ -20,6 +20,7 @@ from torch.autograd.graph import increment_version
 
 import rankmesh
 from rankmesh._collectives.arguments import Timeout
+from rankmesh._collectives.call_recorder import CallRecorder, is_recording
 from rankmesh._session.process_group import ProcessGroup as MeshGroup
 from rankmesh.torch._device_backend import backend_names
 from rankmesh.torch._errors import to_torch_error
@@ -168,6 +169,8 @@ class Collectives:
     _device_backend: Callable[[Any], Any]
     _batched: list[Work] | None = None
     """Works of messages inside torch's coalescing manager, which are sent at once; None outside of it."""
+    _recorder: CallRecorder | None = None
+    """Records the collectives inside it."""
 
     @_collective("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None) -> _Written:
@@ -331,7 +334,7 @@ class Collectives:
 
     def _message_work(self, tensors: list[Any], work: Work | None) -> CompletedWork:
         assert work is not None  # only members have the group
-        if self._batched is not None and self.comm.batching:
+        if self._batched is not None and is_recording(self.comm):
             self._batched.append(work)
         return MessageWork(tensors, work, self.comm.global_ranks)
 
@@ -340,7 +343,7 @@ class Collectives:
     @contextlib.contextmanager
     def _coalesced(self, opts: Any) -> Iterator[rankmesh.Batch]:
         """Run the calls of the block as one batch at its end, or as part of the batch that is open already."""
-        if self.comm.batching:
+        if is_recording(self.comm):
             yield rankmesh.Batch()
         else:
             call = self._options(opts)
@@ -351,16 +354,16 @@ class Collectives:
         if not self.carries(device):
             self._device_backend(torch.device(device))._start_coalescing(device)
             return
-        self.comm.open_batch()
-        self._batched = []
+        self._recorder, self._batched = CallRecorder(self.comm), []
 
     def _end_coalescing(self, device: Any = None) -> Any:
         if not self.carries(device):
             return self._device_backend(torch.device(device))._end_coalescing(device)
-        comm = self.comm
+        recorder, self._recorder = self._recorder, None
         batched, self._batched = self._batched or [], None
         try:
-            return PendingWork([], [*comm.close_batch(Options(comm.timeout, True)), *batched])
+            works = [] if recorder is None else recorder.close(Options(self.comm.timeout, True))
+            return PendingWork([], [*works, *batched])
         except DistError as error:
             raise to_torch_error(error) from error.__cause__
 
@@ -368,7 +371,7 @@ class Collectives:
 
     def _sum_sparse(self, tensor: Any, op: Any, opts: Any) -> None:
         """Reduce a sparse tensor; always synchronous: several calls, each of which needs the previous one's result."""
-        if self.comm.batching:
+        if is_recording(self.comm):
             raise RuntimeError(
                 "a sparse all_reduce cannot be part of a batch of collectives: call it before or after it"
             )

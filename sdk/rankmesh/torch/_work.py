@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -168,24 +166,13 @@ def _when_all_done(works: Sequence[engine.Work], then: Callable[[], None]) -> No
     left = len(works)
     lock = threading.Lock()
 
-    def one(is_free: Callable[[], bool]) -> None:
+    def one(ended: engine.Future) -> None:
         nonlocal left
         with lock:
             left -= 1
             last = left == 0
         if last:
-            then() if is_free() else run_in_thread(then)
+            then() if ended.release() else run_in_thread(then)
 
     for work in works:
-        if isinstance(work, engine.MessageWork):
-            run_in_thread(functools.partial(_wait_for_message, work, one))  # only a wait progresses a message
-        else:
-            work.get_future().then(lambda future: one(future.release))
-
-
-def _wait_for_message(work: engine.Work, ended: Callable[[Callable[[], bool]], None]) -> None:
-    try:
-        with contextlib.suppress(DistError):  # the Work keeps the error
-            work.wait()
-    finally:
-        ended(lambda: True)
+        work.get_future().then(one)

@@ -13,6 +13,7 @@ from support.sweep.cover import cells_of, go_through
 from support.sweep.media import OverCommunicator
 from support.threads import LATER, NOW, World, in_threads, world
 
+from rankmesh._collectives.call_recorder import CallRecorder
 from rankmesh_agent.collectives.reduction import combine
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistBackendError, GroupAbortedError
@@ -116,10 +117,10 @@ def test_a_batch_is_merged_for_the_engine_too(trio: tuple[World, list[Engine]]) 
 
     def attempt(members: LocalCommunicator) -> None:
         arrays = [np.ones(2), np.ones(3)]
-        members.open_batch()
+        recorder = CallRecorder(members)
         for array in arrays:
             members.all_reduce(array, ReduceOp.SUM, NOW)
-        members.close_batch(NOW)
+        recorder.close(NOW)
         assert [array.tolist() for array in arrays] == [[3, 3], [3, 3, 3]]
 
     made.run(attempt)

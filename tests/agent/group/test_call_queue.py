@@ -24,7 +24,6 @@ from support.processes import wait_until
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.call_queue import CallQueue
-from rankmesh_agent.group.coalescing import BatchedWork
 from rankmesh_agent.group.flight_recorder import FlightRecorder, error_text
 from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
@@ -202,7 +201,6 @@ class CallQueueMachine(RuleBasedStateMachine):
         self.group, self.model = Alone(), Model()
         self.labels = (f"call {number}" for number in itertools.count())
         self.numbers = itertools.count(1)
-        self.batch: list[tuple[Any, str]] | None = None
         self.held, self.release = threading.Event(), threading.Event()
         if held:
             self.hold()
@@ -301,12 +299,7 @@ class CallQueueMachine(RuleBasedStateMachine):
         model, held = self.model, self.model.active is not None
         limit = SECONDS if deadline is None or not (async_op or held) else 0 if deadline == 0 else "the rest"
         call = self.call(key, outcome, limit)
-        if self.batch is not None and len(key) <= 7 and (async_op or not held):
-            model.plan(key)
-            made = self.submit(call, async_op=async_op)
-            assert isinstance(made, BatchedWork) if async_op else made is None
-            self.batch.append((key, call.label))
-        elif not async_op and not held:
+        if not async_op and not held:
             self.check(model.execute(call, worker=False), lambda: self.submit(call, deadline, async_op=False))
         else:
             model.plan(key)
@@ -315,7 +308,7 @@ class CallQueueMachine(RuleBasedStateMachine):
             elif async_op:
                 call.work = self.submit(call, deadline, async_op=True)
                 model.queued.append(call)
-            else:  # behind the queued ones, in a thread that no batch concerns
+            else:  # behind the queued ones
                 queued, before = self.group.queue._queued, len(self.group.queue._queued)
                 call.work = in_thread(lambda: self.submit(call, deadline, async_op=False))
                 wait_until(lambda: len(queued) > before, "the call to be queued", SECONDS)
@@ -390,20 +383,6 @@ class CallQueueMachine(RuleBasedStateMachine):
             self.group.queue.use_backend(RecordingBackend(self.group.log, number, device))
             self.model.use_backend(device, number)
 
-    @rule()
-    def open_batch(self) -> None:
-        if self.batch is None:
-            self.batch = []
-            self.group.queue.open_batch()
-        else:
-            with pytest.raises(RuntimeError, match="already open for group 'alone'"):
-                self.group.queue.open_batch()
-
-    @rule()
-    def close_batch(self) -> None:
-        recorded, self.batch = self.batch or [], None
-        assert [(call.key, *call.options.result) for call in self.group.queue.close_batch()] == recorded
-
     @precondition(lambda self: self.model.failure is not None or self.model.seq + len(self.model.queued) > 12)
     @rule(held=st.booleans())
     def close(self, held: bool) -> None:
@@ -416,7 +395,6 @@ class CallQueueMachine(RuleBasedStateMachine):
         model.log += [("close", model.backends[device]) for device in sorted(model.backends, reverse=True)]
         self.the_queue_is_as_the_model()
         assert WORKER not in [thread.name for thread in threading.enumerate()]
-        self.close_batch()
         for async_op in (False, True):
             self.check(model.failure, lambda async_op=async_op: self.submit(self.call(), async_op=async_op))
         self.start(held)
@@ -425,7 +403,7 @@ class CallQueueMachine(RuleBasedStateMachine):
     def the_queue_is_as_the_model(self) -> None:
         group, model = self.group, self.model
         assert group.log == model.log
-        assert (group.state.seq, group.queue.batching) == (model.seq, self.batch is not None)
+        assert group.state.seq == model.seq
         records = group.state.recorder.records()
         assert [(record.seq, record.op, record.error, record.bytes) for record in records] == model.records
         assert [(record[2], record[1].name) for record in group.queue.active_records()] == model.active_records()
@@ -566,16 +544,23 @@ def test_a_call_is_queued_behind_a_queued_one_that_has_not_begun(alone: Alone) -
     assert alone.log[-1][-1], "the worker executes the call"
 
 
-def test_a_call_for_an_idle_queue_is_executed_at_once_or_not_at_all(alone: Alone, held: threading.Event) -> None:
-    ran: list[int] = []
-    call = BARRIER, (lambda: ran.append(1),), NOW
-    assert not alone.queue.execute_if_idle(*call), "another one is under way"
+def test_an_asynchronous_launch_is_executed_at_once_if_it_is_alone(alone: Alone, held: threading.Event) -> None:
+    threads: list[str] = []
+
+    def launch() -> Any:
+        call = BARRIER, (lambda: threads.append(threading.current_thread().name),), LATER
+        return alone.queue.submit(*call, launches=True)
+
+    queued = launch()
+    assert queued is not None, "another call is under way"
     held.set()
-    alone.submit(options=LATER).wait()
-    assert alone.queue.execute_if_idle(*call)
+    assert queued.wait(SECONDS)
+    assert launch() is None
     alone.queue._queued.append(object())  # type: ignore[arg-type]  # the worker is about to execute it
-    assert not alone.queue.execute_if_idle(*call)
-    assert ran == [1]
+    queued = launch()
+    assert queued is not None
+    assert queued.wait(SECONDS)
+    assert threads == [WORKER, threading.current_thread().name, WORKER]
 
 
 def test_ctrl_c_in_a_queued_call_aborts_the_group(alone: Alone, held: threading.Event) -> None:

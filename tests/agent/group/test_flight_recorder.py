@@ -15,6 +15,7 @@ from support.threads import LATER, NOW, World, world
 from rankmesh_agent.group import call_queue
 from rankmesh_agent.group.flight_recorder import ENDED_GROUPS, MAX_GROUPS, OTHER_GROUPS, FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError, GroupAbortedError
@@ -175,7 +176,9 @@ def test_making_a_group_is_in_flight_while_members_are_missing() -> None:
 def alone() -> Iterator[Callable[..., LocalCommunicator]]:
     """Makes groups of one rank."""
     engine = ProgressEngine(0, 1, {}, eager_limit=1024)
-    yield lambda recorder, number=9: LocalCommunicator(engine, number, f"group {number}", (0,), {}, SECONDS, recorder)
+    yield lambda recorder, number=9: LocalCommunicator(
+        LocalGroupState(engine, number, f"group {number}", (0,), {}, recorder), SECONDS
+    )
     engine.close()
 
 

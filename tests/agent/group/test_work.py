@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from support.processes import wait_until
 
 from rankmesh_agent.group import work as work_module
-from rankmesh_agent.group.work import Future, MessageWork, QueuedWork
+from rankmesh_agent.group.work import Future, Work
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError
 
 
-def test_a_work_that_fails_has_its_error():
-    def fail():
-        raise OSError("no")
+def call_of(operation="all_reduce"):
+    """Return the Work of a call that has not begun."""
+    return Work(operation, [], Future())
 
-    work = QueuedWork(fail, [], "all_reduce")
+
+def message_of(complete, seconds=20.0, op="send"):
+    """Return the Work of a message that ``complete`` completes."""
+    return Work(op, [], message=SimpleNamespace(op=op, deadline=Deadline(seconds), complete=complete, source=lambda: 3))
+
+
+def test_a_work_that_fails_has_its_error():
+    work = call_of()
     assert not work.is_completed()
-    work.run()
+    work.end(OSError("no"))
     assert work.is_completed()
     assert isinstance(work.exception(), OSError)
 
 
 @pytest.mark.parametrize("timeout", [0.01, timedelta(milliseconds=10)])
 def test_waiting_too_long_is_a_timeout_and_the_operation_goes_on(timeout):
-    work = QueuedWork(lambda: None, [], "all_reduce")
+    work = call_of()
     with pytest.raises(CollectiveTimeoutError, match=r"all_reduce did not end within 0\.01 s"):
         work.wait(timeout)
-    work.run()
+    work.end(None)
     assert work.wait(timeout)
 
 
 def test_a_timeout_of_the_operation_itself_is_raised_as_it_is():
-    def late():
-        raise CollectiveTimeoutError("rank 1 is missing", ranks=[1])
-
-    work = QueuedWork(late, [], "all_reduce")
-    work.run()
+    work = call_of()
+    work.end(CollectiveTimeoutError("rank 1 is missing", ranks=[1]))
     with pytest.raises(CollectiveTimeoutError, match="rank 1 is missing") as caught:
         work.wait(5)
     assert caught.value.ranks == (1,)
@@ -47,12 +54,12 @@ def test_a_timeout_of_the_operation_itself_is_raised_as_it_is():
 
 def test_the_result_of_an_operation_under_way_is_not_to_be_had():
     with pytest.raises(RuntimeError, match=r"call wait\(\) first"):
-        QueuedWork(lambda: None, [], "all_reduce").result()
+        call_of().result()
 
 
 def test_only_receives_have_a_source():
     with pytest.raises(RuntimeError, match="source_rank"):
-        QueuedWork(lambda: None, [], "all_reduce").source_rank()
+        call_of().source_rank()
 
 
 def test_callbacks_run_in_order_before_or_after_the_end():
@@ -104,7 +111,7 @@ def test_one_of_the_threads_that_wait_for_a_message_settles_it(error):
         else:
             ended.append(None)
 
-    work = MessageWork(settle, [], Deadline(20))
+    work = message_of(settle)
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -136,7 +143,7 @@ def test_all_threads_that_wait_for_a_message_are_told_why_it_did_not_come_in_tim
             work.wait()
         told.append(late.value.ranks)
 
-    work = MessageWork(settle, [], Deadline(0.3))
+    work = message_of(settle, 0.3)
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -146,14 +153,137 @@ def test_all_threads_that_wait_for_a_message_are_told_why_it_did_not_come_in_tim
 
 
 def test_a_work_shows_its_operation_and_state():
-    work = QueuedWork(lambda: None, [], "all_reduce")
+    work = call_of()
     assert repr(work) == "<Work all_reduce, running>"
-    work.run()
+    work.end(None)
     assert repr(work) == "<Work all_reduce, done>"
-    failed = QueuedWork(lambda: 1 / 0, [], "barrier")
-    failed.run()
+    failed = call_of("barrier")
+    failed.end(ZeroDivisionError("division by zero"))
     assert repr(failed) == "<Work barrier, failed: division by zero>"
-    assert repr(MessageWork(lambda deadline: False, [], Deadline(1))) == "<Work send, running>"
-    message = MessageWork(lambda deadline: True, [], Deadline(1), lambda: 3)
+    assert repr(message_of(lambda deadline: False)) == "<Work send, running>"
+    message = message_of(lambda deadline: True, op="recv")
     message.wait()
     assert repr(message) == "<Work recv, done>"
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [(None, 0), (CollectiveTimeoutError("late"), 1), (DistBackendError("gone"), 2), (OSError("no"), 100)],
+)
+def test_a_future_of_torchs_result(error, result):
+    work = call_of()
+    future = work.get_future_result()
+    work.end(error)
+    assert future.wait(1) == result
+
+
+def test_a_call_that_has_begun_is_not_withdrawn():
+    work, gone = call_of(), DistBackendError("no longer wanted")
+    assert work.withdraw(gone)
+    assert not work.withdraw(gone)
+    assert not work.claim()
+    work.end(None)
+    assert isinstance(work.exception(), DistBackendError)
+    begun = call_of()
+    assert begun.claim()
+    assert not begun.withdraw(gone)
+
+
+# Messages with a future
+
+
+def test_a_message_with_a_future_is_completed_though_no_thread_waits_for_it():
+    arrived, looks = threading.Event(), []
+
+    def complete(deadline):
+        looks.append(threading.current_thread().name)
+        return arrived.is_set()
+
+    work = message_of(complete, op="recv")
+    work._arrays = [7]
+    future = work.get_future()
+    following = future.then(lambda done: (done.value(), threading.current_thread().name, done.release()))
+    assert not future.done()
+    arrived.set()
+    assert following.wait(20) == ([7], "rankmesh-messages", False)
+    assert work.get_future() is future
+    assert future.release(), "this thread completes no messages"
+    assert set(looks[1:]) == {"rankmesh-messages"}
+    wait_until(lambda: work_module._messages.thread is None, "the thread to end")
+
+
+@pytest.mark.parametrize("error", [CollectiveTimeoutError("rank 1 is missing", ranks=[1]), OSError("no memory")])
+def test_a_message_with_a_future_ends_with_its_error_at_its_deadline(error):
+    def complete(deadline):
+        if deadline is None:
+            return False
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        message_of(complete, 0.05).get_future().wait(20)
+
+
+# await
+
+
+def test_a_work_is_awaited_without_a_thread():
+    async def run():
+        work = call_of()
+        before = threading.active_count()
+        waits = [asyncio.ensure_future(work) for _ in range(10)]
+        await asyncio.sleep(0)
+        assert threading.active_count() == before
+        threading.Timer(0.05, work.end, [None]).start()
+        assert await asyncio.wait_for(asyncio.gather(*waits), 20) == [True] * 10
+        assert await work is True, "at once"
+        assert await work.get_future() == []
+
+    asyncio.run(run())
+
+
+def test_an_awaiting_task_gets_the_error_of_the_operation():
+    async def run():
+        work = call_of()
+        asyncio.get_running_loop().call_later(0.01, work.end, DistBackendError("rank 1 is gone", ranks=[1]))
+        with pytest.raises(DistBackendError, match="rank 1 is gone"):
+            await work
+
+    asyncio.run(run())
+
+
+def test_a_task_that_is_cancelled_leaves_the_operation_running():
+    async def run():
+        work = call_of()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.01)
+        assert not work.is_completed()
+        work.end(None)
+        assert await work
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_loop_does_not_disturb_the_thread_that_completes_the_operation(caplog):
+    work, following = call_of(), []
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(work, 0.01)
+
+    asyncio.run(give_up())
+    work.get_future().then(lambda done: following.append(done.value()))
+    work.end(None)
+    assert following == [[]]
+    assert not caplog.records
+
+
+def test_messages_are_awaited():
+    arrived = threading.Event()
+
+    async def run():
+        works = [message_of(lambda deadline: arrived.is_set(), op="recv") for _ in range(3)]
+        threading.Timer(0.05, arrived.set).start()
+        assert await asyncio.wait_for(asyncio.gather(*works), 20) == [True] * 3
+        assert await works[0]
+
+    asyncio.run(run())

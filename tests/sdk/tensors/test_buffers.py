@@ -17,7 +17,6 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import rankmesh as dist
-from rankmesh._collectives.arguments import in_place
 from rankmesh._tensors.buffers import flat_in, flat_out
 from rankmesh._tensors.layout import describe, shape_of
 from rankmesh_agent.wire.dtypes import FROM_NAME
@@ -468,12 +467,10 @@ def test_what_has_no_shape_is_described_by_its_type(thing: object) -> None:
     [
         lambda array: flat_in(array, "x"),
         lambda array: flat_out(array, "x")[0],
-        lambda array: in_place(None, "all_reduce", array, None, False)[1],
         lambda array: flat_in(array[..., ::2], "x"),
     ],
-    ids=["in", "out", "in place", "strided"],
+    ids=["in", "out", "strided"],
 )
-@pytest.mark.usefixtures("alone")
 def test_the_padding_of_a_longdouble_is_zeroed(elements, shape, dtype):
     array = np.full(shape, 1.5, dtype)
     array.reshape(-1).view(np.uint8).reshape(-1, 16)[:, 10:] = 0xFF

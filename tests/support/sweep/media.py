@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from rankmesh._collectives.call_recorder import CallRecorder
 from rankmesh_agent.wire.dtypes import display
 from rankmesh_agent.wire.ops import PremulSum, ReduceOp
 from support.http_ranks import applications, clients, from_npy, from_raw, npy
@@ -78,9 +79,9 @@ class OverCommunicator:
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        self._comm.open_batch()
+        recorder = CallRecorder(self._comm)
         yield
-        self._comm.close_batch(NOW)
+        recorder.close(NOW)
 
     def isend(self, tensor: Array, dst: int, group: None, tag: int) -> Any:
         return self._comm.send(tensor, dst, tag, LATER)

@@ -17,8 +17,9 @@ from fastapi import Depends, Path, Query, Request
 from starlette.requests import ClientDisconnect
 
 from rankmesh_agent.group.local import LocalCommunicator
+from rankmesh_agent.group.messages import PendingMessage
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.group.work import MessageWork, QueuedWork, Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.http.routes.dependencies import AgentDep
 from rankmesh_agent.http.routes.tensor_io import InvalidCallError
 from rankmesh_agent.net.deadline import Deadline
@@ -139,15 +140,14 @@ class GroupCaller:
         origin = f"over HTTP{', ' if note else ''}{note}"
         options = Options(self._timeout, async_op=True, details=lambda: origin, deadline=deadline)
         with self._error_context():
-            work = cast(QueuedWork, await asyncio.to_thread(self._start, make, options))
+            work = cast(Work, await asyncio.to_thread(self._start, make, options))
             try:
                 await until_disconnect(self._request, self._completion(work))
             except ClientDisconnect:
                 await asyncio.to_thread(self._abandon, work)
                 raise
-            work.wait()
 
-    async def message(self, begin: Callable[[Options], Any]) -> MessageWork:
+    async def message(self, begin: Callable[[Options], Any]) -> Work:
         """Start a message, and wait until it has completed.
 
         Args:
@@ -160,8 +160,8 @@ class GroupCaller:
         """
         options = Options(self._timeout, async_op=True)
 
-        def begun() -> tuple[MessageWork, bool]:
-            work = cast(MessageWork, self._start(begin, options))
+        def begun() -> tuple[Work, bool]:
+            work = cast(Work, self._start(begin, options))
             return work, work.is_completed()
 
         with self._slots.hold(self._op), self._error_context():
@@ -170,7 +170,7 @@ class GroupCaller:
                 try:
                     await until_disconnect(self._request, in_thread(work.wait))
                 except ClientDisconnect:
-                    await asyncio.to_thread(work.abandon, self._disconnect_error())
+                    await asyncio.to_thread(cast(PendingMessage, work.message).abandon, self._disconnect_error())
                     raise
             work.wait()
             return work
@@ -180,26 +180,18 @@ class GroupCaller:
         self.group.engine.progress()
         return make(options)
 
-    async def _completion(self, work: QueuedWork) -> None:
+    async def _completion(self, work: Work) -> None:
         """Wait until a call has completed; withdraw one that has not begun within its timeout."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        ended = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({ended}, timeout=self._timeout)
+            if not ended.done():
+                work.withdraw(self._queue_timeout_error())
+            await ended
+        finally:
+            ended.cancel()
 
-        def resolve() -> None:
-            if not done.done():
-                done.set_result(None)
-
-        def on_completion(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits
-                loop.call_soon_threadsafe(resolve)
-
-        work.get_future().then(on_completion)
-        await asyncio.wait({done}, timeout=self._timeout)
-        if not done.done():
-            work.withdraw(self._queue_timeout_error())
-            await done
-
-    def _abandon(self, work: QueuedWork) -> None:
+    def _abandon(self, work: Work) -> None:
         """Withdraw the call of a client that has disconnected; if the call has begun, abort the group."""
         if not work.withdraw(GroupAbortedError("its HTTP client went away")) and not work.is_completed():
             self.group.abort(self._disconnect_error(self.group.info().seq))

@@ -1,15 +1,20 @@
-"""Coalescing of a batch's calls: neighbouring all_reduces of one dtype and operation become one."""
+"""Recorder of the collectives of a batch, which are made when it ends.
+
+Neighbouring all_reduces of one dtype and operation become one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.group.work import Future, Work
+from rankmesh_agent.group.work import Work
 from rankmesh_agent.wire.ops import OpType
 
 
@@ -30,23 +35,59 @@ class RecordedCall(NamedTuple):
 class BatchedWork(Work):
     """Work of an asynchronous call in a batch; the caller waits for the batch instead."""
 
-    def _refuse(self) -> NoReturn:
+    message = None
+    __repr__ = object.__repr__
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def _future(self) -> NoReturn:  # type: ignore[override]
         raise RuntimeError("this call is part of a batch: wait for the batch, not for its calls")
 
-    def is_completed(self) -> bool:
-        self._refuse()
 
-    def exception(self) -> BaseException | None:
-        self._refuse()
+class CallRecorder:
+    """Records a thread's collectives of a group, instead of executing them, until ``close``.
 
-    def wait(self, timeout: Any = None) -> bool:
-        self._refuse()
+    Args:
+        comm: the group's communicator.
 
-    def result(self) -> list[Any]:
-        self._refuse()
+    Raises:
+        RuntimeError: a batch of the group is open.
+    """
 
-    def get_future(self) -> Future:
-        self._refuse()
+    def __init__(self, comm: Communicator) -> None:
+        if comm.batch is not None:
+            raise RuntimeError(f"a batch is already open for group {comm.name!r}; batches of a group do not nest")
+        self._comm = comm
+        self._execute = comm.submit
+        self._thread = threading.current_thread()
+        self._calls: list[RecordedCall] = []
+        comm.batch, comm.submit = self, self._submit
+
+    def _submit(self, key: tuple[Any, ...], arguments: Sequence[Any], options: Options) -> Work | None:
+        """See CallQueue.submit; calls of other threads are executed."""
+        if threading.current_thread() is not self._thread:
+            return self._execute(key, arguments, options)
+        self._comm.queue.plan(key)  # refuses a reduction that is not defined for the dtype
+        self._calls.append(RecordedCall(key, arguments, options))
+        return BatchedWork() if options.async_op else None
+
+    def close(self, options: Options | None) -> list[Work]:
+        """Execute the recorded calls, or with None drop them; return the Works of asynchronous ones."""
+        self._comm.batch, self._comm.submit = None, self._execute
+        if options is None:
+            return []
+        works = []
+        for key, arguments, given in coalesce(self._calls):
+            given = given._replace(timeout=options.timeout, async_op=options.async_op)
+            works.append(self._execute(key, arguments, given))
+        return [work for work in works if work is not None]
+
+
+def is_recording(comm: Communicator) -> bool:
+    """Return whether this thread's collectives of a group are being recorded."""
+    return isinstance(comm.batch, CallRecorder) and comm.batch._thread is threading.current_thread()
 
 
 def coalesce(calls: Sequence[RecordedCall]) -> list[RecordedCall]:

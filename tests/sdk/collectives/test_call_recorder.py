@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankmesh_agent.group.coalescing import BatchedWork, RecordedCall, coalesce
+from rankmesh._collectives.call_recorder import BatchedWork, RecordedCall, coalesce
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
@@ -92,6 +92,7 @@ def test_reductions_of_one_array_stay_one_after_the_other() -> None:
     "ask",
     [
         BatchedWork.wait,
+        BatchedWork.get_future_result,
         BatchedWork.is_completed,
         BatchedWork.is_success,
         BatchedWork.exception,
