@@ -18,10 +18,10 @@ import uvicorn
 
 from rankmesh_agent.http.acceptor import HEAD_SECONDS, Accepted
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES, LimitedProtocol
-from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.descriptors import DescriptorLimitError, is_exhausted, reason, warn_exhausted
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
+from rankmesh_agent.net.sockets import peer_name
 from rankmesh_agent.net.tls import RECORD, refuse_plain, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
 from rankmesh_agent.wire.errors import AuthenticationError, DistError

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import select
 import socket
 import struct
 import sys
 from typing import NamedTuple
 
+from rankmesh_agent.config.addresses import is_loopback
+from rankmesh_agent.config.tls import client_scheme, server_scheme
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
 from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.tls import client_scheme, server_scheme
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 if sys.platform != "win32":
@@ -71,6 +74,15 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     return listener
 
 
+def listen_unix() -> tuple[socket.socket, str]:
+    """Return a listening unix socket and its random abstract name, in no directory and gone with the socket."""
+    name = f"rankmesh-{secrets.token_hex(16)}"
+    listener = close_in_children(socket.socket(socket.AF_UNIX))
+    listener.bind(f"\0{name}")
+    listener.listen(BACKLOG)
+    return listener, name
+
+
 def url_for(host: str, port: int, scheme: str = "") -> str:
     """Return the base URL of a host and port; with TLS, unless the scheme is given, if this process uses it."""
     scheme = scheme or client_scheme()
@@ -105,8 +117,11 @@ def _listening_process(port: int) -> str:
     return ""
 
 
-def break_when_peer_vanishes(sock: socket.socket) -> None:
-    """Make the kernel end a connection within half a minute after the peer's host has disappeared."""
+def configure_connection(sock: socket.socket) -> None:
+    """Have a connection send short messages at once, and end within half a minute after the peer's host has gone."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", 10), ("KEEPINTVL", 5), ("KEEPCNT", 3), ("USER_TIMEOUT", 25_000)):
         if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # of Linux; other systems lack some
@@ -116,8 +131,8 @@ def break_when_peer_vanishes(sock: socket.socket) -> None:
 def probe_idle_peer(sock: socket.socket) -> None:
     """Make the kernel send keepalive probes to the peer of an idle connection, for ``silent_seconds``.
 
-    This sets no TCP_USER_TIMEOUT, unlike ``break_when_peer_vanishes``: it would end a connection whose receiver
-    computes for a long time and reads nothing meanwhile.
+    Without TCP_USER_TIMEOUT, unlike ``configure_connection``: it would end a connection whose receiver computes for a
+    long time and reads nothing meanwhile.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
@@ -220,3 +235,32 @@ def peer_closed(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def is_ready(sock: socket.socket, seconds: float, *, writing: bool = False) -> bool:
+    """Return whether a socket is readable, or writable, within a time."""
+    if not hasattr(select, "poll"):  # Windows, whose select has no limit of the descriptor's number
+        return any(select.select([] if writing else [sock], [sock] if writing else [], [], seconds))
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Return the address of the other end of a connection, for the log."""
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "a peer that has gone"
+    return str(address[0]) if isinstance(address, tuple) else "this host"
+
+
+def is_beyond_host(sock: socket.socket, peer_host: str) -> bool:
+    """Return whether a connection leaves this host: not if both ends have the same address, or loopback addresses.
+
+    Args:
+        sock: the connection, or an attempt to connect.
+        peer_host: numeric address of the peer.
+    """
+    own = str(sock.getsockname()[0])
+    return own != peer_host and not (is_loopback(own) and is_loopback(peer_host))

@@ -60,8 +60,6 @@ class FramedStream:
         self.sock = sock
         self.is_local = sock.family == socket.AF_UNIX
         sock.settimeout(None)
-        if not self.is_local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SLICE)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ONE_SLICE)
 

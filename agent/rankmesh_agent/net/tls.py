@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh_agent.config.tls import TlsSettings, private_network, tls_settings
-from rankmesh_agent.net.addresses import is_beyond_host
 from rankmesh_agent.net.fork import after_fork, import_lock
 from rankmesh_agent.net.peer_credentials import is_trusted_listener
+from rankmesh_agent.net.sockets import is_beyond_host
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsContext, TlsObject, TlsSocket
 from rankmesh_agent.wire.credentials import NAMES, Credentials, server_name
 
@@ -192,19 +192,6 @@ def check_scheme(scheme: str, url: str) -> None:
         raise ValueError(f"{url!r} is not a URL of the form http://host:port/path")
     if scheme == "http" and tls_settings().required:
         raise ValueError(f"RANKMESH_TLS=require refuses {url}, which is without TLS: use https://")
-
-
-def server_scheme() -> str:
-    """Return the scheme of the URLs of this process's servers: https with a certificate in files.
-
-    That of the token is for clients that have the token, which find out themselves: http.
-    """
-    return "https" if tls_settings().cert else "http"
-
-
-def client_scheme() -> str:
-    """Return the scheme of URLs that are given without one, as host and port."""
-    return "https" if tls_settings().enabled else "http"
 
 
 def _new_context(*, server: bool) -> TlsContext:

@@ -115,7 +115,7 @@ def test_a_refusal_says_what_to_do(app):
 
 
 def test_another_token_is_called_that_on_both_sides(app, caplog, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
+    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warning._next", 0.0)
     stranger = f'RankMesh key="{"0" * 16}", client="c", count="1"'
     for given in ("Bearer", "Bearer "):
         assert "send the job's token" in json.loads(ask(guarded(app, "secret"), authorization=given)[2])["detail"]
