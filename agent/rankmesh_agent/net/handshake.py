@@ -149,7 +149,7 @@ class Handshake(Generic[T]):
     def _follow_script(self, start: bytes = b"") -> _Steps[T]:
         """Exchange the messages of the script, the first one after ``start``; return its result."""
         outgoing, expected = next(self._script)
-        outgoing, server = start + outgoing, None
+        outgoing, server = start + outgoing, ()
         while True:
             yield from self._send(outgoing, self.sock.send)
             if outgoing:

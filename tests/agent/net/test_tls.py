@@ -116,7 +116,7 @@ def test_a_changed_record_ends_the_connection(ends):
 
 
 def tls_record(sock: TlsSocket, data: bytes) -> bytes:
-    sock._write(data)
+    sock._write(memoryview(data))
     return sock._outgoing.read()
 
 
