@@ -124,15 +124,5 @@ def exhausted_since(since: float) -> str:
     return text if at > since else ""
 
 
-def raise_if_exhausted_since(began: float) -> None:
-    """Raise DescriptorLimitError if a thread of this process has had to wait for a free descriptor since a time.
-
-    For a join, which cannot complete if the gateway in the same process accepts no connections.
-    """
-    text = exhausted_since(began)
-    if text:
-        raise DescriptorLimitError(text)
-
-
 def _shown(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

@@ -31,6 +31,7 @@ _ONE_SLICE = struct.pack("ll", SLICE_SECONDS, 0)
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
 _MAX_FDS = 4
+_FLAGS = socket.MSG_NOSIGNAL
 
 
 class StreamClosedError(Exception):
@@ -70,27 +71,19 @@ class FramedStream:
             StreamClosedError: the connection has ended.
             StreamTimeoutError: the peer receives nothing.
         """
-        if not payload and not descriptors:
-            try:
-                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            if sent == len(frame):
-                return
-            rest: list[Buffer] = [memoryview(frame)[sent:]]
-        elif descriptors:
-            try:
+        sent = 0
+        try:
+            if descriptors:
                 sent = socket.send_fds(self.sock, [frame], descriptors)
-            except BlockingIOError:
+            elif not payload:
+                sent = self.sock.send(frame, _FLAGS)
+        except BlockingIOError:
+            if descriptors:
                 raise StreamTimeoutError(f"it has received no byte for {SLICE_SECONDS} s") from None
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            rest = [*([memoryview(frame)[sent:]] if sent < len(frame) else []), *payload]
-        else:
-            rest = [frame, *payload]
-        self._send_all(rest)
+        except OSError as error:
+            raise StreamClosedError(error.strerror or str(error)) from error
+        if sent < len(frame) or payload:
+            self._send_all([memoryview(frame)[sent:], *payload])
 
     def _send_all(self, buffers: list[Buffer], deadline: Deadline | None = None) -> None:
         """Send buffers, until a deadline; without one, as long as the peer receives."""
@@ -98,7 +91,7 @@ class FramedStream:
         begin = 0
         while begin < len(buffers):
             try:
-                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), _FLAGS)
             except BlockingIOError:
                 if stall.expired():
                     raise StreamTimeoutError(f"it has received no byte for {stall.seconds:g} s") from None
@@ -171,10 +164,6 @@ class FramedStream:
     def receive_into(self, views: Sequence[memoryview], deadline: Deadline | None = None) -> None:
         """Receive a payload after its header, until a deadline; without one, as long as the peer sends.
 
-        Args:
-            views: memory for the payload.
-            deadline: of the whole payload; None limits the time without a received byte.
-
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
@@ -209,8 +198,6 @@ class FramedStream:
         """Receive ``size`` bytes that a header has announced; their memory grows with those that have arrived.
 
         Args:
-            size: number of bytes.
-            deadline: see receive_into.
             begun: the first of them, which have been received already.
 
         Raises:
@@ -242,10 +229,6 @@ class FramedStream:
 
     def greet(self, handshake: Handshake[T], seconds: float) -> T:
         """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result.
-
-        Args:
-            handshake: this end's side of it.
-            seconds: time limit.
 
         Raises:
             AuthenticationError: the server has another token, or the client has.
@@ -282,14 +265,7 @@ class ReusableBuffer:
         return self._keep(np.empty(nbytes, np.uint8))
 
     def receive(self, stream: FramedStream, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Receive bytes that a header has announced; new memory grows with those that have arrived.
-
-        Args:
-            stream: the stream, after the header.
-            nbytes: number of bytes.
-
-        Returns:
-            The bytes, valid until the next call.
+        """Receive bytes that a header has announced; the result is valid until the next call.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see FramedStream.receive.

@@ -60,20 +60,16 @@ class TooManyCallsError(DistError):
 
 
 class CallSlots:
-    """Slots of the calls that wait in threads for clients. For one event loop."""
+    """Slots of the calls that wait for clients, and of probes. For one event loop."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def hold(self, kind: str) -> Iterator[None]:
-        """Hold a slot of a kind of calls.
-
-        Raises:
-            TooManyCallsError: all slots of the kind are taken.
-        """
-        if self._taken[kind] >= MAX_WAITERS:
-            raise TooManyCallsError(f"{MAX_WAITERS} {kind}s wait at this agent already; retry later")
+    def hold(self, kind: str, most: int = 0, error: type[DistError] = TooManyCallsError) -> Iterator[None]:
+        """Hold a slot of a kind of calls, one of MAX_WAITERS by default; raise the error if all are taken."""
+        if self._taken[kind] >= (most or MAX_WAITERS):
+            raise error(f"{most or MAX_WAITERS} {kind}s are under way at this agent already; retry later")
         self._taken[kind] += 1
         try:
             yield
