@@ -151,18 +151,19 @@ class Acceptor:
     def _serve(self, admission: Admission, start: bytes, *, is_service: bool) -> None:
         sock, admission.peeked = admission.sock, 0
         try:
-            if not is_service and sock.family != socket.AF_UNIX:
+            if is_service:
+                configure_connection(sock)
+                sock.setblocking(True)
+                service = service_of(start)
+                handler = None if service is None else self._services.get(service)
+                if handler is not None:
+                    handler(sock, admission)
+                    return
+                sock.recv(MOST_BYTES)
+                sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            elif sock.family != socket.AF_UNIX:
                 self._forward(Accepted(sock, start, admission))
                 return
-            configure_connection(sock)
-            sock.setblocking(True)
-            service = service_of(start) if is_service else None
-            handler = None if service is None else self._services.get(service)
-            if handler is not None:
-                handler(sock, admission)
-                return
-            sock.recv(MOST_BYTES)
-            sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except Exception as error:
             log_failure("a client cannot be served", error)
         admission.end()

@@ -145,6 +145,7 @@ class Handshake(Generic[T]):
         while not sock.handshake():
             self.started = self.started or not sock.wants_to_write()
             yield select.POLLOUT if sock.wants_to_write() else select.POLLIN
+        self.steps += 1
 
     def _follow_script(self, start: bytes = b"") -> _Steps[T]:
         """Exchange the messages of the script, the first one after ``start``; return its result."""

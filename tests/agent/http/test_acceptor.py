@@ -82,13 +82,16 @@ def test_clients_that_go_are_closed(port, data):
     assert served(port)
 
 
-@pytest.mark.parametrize(("data", "answer"), [(REQUEST, b"served"), (b"GET / HTTP", welcome(Verdict.OTHER_SERVICE))])
+@pytest.mark.parametrize(("data", "answer"), [(REQUEST, b"served"), (b"GET / HTTP", b"")])
 def test_a_unix_socket_brings_clients_of_services_alone(port, data, answer):
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(f"\0{port.name}")
         client.sendall(data)
-        assert client.recv(100) == answer
-        assert client.recv(1) == b""
+        received = b""
+        with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
+            while data := client.recv(100):
+                received += data
+        assert received == answer
     assert port.forwarded.empty()
 
 
