@@ -125,7 +125,6 @@ class Handshake(Generic[T]):
 
     def _serve(self, service: Service, wrap: Callable[[], socket.socket] | None) -> _Steps[T]:
         start = yield from self._receive(PREFACE_BYTES)
-        self.steps += 1
         try:
             check_preface(start, service)
         except ProtocolError:
@@ -158,7 +157,6 @@ class Handshake(Generic[T]):
                 if expected:
                     yield select.POLLIN
             received = yield from self._receive(expected)
-            self.steps += 1
             try:
                 outgoing, expected = self._script.send(received)
             except StopIteration as end:
@@ -189,6 +187,7 @@ class Handshake(Generic[T]):
                 raise ConnectionResetError("closed by the other side")
             received += data
             self.started = True
+        self.steps += 1
         return received
 
 

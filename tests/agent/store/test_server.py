@@ -318,7 +318,7 @@ class TestUnauthenticatedClients:
         monkeypatch.setattr(store_server, "_on_ready", wait_and_go_on)
         one.sock.sendall(HELLO[:HELLO_BYTES])
         wait_until(
-            lambda: any(each.handshake.steps == 2 for each in store_server._connections.values() if each.handshake), ""
+            lambda: any(each.handshake.steps == 3 for each in store_server._connections.values() if each.handshake), ""
         )
         one.sock.sendall(HELLO[HELLO_BYTES:])
         assert one.read(WELCOME_BYTES) == welcome()
