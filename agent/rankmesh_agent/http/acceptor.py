@@ -28,12 +28,9 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Accepted(NamedTuple):
-    """A connection that is not a service's, and that has been read no byte from; the receiver ends its admission.
+    """A connection that is not a service's, the first bytes that it has, and its place among those without a request.
 
-    Attributes:
-        sock: the connection.
-        start: its first bytes.
-        admission: its place among the connections that have sent no request.
+    No byte has been read from it. The receiver ends its admission.
     """
 
     sock: socket.socket

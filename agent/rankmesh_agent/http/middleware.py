@@ -67,8 +67,7 @@ PROBLEM_TYPE = "application/problem+json"
 def role_table(patterns: Mapping[Role, str]) -> Callable[[str, str], Role]:
     """Return the function from a request's method and path to the role that it needs: ``run`` where no pattern matches.
 
-    Args:
-        patterns: a regular expression for each other role, of method and path with a space between; GET includes HEAD.
+    A regular expression for each other role matches method and path with a space between; GET includes HEAD.
     """
     compiled = [(role, re.compile(pattern, re.DOTALL)) for role, pattern in patterns.items()]
 
@@ -115,11 +114,7 @@ class _RejectedError(BaseException):  # not an Exception: frameworks handle thos
 
 
 def reject_job(scope: Message, grant: Grant) -> None:
-    """Reject a request of a job's credential.
-
-    Raises:
-        ForbiddenJobError: always.
-    """
+    """Raise ForbiddenJobError: a job's credential does not permit the request."""
     raise ForbiddenJobError(
         f"the credential given is that of job {grant.job!r}, and {scope['method']} {scope['path']} is not for "
         "one job: it needs a credential of the gateway's token"
@@ -214,11 +209,7 @@ class SecurityMiddleware:
                 await send_problem(error.problem, send)
 
     def _check(self, scope: Message, limit: int) -> None:
-        """Check a request but for its body; note in its state what its client holds, and whether it gets details.
-
-        Raises:
-            _RejectedError: the request is rejected.
-        """
+        """Check a request but for its body; note in its state what its client holds, and whether it gets details."""
         state = scope.setdefault("state", {})
         refusal = state.get("refusal")
         if refusal is not None and scope["path"] not in OPEN_PATHS:
@@ -349,12 +340,7 @@ def _check_role(held: Grant, needed: Role, in_clear: bool) -> None:
 
 
 async def send_problem(document: Problem, send: Send) -> None:
-    """Respond to a request with a problem document, and end the connection: its body may not have been read.
-
-    Args:
-        document: the document.
-        send: of the request.
-    """
+    """Respond to a request with a problem document, and end the connection: its body may not have been read."""
     headers, body = encode_problem(document)
     if document.status == 429:
         headers.append((b"retry-after", b"1"))

@@ -82,11 +82,7 @@ def limit_text() -> str:
 
 @contextlib.contextmanager
 def limit_named(subject: str) -> Iterator[None]:
-    """Raise DescriptorLimitError in place of an error in the block whose cause is that there is no free descriptor.
-
-    Args:
-        subject: what cannot be done, start of the message.
-    """
+    """Raise DescriptorLimitError, whose text begins with ``subject``, where a block fails for want of descriptors."""
     try:
         yield
     except (OSError, ImportError, DistNetworkError) as error:

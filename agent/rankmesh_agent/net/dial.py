@@ -42,12 +42,7 @@ def connect(url: str, seconds: float, token: str = "") -> socket.socket:
 
 
 def connect_unix(address: str) -> socket.socket:
-    """Return a connection to a unix socket of a process of this user or of root, which may see this process's token.
-
-    Raises:
-        PeerRefusedError: it is another user's.
-        OSError: no process listens, or its backlog is full.
-    """
+    """Return a connection to a unix socket of a process of this user or of root, which may see this process's token."""
     sock = close_in_children(socket.socket(socket.AF_UNIX))
     try:
         sock.setblocking(False)  # a full backlog is an error, and no wait without a limit

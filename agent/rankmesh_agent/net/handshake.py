@@ -203,8 +203,6 @@ def accept(
     """Return the server's side of a handshake on a connection from a port or a unix socket.
 
     Args:
-        sock: the connection.
-        service: the service.
         accepted: returns the credentials that may have a client with an attachment.
         attachment_bytes: size of an attachment.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.

@@ -45,24 +45,14 @@ class ResponseTooLargeError(NoResponseError):
 
 
 class HttpResponse(NamedTuple):
-    """A response.
-
-    Attributes:
-        status: the HTTP status.
-        body: the body.
-        headers: the header fields, by name in the server's spelling.
-    """
+    """A response: its status, its body, and its header fields by name in the server's spelling."""
 
     status: int
     body: bytes
     headers: Mapping[str, str] = {}
 
     def json(self) -> Any:
-        """The body as JSON.
-
-        Raises:
-            ValueError: the body is not JSON.
-        """
+        """Return the body as JSON; raise ValueError if it is not."""
         return json_text.loads(self.body)
 
 

@@ -86,12 +86,7 @@ def check_peer(sock: socket.socket, since: float | None = None) -> None:
 
 
 def is_trusted_listener(host: str, port: int) -> bool:
-    """Return whether a port of this host is one of this user or of root, so that a client may send it a credential.
-
-    Args:
-        host: numeric address.
-        port: the port.
-    """
+    """Return whether a port of this host is one of this user or of root, so that a client may send it a credential."""
     if sys.platform != "linux":
         return False
     address, now = _packed(host), time.monotonic()
@@ -171,12 +166,9 @@ def _owner(sock: socket.socket, peer: tuple[str, int], own: tuple[str, int], sin
 
 
 def _users(near: Endpoint, far: Endpoint, since: float) -> Iterator[int]:
-    """Yield the users of the open sockets with an address of their own and one of their peer.
+    """Yield the users of the open sockets with an address of their own and one of their peer: zeros, if they listen.
 
-    Args:
-        near: their own.
-        far: the peer's; zeros of a socket that listens.
-        since: the oldest reading of the tables that suffices, by the monotonic clock.
+    A reading of the kernel's tables since a time, by the monotonic clock, suffices.
     """
     if len(near[0]) != _IPV6_BYTES:
         yield from _look_up_in("/proc/net/tcp", f" {_row(near)} {_row(far)} ", since)

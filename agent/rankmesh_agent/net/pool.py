@@ -30,11 +30,7 @@ def until_accepted(connect: Callable[[], T], deadline: Deadline) -> T:
     """Return what ``connect`` returns; repeat it while the server closes the connection early, with pauses.
 
     A server does so if more clients than its limit connect at a time. One that ends does so, too: then the next attempt
-    finds that it does not listen.
-
-    Args:
-        connect: raises StreamClosedError, or an error caused by it, if the server closes the connection.
-        deadline: deadline of the attempts, which end after _ACCEPT_SECONDS in any case.
+    finds that it does not listen. The attempts end after _ACCEPT_SECONDS in any case.
     """
     limit, pause = Deadline(min(deadline.remaining(), _ACCEPT_SECONDS)), _FIRST_PAUSE
     while True:
@@ -50,8 +46,7 @@ def until_accepted(connect: Callable[[], T], deadline: Deadline) -> T:
 class ConnectionPool(Generic[C]):
     """Connections to one server. For several threads, without a lock: its lists and sets change atomically.
 
-    Args:
-        closed_error: returns the error of calls after ``close``.
+    ``closed_error`` returns the error of calls after ``close``.
     """
 
     def __init__(self, closed_error: Callable[[], Exception]) -> None:

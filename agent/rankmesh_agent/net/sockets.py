@@ -131,8 +131,7 @@ def configure_connection(sock: socket.socket) -> None:
 def probe_idle_peer(sock: socket.socket) -> None:
     """Make the kernel send keepalive probes to the peer of an idle connection, for ``silent_seconds``.
 
-    Without TCP_USER_TIMEOUT, unlike ``configure_connection``: it would end a connection whose receiver computes for a
-    long time and reads nothing meanwhile.
+    Without TCP_USER_TIMEOUT: it would end a connection whose receiver reads nothing while it computes for a long time.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
@@ -152,11 +151,7 @@ def silent_seconds(sock: socket.socket) -> float:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the source address of packets to ``host``; no packet is sent.
-
-    Raises:
-        DistNetworkError: the name cannot be resolved, or no route exists.
-    """
+    """Return the source address of packets to ``host``, and send none; raise DistNetworkError without a route."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -258,9 +253,7 @@ def peer_name(sock: socket.socket) -> str:
 def is_beyond_host(sock: socket.socket, peer_host: str) -> bool:
     """Return whether a connection leaves this host: not if both ends have the same address, or loopback addresses.
 
-    Args:
-        sock: the connection, or an attempt to connect.
-        peer_host: numeric address of the peer.
+    Of an attempt to connect, too: ``peer_host`` is the numeric address of the peer.
     """
     own = str(sock.getsockname()[0])
     return own != peer_host and not (is_loopback(own) and is_loopback(peer_host))

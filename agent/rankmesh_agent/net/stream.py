@@ -231,8 +231,7 @@ class FramedStream:
         """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result.
 
         Raises:
-            AuthenticationError: the server has another token, or the client has.
-            ProtocolError: the peer uses another protocol, or another version of it.
+            AuthenticationError, ProtocolError: see Handshake.
             StreamClosedError, StreamTimeoutError: see receive.
         """
         try:
@@ -248,11 +247,7 @@ class FramedStream:
 
 
 class ReusableBuffer:
-    """Memory that is allocated once and reused by later calls.
-
-    Args:
-        max_kept: maximum size in bytes of memory kept for later calls.
-    """
+    """Memory that is allocated once and reused by later calls, up to ``max_kept`` bytes."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept

@@ -69,11 +69,7 @@ class NoTlsError(AuthenticationError):
 
 
 class TlsObject(ssl.SSLObject):
-    """TLS state of one connection.
-
-    Attributes:
-        failed: why a server has ended the handshake.
-    """
+    """TLS state of one connection; ``failed`` is why a server has ended the handshake."""
 
     failed: ssl.SSLError | None = None
 
