@@ -27,15 +27,15 @@ class ServedStore(StoreClient):
 
     def __init__(self, table: Table | None = None) -> None:
         self.table = table or Table()
+        self._server = StoreServer(SingleTable(self.table, ""), "", "test-store")
         self._http: HttpServer | None = None
         super().__init__("http://127.0.0.1:1")
 
     def submit(self, command: Command[T], idempotency_key: str = "") -> PendingCall[T]:
         if self._http is None:
             listener, name = listen_unix()
-            server = StoreServer(SingleTable(self.table, ""), "", "test-store")
             self._http = HttpServer(bind("127.0.0.1", 0, purpose="test"), "test-store")
-            self._http.start(lambda: None, {Service.STORE: server}, unix_listeners=[listener], on_demand=True)
+            self._http.start(lambda: None, {Service.STORE: self._server}, unix_listeners=[listener], on_demand=True)
             self._connector._unix_socket = name
         return super().submit(command, idempotency_key)
 
