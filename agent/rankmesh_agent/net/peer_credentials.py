@@ -11,9 +11,11 @@ With a token, a client sends it without TLS within its host, after it has looked
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import os
+import re
 import select
 import socket
 import struct
@@ -36,8 +38,10 @@ _MAPPED = bytes(10) + b"\xff\xff"
 """Start of an IPv6 address that stands for an IPv4 one."""
 _LISTENERS_SECONDS = 1.0
 """Age up to which a reading of the table suffices to find a listening socket."""
-_tables: dict[str, tuple[float, str]] = {}
-"""The last reading of each table of the kernel, and when it began."""
+_LISTENS = re.compile(" 0A | st ").search
+"""Finds the state of a listening socket in a row, and the header."""
+_tables: dict[tuple[str, bool], tuple[float, str]] = {}
+"""When the last reading of a table of the kernel began, or of its listening sockets alone, and what it gave."""
 
 _log = logging.getLogger("rankmesh")
 _warning = WarningInterval()
@@ -177,18 +181,24 @@ def _users(near: Endpoint, far: Endpoint, since: float) -> Iterator[int]:
 
 
 def _look_up_in(path: str, pair: str, since: float) -> Iterator[int]:
-    read, table = _tables.get(path, (-math.inf, ""))
-    if read < since:
-        read = time.monotonic()
-        with open(path) as file:
-            table = file.read()  # the kernel takes 10 ms for some thousand lines, most of connections that have ended
-        _tables[path] = read, table
+    table = _read(path, since, listening=pair.endswith(":0000 "))
     at = table.find(pair)
     while at >= 0:
         _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()
         if int(inode):
             yield int(uid)
         at = table.find(pair, at + 1)
+
+
+def _read(path: str, since: float, *, listening: bool) -> str:
+    """Return a table, or its first part: the listening sockets, before thousands of connections that take 10 ms."""
+    read, table = _tables.get((path, listening), (-math.inf, ""))
+    if read < since:
+        read = time.monotonic()
+        with open(path) as file:
+            table = "".join(itertools.takewhile(_LISTENS, file)) if listening else file.read()
+        _tables[path, listening] = read, table
+    return table
 
 
 def _packed(host: str) -> bytes:

@@ -115,11 +115,11 @@ def test_connections_share_a_reading_that_is_younger_than_they():
         since, readings = time.monotonic(), set()
         for sock in accepted:
             check_peer(sock, since)
-            readings.add(peer_credentials._tables["/proc/net/tcp"][0])
+            readings.add(peer_credentials._tables["/proc/net/tcp", False][0])
         assert len(readings) == 1
         stack.enter_context(socket.create_connection(listener.getsockname()))
         check_peer(stack.enter_context(listener.accept()[0]), time.monotonic())
-        assert peer_credentials._tables["/proc/net/tcp"][0] > max(readings)
+        assert peer_credentials._tables["/proc/net/tcp", False][0] > max(readings)
 
 
 def test_a_socket_that_listens_at_the_peers_address():
