@@ -13,7 +13,7 @@ from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
-from rankmesh_agent.net.sockets import is_ready, peer_name
+from rankmesh_agent.net.sockets import AF_UNIX, is_ready, peer_name
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsSocket
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import ProtocolError
@@ -35,8 +35,8 @@ from rankmesh_agent.wire.hello import (
 
 T = TypeVar("T")
 R = TypeVar("R")
-_Steps = Generator[int, None, R]
-"""A part of a handshake: yields the poll events that it waits for."""
+_Steps = Generator[bool, None, R]
+"""A part of a handshake: yields when it waits, whether to send."""
 
 
 class Handshake(Generic[T]):
@@ -69,11 +69,11 @@ class Handshake(Generic[T]):
         self.steps = 0
         self._script = script
         self._steps = self._connect(preface(service)) if client else self._serve(service, wrap)
-        self._events = select.POLLOUT if client else select.POLLIN
+        self._sends = client
 
     def events(self) -> int:
         """Return the poll events that the next ``advance`` waits for."""
-        return self._events
+        return select.POLLOUT if self._sends else select.POLLIN
 
     def advance(self) -> T | None:
         """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
@@ -85,7 +85,7 @@ class Handshake(Generic[T]):
             DistError: the script has failed.
         """
         try:
-            self._events = next(self._steps)
+            self._sends = next(self._steps)
         except StopIteration as end:
             result: T = end.value
             return result
@@ -106,7 +106,7 @@ class Handshake(Generic[T]):
         deadline = Deadline(seconds)
         self.sock.setblocking(False)
         while (result := self.advance()) is None:
-            if not is_ready(self.sock, deadline.remaining(), writing=self._events == select.POLLOUT):
+            if not is_ready(self.sock, deadline.remaining(), writing=self._sends):
                 raise TimeoutError(f"the handshake is not complete after {seconds:g} s")
         self.sock.setblocking(True)
         return result
@@ -143,7 +143,7 @@ class Handshake(Generic[T]):
     def _secure(self, sock: TlsSocket) -> _Steps[None]:
         while not sock.handshake():
             self.started = self.started or not sock.wants_to_write()
-            yield select.POLLOUT if sock.wants_to_write() else select.POLLIN
+            yield sock.wants_to_write()
         self.steps += 1
 
     def _follow_script(self, start: bytes = b"") -> _Steps[T]:
@@ -155,7 +155,7 @@ class Handshake(Generic[T]):
             if outgoing:
                 server = server or self.sock.getpeername()  # not known once the server has closed the connection
                 if expected:
-                    yield select.POLLIN
+                    yield False
             received = yield from self._receive(expected)
             try:
                 outgoing, expected = self._script.send(received)
@@ -173,7 +173,7 @@ class Handshake(Generic[T]):
                 rest = rest[send(rest, NO_SIGNAL) :]
                 self.started = True
             except BlockingIOError:
-                yield select.POLLOUT
+                yield True
 
     def _receive(self, size: int, flags: int = 0) -> _Steps[bytes]:
         received = b""
@@ -181,7 +181,7 @@ class Handshake(Generic[T]):
             try:
                 data = self.sock.recv(size - len(received), flags)
             except BlockingIOError:
-                yield select.POLLIN
+                yield False
                 continue
             if not data:
                 raise ConnectionResetError("closed by the other side")
@@ -217,7 +217,7 @@ def accept(
         return verdict_on(shake.sock, token, settings)
 
     script = accepting_script(accepted, service, attachment_bytes, judge, reply)
-    is_unix = sock.family == getattr(socket, "AF_UNIX", None)
+    is_unix = sock.family == AF_UNIX
     shake = Handshake(sock, service, script, client=False, wrap=None if is_unix else wrap)
     return shake
 

@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import re
-import select
 import socket
 import struct
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 
 from rankmesh_agent.net.descriptors import is_exhausted
 from rankmesh_agent.net.rate_limit import WarningInterval
+from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 
 Endpoint = tuple[bytes, int]
@@ -162,9 +162,7 @@ def _owner(sock: socket.socket, peer: tuple[str, int], own: tuple[str, int], sin
             raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
         if uid is not None:
             return uid
-        poll = select.poll()
-        poll.register(sock, select.POLLRDHUP)
-        if poll.poll(0):
+        if peer_closed(sock):
             raise PeerClosedError("the client has closed the connection")
     return None
 

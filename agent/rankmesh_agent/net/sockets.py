@@ -22,6 +22,8 @@ if sys.platform != "win32":
     import fcntl
 
 _SIOCGIFADDR = 0x8915
+AF_UNIX = getattr(socket, "AF_UNIX", None)
+"""The family of unix sockets; Windows has none."""
 _LAST_PORT = 65535
 BACKLOG = 4096
 """Maximum number of clients that wait to be accepted: net.core.somaxconn's default, beyond which connects are lost."""
@@ -119,7 +121,7 @@ def _listening_process(port: int) -> str:
 
 def configure_connection(sock: socket.socket) -> None:
     """Have a connection send short messages at once, and end within half a minute after the peer's host has gone."""
-    if sock.family == socket.AF_UNIX:
+    if sock.family == AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -223,13 +225,10 @@ def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[st
 
 
 def peer_closed(sock: socket.socket) -> bool:
-    """Return whether the peer has closed a connection on which nothing else can arrive now. Does not block."""
-    try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    """Return whether the peer has closed a connection, whatever has come before. Does not block. For Linux."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def is_ready(sock: socket.socket, seconds: float, *, writing: bool = False) -> bool:

@@ -16,7 +16,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.net.sockets import peer_closed
-from rankmesh_agent.net.tls_socket import TlsError
+from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
 from rankmesh_agent.wire.errors import ProtocolError
@@ -31,7 +31,6 @@ _ONE_SLICE = struct.pack("ll", SLICE_SECONDS, 0)
 _MAX_BUFFERS = 512
 """Buffers of one system call; the kernel accepts 1024."""
 _MAX_FDS = 4
-_FLAGS = socket.MSG_NOSIGNAL
 
 
 class StreamClosedError(Exception):
@@ -76,7 +75,7 @@ class FramedStream:
             if descriptors:
                 sent = socket.send_fds(self.sock, [frame], descriptors)
             elif not payload:
-                sent = self.sock.send(frame, _FLAGS)
+                sent = self.sock.send(frame, NO_SIGNAL)
         except BlockingIOError:
             if descriptors:
                 raise StreamTimeoutError(f"it has received no byte for {SLICE_SECONDS} s") from None
@@ -91,7 +90,7 @@ class FramedStream:
         begin = 0
         while begin < len(buffers):
             try:
-                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), _FLAGS)
+                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), NO_SIGNAL)
             except BlockingIOError:
                 if stall.expired():
                     raise StreamTimeoutError(f"it has received no byte for {stall.seconds:g} s") from None
@@ -215,7 +214,7 @@ class FramedStream:
             data += bytes(next_size(received, size) - received)
 
     def peer_closed(self) -> bool:
-        """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
+        """Return whether the peer has closed the connection."""
         return peer_closed(self.sock)
 
     def shutdown(self) -> None:

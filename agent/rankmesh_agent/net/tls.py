@@ -21,7 +21,7 @@ from typing import Any
 from rankmesh_agent.config.tls import TlsSettings, private_network, tls_settings
 from rankmesh_agent.net.fork import after_fork, import_lock
 from rankmesh_agent.net.peer_credentials import is_trusted_listener
-from rankmesh_agent.net.sockets import is_beyond_host
+from rankmesh_agent.net.sockets import AF_UNIX, is_beyond_host
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsContext, TlsObject, TlsSocket
 from rankmesh_agent.wire.credentials import NAMES, Credentials, server_name
 
@@ -158,7 +158,7 @@ def require_at(address: tuple[Any, ...]) -> None:
 def is_exposed(sock: socket.socket, token: str | Credentials, settings: TlsSettings | None = None) -> bool:
     """Return whether a connection that a server got without TLS should have it."""
     settings = settings or tls_settings()
-    if sock.family == getattr(socket, "AF_UNIX", None) or isinstance(sock, TlsSocket):
+    if sock.family == AF_UNIX or isinstance(sock, TlsSocket):
         return False
     beyond = is_beyond_host(sock, str(sock.getpeername()[0]))
     if settings.required or (settings.cert and beyond):

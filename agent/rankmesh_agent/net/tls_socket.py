@@ -124,7 +124,6 @@ class TlsSocket(socket.socket):
         self._lock = threading.Lock()
         self._unsent = memoryview(b"")
         self._encrypted = 0
-        self._peeked = b""
         self._more = False
 
     def handshake(self) -> bool:
@@ -170,7 +169,7 @@ class TlsSocket(socket.socket):
 
     def buffered(self) -> bool:
         """Return whether bytes can be received although the descriptor may not be readable."""
-        return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._incoming.pending))
+        return self._more and bool(self._tls.pending() or self._incoming.pending)
 
     # As a socket's
 
@@ -198,10 +197,6 @@ class TlsSocket(socket.socket):
         if nbytes:
             view = view[:nbytes]
         wanted, filled = len(view), 0
-        if self._peeked:
-            filled = min(wanted, len(self._peeked))
-            view[:filled] = self._peeked[:filled]
-            self._peeked = self._peeked[filled:]
         while filled < wanted:
             try:
                 with self._lock:  # the stubs know only one of the two results
@@ -229,10 +224,6 @@ class TlsSocket(socket.socket):
         return filled
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        if flags & socket.MSG_PEEK:
-            if not self._peeked:
-                self._peeked = self.recv(bufsize, flags & ~socket.MSG_PEEK)
-            return self._peeked[:bufsize]
         data = bytearray(bufsize)
         return bytes(memoryview(data)[: self.recv_into(data, 0, flags)])
 
@@ -269,7 +260,7 @@ class TlsSocket(socket.socket):
         if scratch is None:
             scratch = _scratch.buffer = bytearray(_MOST_READ)
         size = min(max(wanted + (wanted >> 6), _LEAST_READ), _MOST_READ)
-        received = super().recv_into(scratch, size, flags & ~(socket.MSG_PEEK | socket.MSG_WAITALL))
+        received = super().recv_into(scratch, size, flags & ~socket.MSG_WAITALL)
         with self._lock:
             self._incoming.write(memoryview(scratch)[:received])
         return received
