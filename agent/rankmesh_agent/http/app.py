@@ -89,13 +89,7 @@ def create_app(
 def create_store_app(
     keys: StoreClient, *, token: str | Credentials = "", names: Iterable[str] = ()
 ) -> SecurityMiddleware:
-    """Return the ASGI application of a store alone, with the agent's store endpoints.
-
-    Args:
-        keys: the store.
-        token: the secret that every request but health needs, or all credentials; empty for none.
-        names: host names, besides addresses and localhost, that the Host header may have.
-    """
+    """Return the ASGI application of a store alone, with the agent's store endpoints; see ``create_app``."""
     served = SimpleNamespace(store=keys)
     routers = [health.store_router, store.router]
     app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
