@@ -123,8 +123,7 @@ class Standalone:
             Service.ATTACH: self._sessions,
             Service.SNAPSHOT: SnapshotServer(self._snapshot, self._snapshot_credentials),
         }
-        self._http.start(self._app, services, on_failure=on_failure)
-        self._sessions.start()
+        self._http.start(self._app, services, unix_listeners=self._sessions.listen(), on_failure=on_failure)
         self._heartbeats.start()
         self._heartbeats.wake()
 

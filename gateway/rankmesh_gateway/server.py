@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import raise_limit
+from rankmesh_agent.net.sockets import listen_unix
 from rankmesh_agent.store.server import StoreServer
 from rankmesh_agent.store.table import Quota
 from rankmesh_agent.wire.credentials import Credentials
@@ -79,9 +80,11 @@ class Gateway:
         Args:
             on_failure: called in another thread once the port cannot be served.
         """
+        listener, name = listen_unix()
         self._http.start(
             lambda: create_app(self.registry, token=self._credentials, names=self._names, stores=self._stores),
-            {Service.STORE: StoreServer(self._stores, self._credentials)},
+            {Service.STORE: StoreServer(self._stores, self._credentials, unix_socket=name)},
+            unix_listeners=[listener],
             protocols={} if self._torch_store is None else {PREFACE: self._torch_store.make_protocol},
             on_failure=on_failure,
         )

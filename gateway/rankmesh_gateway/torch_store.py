@@ -26,7 +26,7 @@ from rankmesh_agent.net.peer_credentials import (
     warn_refused,
 )
 from rankmesh_agent.net.rate_limit import WarningInterval
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.sockets import configure_connection
 from rankmesh_agent.store import commands
 from rankmesh_agent.store.keys import MAX_KEYS, MAX_VALUE_BYTES
 from rankmesh_agent.store.table import Quota, Table
@@ -105,7 +105,7 @@ class TorchStore:
                 warn_refused(refusal)
                 await client.refuse(sock, self._refused)
                 return
-            break_when_peer_vanishes(sock)
+            configure_connection(sock)
             self._clients.add(client)
             await client.serve()
         except DistStoreError as error:

@@ -29,7 +29,7 @@ def at() -> Iterator[Served]:
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """The log; a warning that is given once a minute is due."""
-    monkeypatch.setattr(peer_credentials, "_warn_at", 0.0)
+    monkeypatch.setattr(peer_credentials._warning, "_next", 0.0)
     caplog.set_level(logging.WARNING)
     return caplog
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -19,13 +18,11 @@ from support.processes import wait_until
 
 from rankmesh._launcher.node_rendezvous import NodeRendezvous
 from rankmesh._rendezvous.multicast import MulticastLocator
-from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.handshake import accept
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.remote.server import SessionServer
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.table import Table
 from rankmesh_agent.transports.tcp import TcpConnection
@@ -113,18 +110,6 @@ def test_the_store_server(monkeypatch: pytest.MonkeyPatch) -> None:
                     assert bool(ours.recv(1)) is served
                 except ConnectionResetError:
                     assert not served
-
-
-def test_attached_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Step(lambda *_: True)
-    monkeypatch.setattr("rankmesh_agent.remote.server.admit_peer", step)
-    server = SessionServer(None, secrets.token_hex(16), "secret", Settings().shm_dir)  # type: ignore[arg-type]
-    server.start()
-    with contextlib.closing(server):
-        for _ in range(2):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(server._path)
-        step.wait()
 
 
 async def scan(registry: Registry, until: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from support.hostile import allocations_within, fuzzed, memory_within, sequences_like
 
+from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.store import codec, commands
 from rankmesh_agent.store.condition import Condition
 from rankmesh_agent.store.server import SingleTable, StoreServer
@@ -56,7 +57,7 @@ class Server:
 
     def _connect(self) -> socket.socket:
         client, accepted = socket.socketpair()
-        admission = self.server._limit.admit(accepted)
+        admission = ConnectionLimit("test").admit(accepted)
         assert self.server._poll is not None
         connection = self.server._register(self.server._poll, accepted, admission)
         connection.handshake, connection.table = None, self.table

@@ -119,7 +119,7 @@ def test_an_expired_certificate_is_refused(tmp_path):
 
 
 def test_a_client_without_tls_at_a_tls_port_is_told_so(folder, caplog, monkeypatch):
-    monkeypatch.setattr(peer_credentials, "_warn_at", 0.0)
+    monkeypatch.setattr(peer_credentials._warning, "_next", 0.0)
     with served(tls_of(folder)) as master:
         url = f"http://127.0.0.1:{master.port}"
         with pytest.raises(urllib.error.HTTPError, match="400") as caught:
@@ -136,7 +136,7 @@ def test_a_client_without_tls_at_a_tls_port_is_told_so(folder, caplog, monkeypat
 
 
 def test_a_tls_client_at_a_plain_port_is_told_so(folder, caplog, monkeypatch):
-    monkeypatch.setattr(peer_credentials, "_warn_at", 0.0)
+    monkeypatch.setattr(peer_credentials._warning, "_next", 0.0)
     with served({}) as master:
         with pytest.raises(NoResponseError, match="the other side does not use TLS"):
             get(f"https://127.0.0.1:{master.port}", tls_of(folder))

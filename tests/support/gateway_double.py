@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from rankmesh_agent.http.middleware import SecurityMiddleware
+from rankmesh_agent.http.middleware import Policy, SecurityMiddleware
 from rankmesh_agent.net.sockets import bind, url_of
 from rankmesh_gateway import dashboard as files
 from rankmesh_gateway.http.routes import dashboard
@@ -77,7 +77,7 @@ class Double:
         listener = bind("127.0.0.1", self._port, purpose="a test listens")
         self.url = url_of(listener)
         self._port = listener.getsockname()[1]
-        app = SecurityMiddleware(self._app(), self.token, open_paths=files.paths())
+        app = SecurityMiddleware(self._app(), self.token, policy=Policy(open_paths=files.paths()))
         config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))

@@ -64,3 +64,16 @@ def private_network(environ: Mapping[str, str] | None = None) -> bool:
         ValueError: it is neither 0 nor 1.
     """
     return bool(integer(os.environ if environ is None else environ, "RANKMESH_PRIVATE_NETWORK", at_most=1))
+
+
+def server_scheme() -> str:
+    """Return the scheme of the URLs of this process's servers: https with a certificate in files.
+
+    That of the token is for clients that have the token, which find out themselves: http.
+    """
+    return "https" if tls_settings().cert else "http"
+
+
+def client_scheme() -> str:
+    """Return the scheme of URLs that are given without one, as host and port."""
+    return "https" if tls_settings().enabled else "http"

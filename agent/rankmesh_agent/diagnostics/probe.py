@@ -194,7 +194,7 @@ def _connected(url: str, token: str, deadline: Deadline, reply: ProbeReply) -> h
     connection = http.client.HTTPConnection(host, port)
     began = time.perf_counter()
     try:
-        connection.sock = connect(peer.scheme, host, port, deadline.remaining(), token)
+        connection.sock = connect(url, deadline.remaining(), token)
         reply.connect = time.perf_counter() - began
         if isinstance(connection.sock, TlsSocket):
             connection.sock.handshake()

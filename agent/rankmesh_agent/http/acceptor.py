@@ -11,12 +11,13 @@ import errno
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
 from rankmesh_agent.net.fork import close_in_children
+from rankmesh_agent.net.sockets import configure_connection
 from rankmesh_agent.wire.hello import MOST_BYTES, PREFACE_BYTES, Service, Verdict, is_preface, service_of, welcome
 
 HEAD_SECONDS = 10.0
@@ -27,12 +28,9 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Accepted(NamedTuple):
-    """A connection that is not a service's, and that has been read no byte from; the receiver ends its admission.
+    """A connection that is not a service's, the first bytes that it has, and its place among those without a request.
 
-    Attributes:
-        sock: the connection.
-        start: its first bytes.
-        admission: its place among the connections that have sent no request.
+    No byte has been read from it. The receiver ends its admission.
     """
 
     sock: socket.socket
@@ -41,10 +39,11 @@ class Accepted(NamedTuple):
 
 
 class Acceptor:
-    """Accepts the connections of a port.
+    """Accepts the connections of a port, and of unix sockets beside it, which bring connections of services alone.
 
     Args:
-        listener: a listening socket; its owner shuts it down to end ``run``, and closes it.
+        port: a listening socket; its owner shuts it down to end ``run``, and closes it.
+        unix_listeners: listening unix sockets, which their owner closes.
         services: serve the connections that begin with a PREFACE, which block from then on, and end their admission.
         prefaces: first bytes of the other protocols, besides HTTP and TLS.
         forward: takes all other connections.
@@ -52,34 +51,37 @@ class Acceptor:
 
     def __init__(
         self,
-        listener: socket.socket,
+        port: socket.socket,
+        unix_listeners: Sequence[socket.socket],
         services: Mapping[Service, Callable[[socket.socket, Admission], None]],
         prefaces: Iterable[bytes],
         forward: Callable[[Accepted], object],
     ) -> None:
-        self._listener = listener
+        self._port = port
+        self._listeners = {listener.fileno(): listener for listener in (port, *unix_listeners)}
         self._services = services
         self._prefaces = tuple(prefaces)
         self._forward = forward
         self._limit = ConnectionLimit("connections whose clients have sent no request and no credential")
         self._undecided: dict[int, Admission] = {}  # oldest first
         self._poll = select.epoll()
-        self._poll.register(listener, select.EPOLLIN)
+        for listener in self._listeners.values():
+            listener.setblocking(False)
+            self._poll.register(listener, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until the listener is shut down."""
-        self._listener.setblocking(False)
-        listener = self._listener.fileno()
+        """Serve until the port is shut down."""
+        port = self._port.fileno()
         try:
             while True:
                 now = time.monotonic()
                 for descriptor, event in self._poll.poll(self._seconds_left(now)):
-                    if descriptor != listener:
+                    if descriptor in self._undecided:
                         self._examine(descriptor, event)
-                    elif event & select.EPOLLHUP:
+                    elif descriptor == port and event & select.EPOLLHUP:
                         return
-                    else:
-                        self._accept()
+                    elif descriptor in self._listeners:
+                        self._accept(self._listeners[descriptor])
                 while self._seconds_left(now) == 0.0:  # it had sent too little at that time
                     self._close(next(iter(self._undecided)))
         finally:
@@ -107,16 +109,15 @@ class Acceptor:
         admission.end()
         admission.sock.close()
 
-    def _accept(self) -> None:
-        """Accept a connection."""
+    def _accept(self, listener: socket.socket) -> None:
         if not self._limit.make_room():
             time.sleep(_FULL_SECONDS)
             return
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except OSError as error:
             if is_exhausted(error):
-                warn_exhausted("a client of the HTTP port waits", error)
+                warn_exhausted("a client waits", error)
             if error.errno in _NO_ROOM:
                 time.sleep(_RETRY_SECONDS)  # the client stays in the backlog: an immediate retry would only spin
             return
@@ -147,17 +148,19 @@ class Acceptor:
     def _serve(self, admission: Admission, start: bytes, *, is_service: bool) -> None:
         sock, admission.peeked = admission.sock, 0
         try:
-            if not is_service:
+            if is_service:
+                configure_connection(sock)
+                sock.setblocking(True)
+                service = service_of(start)
+                handler = None if service is None else self._services.get(service)
+                if handler is not None:
+                    handler(sock, admission)
+                    return
+                sock.recv(MOST_BYTES)
+                sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            elif sock.family != socket.AF_UNIX:
                 self._forward(Accepted(sock, start, admission))
                 return
-            sock.setblocking(True)
-            service = service_of(start)
-            handler = None if service is None else self._services.get(service)
-            if handler is not None:
-                handler(sock, admission)
-                return
-            sock.recv(MOST_BYTES)
-            sock.send(welcome(Verdict.OTHER_SERVICE), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except Exception as error:
             log_failure("a client cannot be served", error)
         admission.end()

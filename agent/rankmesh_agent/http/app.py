@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import Prober
 from rankmesh_agent.http.application import ANY_REQUEST, WebApplication
-from rankmesh_agent.http.middleware import Message, SecurityMiddleware, role_table
+from rankmesh_agent.http.middleware import Message, Policy, SecurityMiddleware, role_table
 from rankmesh_agent.http.routes import groups, health, introspection, lease, metrics, probe, store, tensors
 from rankmesh_agent.http.routes.dependencies import AgentState, Leases
 from rankmesh_agent.http.routes.group_calls import CallSlots
@@ -78,30 +78,22 @@ def create_app(
             if (scope["method"], scope["path"]) not in _OF_THE_HOST:
                 raise
 
-    return SecurityMiddleware(
-        app,
-        token,
-        names,
+    policy = Policy(
         limit_of=lambda method, path: max_tensor + MAX_HEADER if _may_carry_tensor(method, path) else MAX_BODY_BYTES,
         role_of=_role_of if leases is None else _leasable_role_of,
         confine=confine,
     )
+    return SecurityMiddleware(app, token, names, policy)
 
 
 def create_store_app(
     keys: StoreClient, *, token: str | Credentials = "", names: Iterable[str] = ()
 ) -> SecurityMiddleware:
-    """Return the ASGI application of a store alone, with the agent's store endpoints.
-
-    Args:
-        keys: the store.
-        token: the secret that every request but health needs, or all credentials; empty for none.
-        names: host names, besides addresses and localhost, that the Host header may have.
-    """
+    """Return the ASGI application of a store alone, with the agent's store endpoints; see ``create_app``."""
     served = SimpleNamespace(store=keys)
     routers = [health.store_router, store.router]
     app = _create("RankMesh store", "A key-value store that ranks share.", routers, served)
-    return SecurityMiddleware(app, token, names, role_of=_role_of)
+    return SecurityMiddleware(app, token, names, Policy(role_of=_role_of))
 
 
 def _token_of(agent: AgentState, token: str | Credentials) -> str:

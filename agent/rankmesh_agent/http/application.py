@@ -50,11 +50,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problem_responses(meanings: Mapping[int, str]) -> Callable[..., Responses]:
-    """Return a function from error statuses to the ``responses=`` of a route.
-
-    Args:
-        meanings: the meaning of each status.
-    """
+    """Return a function from error statuses to the ``responses=`` of a route, given the meaning of each status."""
 
     def problems(*statuses: int) -> Responses:
         return {

@@ -25,7 +25,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 
@@ -66,8 +67,7 @@ PROBLEM_TYPE = "application/problem+json"
 def role_table(patterns: Mapping[Role, str]) -> Callable[[str, str], Role]:
     """Return the function from a request's method and path to the role that it needs: ``run`` where no pattern matches.
 
-    Args:
-        patterns: a regular expression for each other role, of method and path with a space between; GET includes HEAD.
+    A regular expression for each other role matches method and path with a space between; GET includes HEAD.
     """
     compiled = [(role, re.compile(pattern, re.DOTALL)) for role, pattern in patterns.items()]
 
@@ -114,15 +114,31 @@ class _RejectedError(BaseException):  # not an Exception: frameworks handle thos
 
 
 def reject_job(scope: Message, grant: Grant) -> None:
-    """Reject a request of a job's credential.
-
-    Raises:
-        ForbiddenJobError: always.
-    """
+    """Raise ForbiddenJobError: a job's credential does not permit the request."""
     raise ForbiddenJobError(
         f"the credential given is that of job {grant.job!r}, and {scope['method']} {scope['path']} is not for "
         "one job: it needs a credential of the gateway's token"
     )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An application's part of the checks.
+
+    Attributes:
+        limit_of: returns the limit of a request's body, in bytes, by its method and path.
+        open_paths: paths besides health that need no token.
+        role_of: returns the role that a request's method and path need.
+        translate: returns the Authorization header for which a request's own one stands, such as that of a session.
+        confine: restricts a request to the job of its credential, or raises why that is not possible. The scope's state
+            has the credential as ``grant``.
+    """
+
+    limit_of: Callable[[str, str], int] = lambda method, path: MAX_BODY_BYTES
+    open_paths: Collection[str] = ()
+    role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN
+    translate: Callable[[bytes, Message], bytes] = lambda authorization, scope: authorization
+    confine: Callable[[Message, Grant], None] = reject_job
 
 
 class SecurityMiddleware:
@@ -135,12 +151,7 @@ class SecurityMiddleware:
         app: the application behind it.
         token: the job's token, or all its credentials; empty for none.
         names: host names, besides addresses and localhost, that the Host header may have.
-        limit_of: returns the limit of a request's body, in bytes, by its method and path.
-        open_paths: paths besides health that need no token.
-        role_of: returns the role that a request's method and path need.
-        translate: returns the Authorization header for which a request's own one stands, such as that of a session.
-        confine: restricts a request to the job of its credential, or raises why that is not possible. The scope's state
-            has the credential as ``grant``.
+        policy: the application's part.
     """
 
     def __init__(
@@ -148,29 +159,22 @@ class SecurityMiddleware:
         app: Application,
         token: str | Credentials = "",
         names: Iterable[str] = (),
-        limit_of: Callable[[str, str], int] = lambda method, path: MAX_BODY_BYTES,
-        open_paths: Iterable[str] = (),
-        role_of: Callable[[str, str], Role] = lambda method, path: Role.RUN,
-        translate: Callable[[bytes, Message], bytes] = lambda authorization, scope: authorization,
-        confine: Callable[[Message, Grant], None] = reject_job,
+        policy: Policy = Policy(),
     ) -> None:
         self._app = app
         self._credentials = Credentials.of(token)
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
-        self._limit_of = limit_of
-        self._open = OPEN_PATHS.union(open_paths)
+        self._policy = policy
+        self._open = OPEN_PATHS.union(policy.open_paths)
         self._unauthenticated = AddressRateLimit(UNAUTHENTICATED_A_SECOND, _UNAUTHENTICATED_AT_ONCE)
         self._warning = WarningInterval()
-        self._role_of = role_of
-        self._translate = translate
-        self._confine = confine
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Check a request, then forward it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._limit_of(scope["method"], scope["path"])
+        limit = self._policy.limit_of(scope["method"], scope["path"])
         received, seconds, complete, started = 0, BODY_SECONDS, False, False
 
         async def receive_checked() -> Message:
@@ -205,11 +209,7 @@ class SecurityMiddleware:
                 await send_problem(error.problem, send)
 
     def _check(self, scope: Message, limit: int) -> None:
-        """Check a request but for its body; note in its state what its client holds, and whether it gets details.
-
-        Raises:
-            _RejectedError: the request is rejected.
-        """
+        """Check a request but for its body; note in its state what its client holds, and whether it gets details."""
         state = scope.setdefault("state", {})
         refusal = state.get("refusal")
         if refusal is not None and scope["path"] not in OPEN_PATHS:
@@ -217,7 +217,7 @@ class SecurityMiddleware:
             raise _RejectedError(problem_of(refusal))
         headers = _joined(scope["headers"])
         if b"authorization" in headers:
-            headers[b"authorization"] = self._translate(headers[b"authorization"], scope)
+            headers[b"authorization"] = self._policy.translate(headers[b"authorization"], scope)
         self._check_site(headers)
         held = self._bearer_grant(headers)
         in_clear = bool(self._credentials) and not self._is_private(scope)
@@ -225,10 +225,13 @@ class SecurityMiddleware:
             if held is None:
                 self._reject_unauthenticated(scope, headers)
             else:
-                _check_role(held, self._role_of(scope["method"], scope["path"]), in_clear)
+                _check_role(held, self._policy.role_of(scope["method"], scope["path"]), in_clear)
                 state["grant"] = held
                 if held.job is not None:
-                    self._restrict_to_job(scope, held)
+                    try:
+                        self._policy.confine(scope, held)
+                    except DistError as error:
+                        raise _RejectedError(problem_of(error)) from None
         if held is None or in_clear or refusal is not None:
             state["details"] = False
         length = headers.get(b"content-length", b"0")
@@ -259,12 +262,6 @@ class SecurityMiddleware:
         if client is None or not _is_address(client[0]):  # not a TCP connection
             return True
         return is_loopback(client[0].removeprefix("::ffff:")) or (server is not None and client[0] == server[0])
-
-    def _restrict_to_job(self, scope: Message, grant: Grant) -> None:
-        try:
-            self._confine(scope, grant)
-        except DistError as error:
-            raise _RejectedError(problem_of(error)) from None
 
     def _reject_unauthenticated(self, scope: Message, headers: dict[bytes, bytes]) -> NoReturn:
         """Reject a request without a right credential, by 429 if its address has sent too many."""
@@ -343,12 +340,7 @@ def _check_role(held: Grant, needed: Role, in_clear: bool) -> None:
 
 
 async def send_problem(document: Problem, send: Send) -> None:
-    """Respond to a request with a problem document, and end the connection: its body may not have been read.
-
-    Args:
-        document: the document.
-        send: of the request.
-    """
+    """Respond to a request with a problem document, and end the connection: its body may not have been read."""
     headers, body = encode_problem(document)
     if document.status == 429:
         headers.append((b"retry-after", b"1"))

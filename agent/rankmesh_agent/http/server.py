@@ -14,13 +14,13 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.settings import Settings, protection, require_token_beyond_loopback
-from rankmesh_agent.config.tls import tls_settings
+from rankmesh_agent.config.tls import server_scheme, tls_settings
 from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net import tls
 from rankmesh_agent.net.admission import Admission
@@ -95,6 +95,7 @@ class HttpServer:
         self._host = host or address
         self._advertise = advertise
         self._services: Mapping[Service, ConnectionHandler] = {}
+        self._listeners = [listener]
         self._protocols: Mapping[bytes, Any] = {}
         self._accepted: deque[Accepted] = deque()
         self._threads: list[threading.Thread] = []
@@ -153,13 +154,14 @@ class HttpServer:
 
     def url(self, address: str = "") -> str:
         """Return the base URL under an address; under the socket's own if empty."""
-        return url_for(address, self.port, tls.server_scheme()) if address else self._url
+        return url_for(address, self.port, server_scheme()) if address else self._url
 
     def start(
         self,
         make_app: Callable[[], Any],
         services: Mapping[Service, ConnectionHandler] = MappingProxyType({}),
         *,
+        unix_listeners: Sequence[socket.socket] = (),
         protocols: Mapping[bytes, Any] = MappingProxyType({}),
         on_demand: bool = False,
         on_failure: Callable[[], object] = lambda: None,
@@ -170,12 +172,14 @@ class HttpServer:
             make_app: creates the ASGI application; called in a thread, so that importing the web framework does not
                 delay the caller. The framework takes more memory and time to load than all the rest of a rank.
             services: the handlers of connections that begin with a PREFACE; closed with the server.
+            unix_listeners: listening unix sockets for clients of the services; closed with the server.
             protocols: make the asyncio protocols of connections that are not HTTP, by their first bytes.
             on_demand: load the server and the application when the first client comes that is not a service's: most
                 ranks have none. The client waits meanwhile.
             on_failure: called in the server's thread once ``failure`` is set.
         """
         self._services = services
+        self._listeners = [self._listener, *unix_listeners]
         self._protocols = protocols
         self._on_failure = on_failure
         _log.info("%s: %s", self._url, protection(self._credentials.run))
@@ -189,7 +193,7 @@ class HttpServer:
                 self._uvicorn.take_accepted()
 
         handlers = {service: handler.handle for service, handler in services.items()}
-        self._acceptor = Acceptor(self._listener, handlers, protocols, forward)
+        self._acceptor = Acceptor(self._listener, unix_listeners, handlers, protocols, forward)
         accepting = threading.Thread(target=self._accept, name=f"{self._name}-accept", daemon=True)
         self._threads = [accepting, serving]
         if not on_demand:
@@ -207,7 +211,7 @@ class HttpServer:
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout)
-        self._listener.close()
+        self._close_listeners()
 
     def _stop_accepting(self) -> None:
         with contextlib.suppress(OSError):
@@ -217,9 +221,13 @@ class HttpServer:
         try:
             self._acceptor.run()
         finally:
-            self._listener.close()  # resets the connections that wait in its queue
+            self._close_listeners()
             if self.failure or self._stopping:
                 self._drop_accepted()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()  # resets the connections that wait in its queue
 
     def _drop_accepted(self) -> None:
         while self._accepted:

@@ -18,10 +18,10 @@ import uvicorn
 
 from rankmesh_agent.http.acceptor import HEAD_SECONDS, Accepted
 from rankmesh_agent.http.uvicorn_protocol import MAX_HEAD_BYTES, LimitedProtocol
-from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.admission import ConnectionLimit
 from rankmesh_agent.net.descriptors import DescriptorLimitError, is_exhausted, reason, warn_exhausted
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
+from rankmesh_agent.net.sockets import peer_name
 from rankmesh_agent.net.tls import RECORD, refuse_plain, refuse_tls
 from rankmesh_agent.net.tls_socket import is_of_another_token
 from rankmesh_agent.wire.errors import AuthenticationError, DistError
@@ -31,20 +31,16 @@ _KEEP_ALIVE_SECONDS = 75
 _IDLE_SHARE, _MOST_IDLE = 4, 1 << 16
 _TICK_SECONDS = 1.0
 """Interval of uvicorn's periodic work, which sets the Date header of responses, and of looks at late clients."""
+_NOT_LOGGED = "Cancel %s running task(s)", "Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket"
 
 
-def _is_of_end(record: logging.LogRecord) -> bool:
-    """Return whether a record reports a request that is cancelled because it goes on after the server's end."""
+def _is_logged(record: logging.LogRecord) -> bool:
+    """Return False for a request that is cancelled at the server's end, or invalid: a client could fill the log."""
     cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
-    return cancelled or str(record.msg).startswith("Cancel %s running task(s)")
+    return not (cancelled or str(record.msg).startswith(_NOT_LOGGED))
 
 
-def _is_of_client(record: logging.LogRecord) -> bool:
-    """Return whether a record reports an invalid request: a client could fill the log with them."""
-    return str(record.msg).startswith(("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket"))
-
-
-logging.getLogger("uvicorn.error").addFilter(lambda record: not (_is_of_end(record) or _is_of_client(record)))
+logging.getLogger("uvicorn.error").addFilter(_is_logged)
 
 
 class EventDrivenServer(uvicorn.Server):
@@ -112,9 +108,7 @@ class EventDrivenServer(uvicorn.Server):
 
     def take_accepted(self) -> None:
         """Serve the connections that have been accepted. For other threads."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._begin_accepted)
+        self._call_soon(self._begin_accepted)
 
     def _begin_accepted(self) -> None:
         assert self._loop is not None
@@ -178,9 +172,12 @@ class EventDrivenServer(uvicorn.Server):
     def end(self) -> None:
         """Finish the requests under way, then return from ``run``. For other threads."""
         self.should_exit = True
+        self._call_soon(lambda: self._stop.set())
+
+    def _call_soon(self, function: Callable[[], object]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._stop.set)
+                self._loop.call_soon_threadsafe(function)
 
     async def main_loop(self) -> None:
         """Serve until ``end`` is called."""

@@ -18,7 +18,6 @@ from rankmesh_agent.membership.gateway_client import (
 )
 from rankmesh_agent.membership.missing import MissingRanks
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import raise_if_exhausted_since
 from rankmesh_agent.wire.schemas import LISTED_MEMBERS, LONG_POLL_SECONDS, JoinReply, JoinRequest, Leave, Member
 
 _MAX_RETRY_SECONDS = 5.0
@@ -71,7 +70,6 @@ def _join_until(
 ) -> JoinReply:
     failure = "its address is not known yet"
     url: str | None = None
-    began = time.monotonic()
     scale = max(1.0, request.world_size / LISTED_MEMBERS)  # the gateway serves all ranks: each may ask less often
     large = scale > 1
     retry = RETRY_SECONDS
@@ -81,7 +79,6 @@ def _join_until(
     while not deadline.expired():
         if check is not None:
             check()
-        raise_if_exhausted_since(began)  # the gateway in this process, if there is one, accepts no rank then
         url = url or gateway.find()
         if url is not None:
             gateway.url = url

@@ -18,9 +18,9 @@ import termios
 import time
 from collections import OrderedDict
 
-from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.descriptors import limit_text
 from rankmesh_agent.net.rate_limit import WarningInterval
+from rankmesh_agent.net.sockets import peer_name
 
 MOST = 1024
 """Maximum of connections of one listener that have sent no credential."""

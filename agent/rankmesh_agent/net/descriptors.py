@@ -82,11 +82,7 @@ def limit_text() -> str:
 
 @contextlib.contextmanager
 def limit_named(subject: str) -> Iterator[None]:
-    """Raise DescriptorLimitError in place of an error in the block whose cause is that there is no free descriptor.
-
-    Args:
-        subject: what cannot be done, start of the message.
-    """
+    """Raise DescriptorLimitError, whose text begins with ``subject``, where a block fails for want of descriptors."""
     try:
         yield
     except (OSError, ImportError, DistNetworkError) as error:
@@ -122,16 +118,6 @@ def exhausted_since(since: float) -> str:
     """Return what has had to wait for a free descriptor since a time, with limit and remedy; empty if nothing has."""
     at, text = _latest
     return text if at > since else ""
-
-
-def raise_if_exhausted_since(began: float) -> None:
-    """Raise DescriptorLimitError if a thread of this process has had to wait for a free descriptor since a time.
-
-    For a join, which cannot complete if the gateway in the same process accepts no connections.
-    """
-    text = exhausted_since(began)
-    if text:
-        raise DescriptorLimitError(text)
 
 
 def _shown(limit: int) -> str:

@@ -1,4 +1,4 @@
-"""Connections to servers, with TLS where they need it; its handshake has not begun."""
+"""Connections to servers: over TCP, with TLS where they need it, and over unix sockets."""
 
 from __future__ import annotations
 
@@ -6,47 +6,49 @@ import socket
 from urllib.parse import urlsplit
 
 from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
+from rankmesh_agent.net.peer_credentials import check_peer
+from rankmesh_agent.net.sockets import configure_connection
 from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, client_side, secured
 
 
-def connect(scheme: str, host: str, port: int | None, seconds: float, token: str = "") -> socket.socket:
-    """Return a connection to a server: with TLS if the scheme is https, or if ``secured`` finds that it needs it.
+def connect(url: str, seconds: float, token: str = "") -> socket.socket:
+    """Return a connection to the server of a URL: with TLS if the scheme is https, or where ``secured`` demands it.
 
-    A PREFACE may precede the handshake of TLS (``wire.hello``).
+    The handshake of TLS has not begun: a PREFACE may precede it (``wire.hello``).
 
     Args:
-        scheme: ``http`` or ``https``.
-        host: name or address of the server.
-        port: its port; None for the scheme's.
+        url: its path does not matter.
         seconds: timeout of each step; the socket keeps it.
         token: this process's credential; empty for none.
 
     Raises:
-        ValueError: the scheme is another one, or http where RANKMESH_TLS=require.
+        ValueError: the URL is invalid, or without TLS where RANKMESH_TLS=require.
         OSError: the server cannot be reached.
     """
-    check_scheme(scheme, f"{scheme}://{host}")
-    port = port or DEFAULT_PORTS[scheme]
+    split = urlsplit(url)
+    check_scheme(split.scheme, url)
+    host, port = split.hostname, split.port or DEFAULT_PORTS[split.scheme]
+    if not host:
+        raise ValueError(f"{url!r} is not a URL of the form http://host:port/path")
     sock = close_in_children(socket.create_connection((host, port), seconds))
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return client_side(sock, host, port) if scheme == "https" else secured(sock, host, sock.getpeername(), token)
+        configure_connection(sock)
+        if split.scheme == "https":
+            return client_side(sock, host, port)
+        return secured(sock, host, sock.getpeername(), token)
     except BaseException:
         sock.close()
         raise
 
 
-def connect_to(url: str, seconds: float, token: str) -> socket.socket:
-    """Return a connection to the server of a base URL; see ``connect``.
-
-    Raises:
-        ValueError: the URL is not of the form http://host:port, or see ``connect``.
-        OSError: see ``connect``.
-    """
-    split = urlsplit(url)
-    if not split.hostname:
-        raise ValueError("the URL is not of the form http://host:port")
-    sock = connect(split.scheme, split.hostname, split.port, seconds, token)
-    break_when_peer_vanishes(sock)
+def connect_unix(address: str) -> socket.socket:
+    """Return a connection to a unix socket of a process of this user or of root, which may see this process's token."""
+    sock = close_in_children(socket.socket(socket.AF_UNIX))
+    try:
+        sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
+        sock.connect(address)
+        check_peer(sock)
+    except BaseException:
+        sock.close()
+        raise
     return sock

@@ -8,11 +8,7 @@ from rankmesh_agent.wire.errors import DistBackendError
 
 
 def refuse_greenlets() -> None:
-    """Refuse a process whose threads are greenlets.
-
-    Raises:
-        DistBackendError: gevent or eventlet has replaced modules of Python.
-    """
+    """Raise DistBackendError where threads are greenlets: gevent or eventlet has replaced modules of Python."""
     for name, asked in ("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched"):
         is_replaced = getattr(sys.modules.get(name), asked, None)
         if is_replaced is not None and (

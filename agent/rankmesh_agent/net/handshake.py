@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Generic, TypeVar
 
 from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import tls
-from rankmesh_agent.net.addresses import peer_name
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.peer_credentials import admit_peer, warn_refused
-from rankmesh_agent.net.readiness import is_ready
+from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer, warn_refused
+from rankmesh_agent.net.sockets import AF_UNIX, is_ready, peer_name
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsSocket
 from rankmesh_agent.wire.credentials import Credentials
 from rankmesh_agent.wire.errors import ProtocolError
@@ -34,6 +34,9 @@ from rankmesh_agent.wire.hello import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R")
+_Steps = Generator[bool, None, R]
+"""A part of a handshake: yields when it waits, whether to send."""
 
 
 class Handshake(Generic[T]):
@@ -49,7 +52,7 @@ class Handshake(Generic[T]):
     Attributes:
         sock: the socket, with TLS where there is TLS.
         started: whether any byte has been sent or received.
-        steps: number of steps that have begun.
+        steps: number of steps that the other side has completed.
     """
 
     def __init__(
@@ -65,31 +68,12 @@ class Handshake(Generic[T]):
         self.started = False
         self.steps = 0
         self._script = script
-        self._service = service
-        self._wrap = wrap
-        self._begun = False
-        self._server: tuple[Any, ...] | None = None
-        self._unsecured = sock if isinstance(sock, TlsSocket) else None
-        self._first = memoryview(preface(service) if client else b"")
-        self._expected = 0 if client else PREFACE_BYTES
-        self._received = bytearray(PREFACE_BYTES)
-        self._unsent = self._unfilled = memoryview(b"")
-
-    def _begin_step(self, step: tuple[bytes, int]) -> None:
-        outgoing, expected = step
-        self.steps += 1
-        self._unsent = memoryview(outgoing)
-        self._received = bytearray(expected)
-        self._unfilled = memoryview(self._received)
+        self._steps = self._connect(preface(service)) if client else self._serve(service, wrap)
+        self._sends = client
 
     def events(self) -> int:
         """Return the poll events that the next ``advance`` waits for."""
-        return select.POLLOUT if self._wants_to_write() else select.POLLIN
-
-    def _wants_to_write(self) -> bool:
-        if self._first:
-            return True
-        return bool(self._unsent) if self._unsecured is None else self._unsecured.wants_to_write()
+        return select.POLLOUT if self._sends else select.POLLIN
 
     def advance(self) -> T | None:
         """Continue as far as possible; return the script's result at its end. The socket must be non-blocking.
@@ -101,85 +85,16 @@ class Handshake(Generic[T]):
             DistError: the script has failed.
         """
         try:
-            if self._first and self._unsecured is None:
-                outgoing, expected = next(self._script)
-                self._begin_step((bytes(self._first) + outgoing, expected))
-                self._begun, self._first = True, self._unfilled[:0]
-            if not self._begun:
-                self._exchange_preface()
-                if self._unsecured is not None:
-                    secured = self._unsecured.handshake()
-                    self.started = self.started or not self._unsecured.wants_to_write()
-                    if not secured:
-                        return None
-                    self._unsecured = None
-                self._begun = True
-                self._begin_step(next(self._script))
-            while True:
-                if self._unsent:
-                    self._unsent = self._unsent[self.sock.send(self._unsent, NO_SIGNAL) :]
-                    self.started = True
-                    if self._server is None:  # it is not known any more once the server has closed the connection
-                        self._server = self.sock.getpeername()
-                    if self._unsent or self._unfilled:
-                        return None
-                if self._unfilled:
-                    received = self.sock.recv_into(self._unfilled)
-                    if not received:
-                        raise ConnectionResetError("closed by the other side")
-                    self._unfilled = self._unfilled[received:]
-                    self.started = True
-                    if self._unfilled:
-                        return None
-                self._begin_step(self._script.send(bytes(self._received)))
-        except BlockingIOError:
-            return None
+            self._sends = next(self._steps)
         except StopIteration as end:
             result: T = end.value
             return result
-        except ClientRefusedError as error:
-            warn_refused(error)
+        except BaseException as error:
+            self._script.close()
+            if isinstance(error, ClientRefusedError):
+                warn_refused(error)
             raise
-        except NeedsTlsError:
-            if self._server is not None:
-                tls.require_at(self._server)
-            raise
-        except OSError as error:
-            self._script.throw(error)
-            raise
-
-    def _exchange_preface(self) -> None:
-        """Send or receive the PREFACE; see what a client sends next."""
-        while self._first:
-            self._first = self._first[socket.socket.send(self.sock, self._first, NO_SIGNAL) :]
-            self.started = True
-        while self._expected:
-            count = self.sock.recv_into(memoryview(self._received)[-self._expected :])
-            if not count:
-                raise ConnectionResetError("closed by the other side")
-            self._expected -= count
-            self.started = True
-            if not self._expected:
-                self.steps += 1
-                self._check_preface(bytes(self._received))
-        if self._wrap is not None:
-            first, wrap, self._wrap = self.sock.recv(1, socket.MSG_PEEK), self._wrap, None
-            if not first:
-                raise ConnectionResetError("closed by the other side")
-            if first == tls.RECORD:
-                self.sock = wrap()
-                self._unsecured = self.sock if isinstance(self.sock, TlsSocket) else None
-
-    def _check_preface(self, start: bytes) -> None:
-        try:
-            check_preface(start, self._service)
-        except ProtocolError:
-            if start.startswith(MAGIC):
-                with contextlib.suppress(OSError):
-                    self.sock.recv(MOST_BYTES)
-                with contextlib.suppress(OSError):  # has this side's version
-                    self.sock.send(welcome(Verdict.OTHER_SERVICE), NO_SIGNAL)
-            raise
+        return None
 
     def run(self, seconds: float) -> T:
         """Run the script to its end and return its result; leaves the socket blocking.
@@ -191,14 +106,89 @@ class Handshake(Generic[T]):
         deadline = Deadline(seconds)
         self.sock.setblocking(False)
         while (result := self.advance()) is None:
-            if not is_ready(self.sock, deadline.remaining(), writing=self._wants_to_write()):
+            if not is_ready(self.sock, deadline.remaining(), writing=self._sends):
                 raise TimeoutError(f"the handshake is not complete after {seconds:g} s")
         self.sock.setblocking(True)
         return result
 
     def close(self) -> None:
         """Release the resources of the script; the socket stays open."""
+        self._steps.close()
         self._script.close()
+
+    def _connect(self, start: bytes) -> _Steps[T]:
+        if isinstance(self.sock, TlsSocket):
+            yield from self._send(start, partial(socket.socket.send, self.sock))
+            yield from self._secure(self.sock)
+            start = b""
+        return (yield from self._follow_script(start))
+
+    def _serve(self, service: Service, wrap: Callable[[], socket.socket] | None) -> _Steps[T]:
+        start = yield from self._receive(PREFACE_BYTES)
+        try:
+            check_preface(start, service)
+        except ProtocolError:
+            if start.startswith(MAGIC):
+                with contextlib.suppress(OSError):
+                    self.sock.recv(MOST_BYTES)
+                with contextlib.suppress(OSError):  # has this side's version
+                    self.sock.send(welcome(Verdict.OTHER_SERVICE), NO_SIGNAL)
+            raise
+        if wrap is not None and (yield from self._receive(1, socket.MSG_PEEK)) == tls.RECORD:
+            self.sock = wrap()
+            if isinstance(self.sock, TlsSocket):
+                yield from self._secure(self.sock)
+        return (yield from self._follow_script())
+
+    def _secure(self, sock: TlsSocket) -> _Steps[None]:
+        while not sock.handshake():
+            self.started = self.started or not sock.wants_to_write()
+            yield sock.wants_to_write()
+        self.steps += 1
+
+    def _follow_script(self, start: bytes = b"") -> _Steps[T]:
+        """Exchange the messages of the script, the first one after ``start``; return its result."""
+        outgoing, expected = next(self._script)
+        outgoing, server = start + outgoing, ()
+        while True:
+            yield from self._send(outgoing, self.sock.send)
+            if outgoing:
+                server = server or self.sock.getpeername()  # not known once the server has closed the connection
+                if expected:
+                    yield False
+            received = yield from self._receive(expected)
+            try:
+                outgoing, expected = self._script.send(received)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            except NeedsTlsError:
+                tls.require_at(server)
+                raise
+
+    def _send(self, data: bytes, send: Callable[[memoryview, int], int]) -> _Steps[None]:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[send(rest, NO_SIGNAL) :]
+                self.started = True
+            except BlockingIOError:
+                yield True
+
+    def _receive(self, size: int, flags: int = 0) -> _Steps[bytes]:
+        received = b""
+        while len(received) < size:
+            try:
+                data = self.sock.recv(size - len(received), flags)
+            except BlockingIOError:
+                yield False
+                continue
+            if not data:
+                raise ConnectionResetError("closed by the other side")
+            received += data
+            self.started = True
+        self.steps += 1
+        return received
 
 
 def accept(
@@ -213,8 +203,6 @@ def accept(
     """Return the server's side of a handshake on a connection from a port or a unix socket.
 
     Args:
-        sock: the connection.
-        service: the service.
         accepted: returns the credentials that may have a client with an attachment.
         attachment_bytes: size of an attachment.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.
@@ -229,7 +217,7 @@ def accept(
         return verdict_on(shake.sock, token, settings)
 
     script = accepting_script(accepted, service, attachment_bytes, judge, reply)
-    is_unix = sock.family == getattr(socket, "AF_UNIX", None)
+    is_unix = sock.family == AF_UNIX
     shake = Handshake(sock, service, script, client=False, wrap=None if is_unix else wrap)
     return shake
 
@@ -238,4 +226,10 @@ def verdict_on(sock: socket.socket, token: str | Credentials, settings: TlsSetti
     """Return whether a connection may have a client, whatever its credential."""
     if tls.is_exposed(sock, token, settings):
         return Verdict.NEEDS_TLS
-    return Verdict.WELCOME if admit_peer(sock, token) else Verdict.OTHER_USER
+    try:
+        if not token:
+            check_peer(sock)
+    except PeerRefusedError as error:
+        warn_refused(error)
+        return Verdict.OTHER_USER
+    return Verdict.WELCOME

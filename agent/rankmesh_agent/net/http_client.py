@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.dial import connect
-from rankmesh_agent.net.readiness import is_ready
-from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, require_at
+from rankmesh_agent.net.sockets import is_ready
+from rankmesh_agent.net.tls import require_at
 from rankmesh_agent.net.tls_socket import NoTlsError, OtherTokenError, TlsSocket
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import remedy
@@ -45,24 +45,14 @@ class ResponseTooLargeError(NoResponseError):
 
 
 class HttpResponse(NamedTuple):
-    """A response.
-
-    Attributes:
-        status: the HTTP status.
-        body: the body.
-        headers: the header fields, by name in the server's spelling.
-    """
+    """A response: its status, its body, and its header fields by name in the server's spelling."""
 
     status: int
     body: bytes
     headers: Mapping[str, str] = {}
 
     def json(self) -> Any:
-        """The body as JSON.
-
-        Raises:
-            ValueError: the body is not JSON.
-        """
+        """Return the body as JSON; raise ValueError if it is not."""
         return json_text.loads(self.body)
 
 
@@ -79,9 +69,12 @@ class HttpClient:
 
     def __init__(self, token: str = "") -> None:
         self._token = token
-        self._netloc = ""
-        self._aborted = False
-        self._connection: _Connection | None = None
+        self._server = "", ""
+        """Scheme, and host and port, of the connection."""
+        self._aborted = self._is_connected = False
+        self._connection: http.client.HTTPConnection | None = None
+        self._plain_peer: Any = None
+        """The server's socket address, if the connection has no TLS."""
 
     def request(
         self,
@@ -116,25 +109,27 @@ class HttpClient:
             ValueError: the URL is invalid, or without TLS where RANKMESH_TLS=require.
         """
         split = urlsplit(url)
-        if not split.hostname:
-            raise ValueError(f"{url!r} is not a URL of the form http://host:port/path")
-        check_scheme(split.scheme, url)
-        netloc = split.netloc.rpartition("@")[2]
-        server = _Server(
-            split.scheme, split.hostname, split.port, netloc, timeout, min(timeout, connect_seconds), limit
-        )
-        target = f"{split.path}?{split.query}" if split.query else split.path
-        body, headers = content, dict[str, str | bytes]()
+        body, headers = content, dict[str, str | bytes](host=split.netloc.rpartition("@")[2])
         if document is not None:
             body, headers["content-type"] = json_text.encode(document), "application/json"
         if compressed:
             headers["accept-encoding"] = "gzip"
         if self._token:
             headers["authorization"] = b"Bearer " + self._token.encode()
+
+        def exchange() -> HttpResponse:
+            connection = self._connected(url, min(timeout, connect_seconds))
+            connection.sock.settimeout(timeout)
+            target = f"{split.path}?{split.query}" if split.query else split.path
+            connection.request(method, target, body or None, headers)
+            return self._receive(connection, limit)
+
         try:
-            found = self._exchange(server, method, target, headers, body)
-            if found.status == HTTPStatus.FORBIDDEN and self._must_use_tls(found):
-                found = self._exchange(server, method, target, headers, body)
+            found = exchange()
+            if found.status == HTTPStatus.FORBIDDEN and b'"cleartext-token"' in found.body and self._plain_peer:
+                require_at(self._plain_peer)  # a process here passes connections on: of a container's port, say
+                self.close()
+                found = exchange()
             return found
         except OtherTokenError:
             self.close()
@@ -144,7 +139,7 @@ class HttpClient:
             text = f"{url} is not the server that it should be: {error}"
             raise UnauthenticatedServerError(text, address=url) from None
         except (OSError, zlib.error, http.client.HTTPException, UnicodeError) as error:
-            kind = NoResponseError if self._connection is None or self._connection.connected else ConnectError
+            kind = NoResponseError if self._is_connected else ConnectError
             self.close()
             raise_if_exhausted(error, f"cannot connect to {url}")
             raise kind(str(error) or type(error).__name__) from error
@@ -152,43 +147,40 @@ class HttpClient:
             self.close()  # the next request must not receive this one's response
             raise
 
-    def _exchange(
-        self, server: _Server, method: str, target: str, headers: dict[str, str | bytes], body: bytes
-    ) -> HttpResponse:
-        """Send a request, and return the response."""
-        connection = self._connection_to(server)
-        if connection.sock is None:
-            connection.connect()
+    def _connected(self, url: str, seconds: float) -> http.client.HTTPConnection:
+        """Return a connection to a server: the kept one if it is still open, else a new one."""
+        split = urlsplit(url)
+        connection = self._connection
+        if connection and connection.sock and self._server == split[:2] and not is_ready(connection.sock, 0.0):
+            return connection
+        self.close()
+        sock = connect(url, seconds, self._token)
+        self._plain_peer = None if isinstance(sock, TlsSocket) else sock.getpeername()
+        self._connection = connection = http.client.HTTPConnection(split.hostname or "", split.port or 0)
+        connection.sock, connection.auto_open, self._server = sock, 0, split[:2]
+        if isinstance(sock, TlsSocket):
+            sock.handshake()
+        self._is_connected = True
         if self._aborted:  # while it connected
             raise ConnectionAbortedError("the request was aborted")
-        connection.request(method, target, body or None, {"host": server.netloc, **headers})
+        return connection
+
+    def _receive(self, connection: http.client.HTTPConnection, limit: int) -> HttpResponse:
         response = connection.getresponse()
-        content = response.read(server.limit + 1)
-        if len(content) > server.limit:
-            raise ResponseTooLargeError(f"the response has more than {server.limit} bytes")
+        content = response.read(limit + 1)
+        if len(content) > limit:
+            raise ResponseTooLargeError(f"the response has more than {limit} bytes")
         if response.length:  # read() with a limit does not raise this itself
             raise http.client.IncompleteRead(content, response.length)
         if response.status == HTTPStatus.BAD_REQUEST and b"HTTPS" in content[:1000]:  # RankMesh's, nginx's or Go's
-            raise UnauthenticatedServerError(f"the server at {server.netloc} refuses the request: {_NEEDS_TLS}")
+            raise UnauthenticatedServerError(f"the server at {self._server[1]} refuses the request: {_NEEDS_TLS}")
         if response.getheader("Content-Encoding") == "gzip":
-            content = zlib.decompressobj(wbits=_GZIP).decompress(content, server.limit)
+            content = zlib.decompressobj(wbits=_GZIP).decompress(content, limit)
         return HttpResponse(response.status, content, dict(response.getheaders()))
-
-    def _must_use_tls(self, refused: HttpResponse) -> bool:
-        """Return whether the next connection to the server uses TLS, as it refuses the token without.
-
-        That is so where a process of this host passes connections on: of a container's published port, say.
-        """
-        peer = None if self._connection is None else self._connection.plain_peer
-        if peer is None or b'"cleartext-token"' not in refused.body:
-            return False
-        require_at(peer)
-        self.close()
-        return True
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._is_connected = self._connection, None, False
         if connection is not None:
             connection.close()
 
@@ -198,30 +190,6 @@ class HttpClient:
         connection = self._connection
         with contextlib.suppress(OSError, AttributeError):  # there is none, or no more
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
-
-    def _connection_to(self, server: _Server) -> _Connection:
-        """Return a connection to a server: the kept one if it is still open, else a new one."""
-        netloc = f"{server.scheme}://{server.host}:{server.port}"
-        connection = self._connection
-        if connection is None or connection.sock is None or netloc != self._netloc or _readable(connection.sock):
-            self.close()
-            connection = self._connection = _Connection(server, self._token)
-            self._netloc = netloc
-        else:
-            connection.sock.settimeout(server.timeout)
-        return connection
-
-
-class _Server(NamedTuple):
-    """A server, as its URL has it, and the limits of a request to it."""
-
-    scheme: str
-    host: str
-    port: int | None
-    netloc: str
-    timeout: float
-    connect_timeout: float
-    limit: int
 
 
 def _refusal(credential: str) -> bytes:
@@ -235,35 +203,3 @@ def _refusal(credential: str) -> bytes:
             "code": "unauthenticated",
         }
     )
-
-
-class _Connection(http.client.HTTPConnection):
-    """Connection to a server, with TLS if it needs that.
-
-    Attributes:
-        plain_peer: the server's socket address, if it is connected without TLS.
-        connected: whether it has ever been connected.
-    """
-
-    def __init__(self, server: _Server, token: str) -> None:
-        self.default_port = DEFAULT_PORTS[server.scheme]  # the Host field leaves it out
-        super().__init__(server.host, server.port, timeout=server.timeout)
-        self._server, self._token = server, token
-        self.plain_peer: tuple[Any, ...] | None = None
-        self.connected = False
-
-    def connect(self) -> None:
-        server = self._server
-        self.sock = connect(server.scheme, self.host, self.port, server.connect_timeout, self._token)
-        if isinstance(self.sock, TlsSocket):
-            self.sock.handshake()
-        else:
-            self.plain_peer = self.sock.getpeername()
-        self.sock.settimeout(server.timeout)
-        self.connected = True
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _readable(sock: Any) -> bool:
-    """Return whether an idle connection is readable, since the server has closed it."""
-    return is_ready(sock, 0.0)

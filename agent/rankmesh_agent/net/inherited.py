@@ -33,11 +33,7 @@ def reset_inherited() -> None:
 
 
 def receive_exit_statuses() -> None:
-    """Stop ignoring SIGCHLD.
-
-    Raises:
-        RuntimeError: it is ignored, and this is not the main thread, which alone may change that.
-    """
+    """Stop ignoring SIGCHLD; raise RuntimeError in another thread than the main one, which alone may change that."""
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         return
     if threading.current_thread() is not threading.main_thread():

@@ -38,11 +38,7 @@ class GrowableMemory:
             self.pages = mmap.mmap(-1, min(announced or FIRST_BYTES, FIRST_BYTES), flags=mmap.MAP_PRIVATE)
 
     def grow(self, arrived: int) -> None:
-        """Grow to more than ``arrived`` bytes, or to the number that was announced.
-
-        Raises:
-            MemoryError: there is no memory.
-        """
+        """Grow to more than ``arrived`` bytes, or to the announced number; raise MemoryError if there is no memory."""
         size = max(arrived, next_size(arrived, self._announced or _GROWTH * arrived))
         with _no_memory(size):
             self.pages.resize(size)

@@ -13,40 +13,38 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
-import select
+import re
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from rankmesh_agent.net.descriptors import is_exhausted
-from rankmesh_agent.wire.credentials import Credentials
+from rankmesh_agent.net.rate_limit import WarningInterval
+from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 
-Endpoint = tuple[str, int]
-"""Numeric IP address, and port."""
+Endpoint = tuple[bytes, int]
+"""Address and port."""
 
 _LOOKS = 5
 """Readings of the table, which may miss a row while others come and go, before a connection has no owner."""
 _UCRED = struct.Struct("3i")
-_WARN_SECONDS = 60.0
 _IPV6_BYTES = 16
 _MAPPED = bytes(10) + b"\xff\xff"
 """Start of an IPv6 address that stands for an IPv4 one."""
-
-_LISTENS = " 0A "
-"""The state of a listening socket, as a column of the table."""
 _LISTENERS_SECONDS = 1.0
-"""Lifetime of the table of listening sockets; a port that it does not have is looked up again."""
-_listeners: tuple[float, dict[int, list[tuple[str, int]]]] = (float("-inf"), {})
-
-_tables: dict[str, tuple[float, str]] = {}
-"""The last reading of each table of connections, and when it began."""
+"""Age up to which a reading of the table suffices to find a listening socket."""
+_LISTENS = re.compile(" 0A | st ").search
+"""Finds the state of a listening socket in a row, and the header."""
+_tables: dict[tuple[str, bool], tuple[float, str]] = {}
+"""When the last reading of a table of the kernel began, or of its listening sockets alone, and what it gave."""
 
 _log = logging.getLogger("rankmesh")
-_warn_at = 0.0
+_warning = WarningInterval()
 
 
 class PeerRefusedError(DistNetworkError):
@@ -84,31 +82,7 @@ def check_peer(sock: socket.socket, since: float | None = None) -> None:
         peer, own = sock.getpeername()[:2], sock.getsockname()[:2]
     except OSError as error:
         raise PeerClosedError("the connection is closed") from error
-    try:
-        check_tcp_peer(peer, own, lambda: _is_closed(sock), since)
-    except PeerRefusedError:
-        if _is_closed(sock):
-            raise PeerClosedError("the client has closed the connection") from None
-        raise
-
-
-def check_tcp_peer(
-    peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool] = lambda: False, since: float | None = None
-) -> None:
-    """Check that the peer of an open TCP connection is a process of this user or of root; see ``check_peer``.
-
-    Args:
-        peer: the peer's end of the connection.
-        own: this end.
-        is_closed: returns whether the peer has closed it.
-        since: see ``check_peer``.
-    """
-    try:
-        uid = _owner(peer, own, is_closed, since)
-    except OSError as error:
-        if is_exhausted(error):
-            raise
-        raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
+    uid = _owner(sock, peer, own, since)
     if uid is None:
         text = f"no process of this host has the connection from {peer[0]} port {peer[1]} open"
         raise _refusal(text, PeerNotLocalError)
@@ -116,37 +90,25 @@ def check_tcp_peer(
 
 
 def is_trusted_listener(host: str, port: int) -> bool:
-    """Return whether a port of this host is one of this user or of root, so that a client may send it a credential.
-
-    Args:
-        host: numeric address.
-        port: the port.
-    """
-    global _listeners
+    """Return whether a port of this host is one of this user or of root, so that a client may send it a credential."""
     if sys.platform != "linux":
         return False
-    address = _packed(host)
-    whole = address if len(address) == _IPV6_BYTES else _MAPPED + address
-    bound = {_words(each) for each in (address, whole, bytes(len(address)), bytes(_IPV6_BYTES))}
-    began = time.monotonic()
-    while True:
-        read, rows = _listeners
-        found = [uid for each, uid in rows.get(port, ()) if each in bound] if began - read < _LISTENERS_SECONDS else []
-        if found or read >= began:
-            return bool(found) and all(map(_is_trusted, found))
-        _listeners = time.monotonic(), _read_listeners()
+    address, now = _packed(host), time.monotonic()
+    wildcard = bytes(len(address))
+    for since in (now - _LISTENERS_SECONDS, now, math.inf):  # a reading may miss a row, as of connections
+        try:
+            uids = [uid for bound in (address, wildcard) for uid in _users((bound, port), (wildcard, 0), since)]
+        except OSError:
+            return False
+        if uids:
+            return all(map(_is_trusted, uids))
+    return False
 
 
-def _read_listeners() -> dict[int, list[tuple[str, int]]]:
-    """Return the listening sockets of this host by port: the address of each, as the table has it, and its user."""
-    found: dict[int, list[tuple[str, int]]] = {}
-    for path in ("/proc/net/tcp", "/proc/net/tcp6") * 2:  # a reading may miss a row, as of connections
-        with contextlib.suppress(OSError), open(path) as table:  # another system, or without IPv6
-            next(table, None)  # the header; then come the listening sockets, before thousands of connections
-            for row in map(str.split, itertools.takewhile(lambda line: _LISTENS in line, table)):
-                address, _, port = row[1].partition(":")
-                found.setdefault(int(port, 16), []).append((address, int(row[7])))
-    return found
+def warn_refused(error: DistError) -> None:
+    """Log that a connection was refused, unless it is closed, at most once a minute in this process."""
+    if not isinstance(error, PeerClosedError) and _warning.is_due():
+        _log.warning("refused a connection: %s", error.message)
 
 
 def _is_trusted(uid: int) -> bool:
@@ -155,37 +117,6 @@ def _is_trusted(uid: int) -> bool:
     except PeerRefusedError:
         return False
     return True
-
-
-def admit_peer(sock: socket.socket, token: str | Credentials) -> bool:
-    """Return whether a peer may begin the handshake; a job's token decides about the rest.
-
-    Raises:
-        OSError: there is no free descriptor for the query.
-    """
-    try:
-        if not token:
-            check_peer(sock)
-    except PeerRefusedError as error:
-        warn_refused(error)
-        return False
-    return True
-
-
-def warn_refused(error: DistError) -> None:
-    """Log that a connection was refused, unless it is closed, at most once a minute in this process."""
-    global _warn_at
-    now = time.monotonic()
-    if now >= _warn_at and not isinstance(error, PeerClosedError):
-        _warn_at = now + _WARN_SECONDS
-        _log.warning("refused a connection: %s", error.message)
-
-
-def _is_closed(sock: socket.socket) -> bool:
-    """Return whether the peer has closed the connection."""
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 def _check_uid(uid: int) -> None:
@@ -213,53 +144,59 @@ def _unmapped_uid() -> int | None:
         return None
 
 
-def _owner(peer: Endpoint, own: Endpoint, is_closed: Callable[[], bool], since: float | None) -> int | None:
-    """Return the user id of the process that has a socket open; None if no process has.
-
-    A closed socket is looked up once: a server that looked longer for clients without patience would serve no other
-    one where the machine is busy and its table long.
-
-    Args:
-        peer: the socket's own address.
-        own: the address of its peer.
-        is_closed: returns whether it has been closed.
-        since: see ``check_peer``.
+def _owner(sock: socket.socket, peer: tuple[str, int], own: tuple[str, int], since: float | None) -> int | None:
+    """Return the user of the process that has the other end of a connection open; None if no process has.
 
     Raises:
-        OSError: the table cannot be read.
+        PeerClosedError: the peer has closed it. It is looked up once: a server that looked longer for clients without
+            patience would serve no other one where the machine is busy and its table long.
     """
-    near, far = _packed(peer[0]), _packed(own[0])
+    ends = (_packed(peer[0]), peer[1]), (_packed(own[0]), own[1])
     for _ in range(_LOOKS):
-        since, wanted = None, time.monotonic() if since is None else since
-        if len(near) != _IPV6_BYTES:
-            uid = _look_up_in("/proc/net/tcp", wanted, (near, far), peer[1], own[1])
-            if uid is not None:
-                return uid
-        with contextlib.suppress(FileNotFoundError):  # this host has no IPv6
-            addresses = (near, far) if len(near) == _IPV6_BYTES else (_MAPPED + near, _MAPPED + far)
-            uid = _look_up_in("/proc/net/tcp6", wanted, addresses, peer[1], own[1])
-            if uid is not None:
-                return uid
-        if is_closed():
-            break
+        since, begin = None, time.monotonic() if since is None else since
+        try:
+            uid = next(_users(*ends, begin), None)
+        except OSError as error:
+            if is_exhausted(error):
+                raise
+            raise _refusal(f"cannot determine the user of the process at port {peer[1]} ({error})") from error
+        if uid is not None:
+            return uid
+        if peer_closed(sock):
+            raise PeerClosedError("the client has closed the connection")
     return None
 
 
-def _look_up_in(path: str, since: float, addresses: tuple[bytes, bytes], *ports: int) -> int | None:
-    near, far = (f"{_words(address)}:{port:04X}" for address, port in zip(addresses, ports, strict=True))
-    read, table = _tables.get(path, (float("-inf"), ""))
-    if read < since:
-        read = time.monotonic()
-        with open(path) as file:
-            table = file.read()  # the kernel takes 10 ms for some thousand lines, most of connections that have ended
-        _tables[path] = read, table
-    at = table.find(pair := f" {near} {far} ")
+def _users(near: Endpoint, far: Endpoint, since: float) -> Iterator[int]:
+    """Yield the users of the open sockets with an address of their own and one of their peer: zeros, if they listen.
+
+    A reading of the kernel's tables since a time, by the monotonic clock, suffices.
+    """
+    if len(near[0]) != _IPV6_BYTES:
+        yield from _look_up_in("/proc/net/tcp", f" {_row(near)} {_row(far)} ", since)
+    with contextlib.suppress(FileNotFoundError):  # this host has no IPv6
+        yield from _look_up_in("/proc/net/tcp6", f" {_row(_as_ipv6(near))} {_row(_as_ipv6(far))} ", since)
+
+
+def _look_up_in(path: str, pair: str, since: float) -> Iterator[int]:
+    table = _read(path, since, listening=pair.endswith(":0000 "))
+    at = table.find(pair)
     while at >= 0:
         _, _, _, _, _, _, uid, _, inode, *_ = table[at : table.find("\n", at)].split()
         if int(inode):
-            return int(uid)
+            yield int(uid)
         at = table.find(pair, at + 1)
-    return None
+
+
+def _read(path: str, since: float, *, listening: bool) -> str:
+    """Return a table, or its first part: the listening sockets, before thousands of connections that take 10 ms."""
+    read, table = _tables.get((path, listening), (-math.inf, ""))
+    if read < since:
+        read = time.monotonic()
+        with open(path) as file:
+            table = "".join(itertools.takewhile(_LISTENS, file)) if listening else file.read()
+        _tables[path, listening] = read, table
+    return table
 
 
 def _packed(host: str) -> bytes:
@@ -269,6 +206,16 @@ def _packed(host: str) -> bytes:
     return socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).removeprefix(_MAPPED)
 
 
-def _words(address: bytes) -> str:
-    """Return an address as in /proc/net/tcp: 32-bit words of the machine's byte order."""
-    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(address) // 4}I", address))
+def _as_ipv6(end: Endpoint) -> Endpoint:
+    """Return an address as sockets of IPv6 have it: zeros stand for any address there, too."""
+    address, port = end
+    if len(address) != _IPV6_BYTES:
+        address = _MAPPED + address if any(address) else bytes(_IPV6_BYTES)
+    return address, port
+
+
+def _row(end: Endpoint) -> str:
+    """Return an address as in /proc/net/tcp: 32-bit words of the machine's byte order, and the port."""
+    address, port = end
+    words = struct.unpack(f"={len(address) // 4}I", address)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"

@@ -1,25 +1,52 @@
-"""Connection pool: each call uses a connection of its own, so calls of several threads do not wait for each other."""
+"""Connections of a client: attempts until a busy server accepts one, and a pool, in which each call has its own."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rankmesh_agent.net.stream import FramedStream
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 
 MAX_IDLE = 8
 """Connections that are kept while no call uses them."""
+_ACCEPT_SECONDS = 5.0
+"""Time limit of the attempts to be accepted."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
-
+T = TypeVar("T")
 C = TypeVar("C", bound=FramedStream)
+
+
+def is_closed_early(error: BaseException | None) -> bool:
+    """Return whether an error of a new connection is that a server which listens has closed it."""
+    return isinstance(error, StreamClosedError | ConnectionResetError | BrokenPipeError)
+
+
+def until_accepted(connect: Callable[[], T], deadline: Deadline) -> T:
+    """Return what ``connect`` returns; repeat it while the server closes the connection early, with pauses.
+
+    A server does so if more clients than its limit connect at a time. One that ends does so, too: then the next attempt
+    finds that it does not listen. The attempts end after _ACCEPT_SECONDS in any case.
+    """
+    limit, pause = Deadline(min(deadline.remaining(), _ACCEPT_SECONDS)), _FIRST_PAUSE
+    while True:
+        try:
+            return connect()
+        except Exception as error:
+            if not (is_closed_early(error) or is_closed_early(error.__cause__)) or limit.expired():
+                raise
+        time.sleep(min(pause * random.uniform(0.5, 1.5), limit.remaining()))  # many may have been refused
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class ConnectionPool(Generic[C]):
     """Connections to one server. For several threads, without a lock: its lists and sets change atomically.
 
-    Args:
-        closed_error: returns the error of calls after ``close``.
+    ``closed_error`` returns the error of calls after ``close``.
     """
 
     def __init__(self, closed_error: Callable[[], Exception]) -> None:

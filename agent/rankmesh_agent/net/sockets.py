@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import select
 import socket
 import struct
 import sys
 from typing import NamedTuple
 
+from rankmesh_agent.config.addresses import is_loopback
+from rankmesh_agent.config.tls import client_scheme, server_scheme
 from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
 from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.tls import client_scheme, server_scheme
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
 
 if sys.platform != "win32":
     import fcntl
 
 _SIOCGIFADDR = 0x8915
+AF_UNIX = getattr(socket, "AF_UNIX", None)
+"""The family of unix sockets; Windows has none."""
 _LAST_PORT = 65535
 BACKLOG = 4096
 """Maximum number of clients that wait to be accepted: net.core.somaxconn's default, beyond which connects are lost."""
@@ -71,6 +76,15 @@ def bind(host: str, port: int, *, purpose: str) -> socket.socket:
     return listener
 
 
+def listen_unix() -> tuple[socket.socket, str]:
+    """Return a listening unix socket and its random abstract name, in no directory and gone with the socket."""
+    name = f"rankmesh-{secrets.token_hex(16)}"
+    listener = close_in_children(socket.socket(socket.AF_UNIX))
+    listener.bind(f"\0{name}")
+    listener.listen(BACKLOG)
+    return listener, name
+
+
 def url_for(host: str, port: int, scheme: str = "") -> str:
     """Return the base URL of a host and port; with TLS, unless the scheme is given, if this process uses it."""
     scheme = scheme or client_scheme()
@@ -105,8 +119,11 @@ def _listening_process(port: int) -> str:
     return ""
 
 
-def break_when_peer_vanishes(sock: socket.socket) -> None:
-    """Make the kernel end a connection within half a minute after the peer's host has disappeared."""
+def configure_connection(sock: socket.socket) -> None:
+    """Have a connection send short messages at once, and end within half a minute after the peer's host has gone."""
+    if sock.family == AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", 10), ("KEEPINTVL", 5), ("KEEPCNT", 3), ("USER_TIMEOUT", 25_000)):
         if (option := getattr(socket, f"TCP_{name}", None)) is not None:  # of Linux; other systems lack some
@@ -116,8 +133,7 @@ def break_when_peer_vanishes(sock: socket.socket) -> None:
 def probe_idle_peer(sock: socket.socket) -> None:
     """Make the kernel send keepalive probes to the peer of an idle connection, for ``silent_seconds``.
 
-    This sets no TCP_USER_TIMEOUT, unlike ``break_when_peer_vanishes``: it would end a connection whose receiver
-    computes for a long time and reads nothing meanwhile.
+    Without TCP_USER_TIMEOUT: it would end a connection whose receiver reads nothing while it computes for a long time.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
@@ -137,11 +153,7 @@ def silent_seconds(sock: socket.socket) -> float:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the source address of packets to ``host``; no packet is sent.
-
-    Raises:
-        DistNetworkError: the name cannot be resolved, or no route exists.
-    """
+    """Return the source address of packets to ``host``, and send none; raise DistNetworkError without a route."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -213,10 +225,34 @@ def reachable_addresses(host: str, advertised: tuple[str, ...]) -> tuple[list[st
 
 
 def peer_closed(sock: socket.socket) -> bool:
-    """Return whether the peer has closed a connection on which nothing else can arrive now. Does not block."""
+    """Return whether the peer has closed a connection, whatever has come before. Does not block. For Linux."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def is_ready(sock: socket.socket, seconds: float, *, writing: bool = False) -> bool:
+    """Return whether a socket is readable, or writable, within a time."""
+    if not hasattr(select, "poll"):  # Windows, whose select has no limit of the descriptor's number
+        return any(select.select([] if writing else [sock], [sock] if writing else [], [], seconds))
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Return the address of the other end of a connection, for the log."""
     try:
-        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
+        address = sock.getpeername()
     except OSError:
-        return True
+        return "a peer that has gone"
+    return str(address[0]) if isinstance(address, tuple) else "this host"
+
+
+def is_beyond_host(sock: socket.socket, peer_host: str) -> bool:
+    """Return whether a connection leaves this host: not if both ends have the same address, or loopback addresses.
+
+    Of an attempt to connect, too: ``peer_host`` is the numeric address of the peer.
+    """
+    own = str(sock.getsockname()[0])
+    return own != peer_host and not (is_loopback(own) and is_loopback(peer_host))

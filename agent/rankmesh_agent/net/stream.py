@@ -16,7 +16,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.memory import FIRST_BYTES, GrowableMemory, next_size
 from rankmesh_agent.net.sockets import peer_closed
-from rankmesh_agent.net.tls_socket import TlsError
+from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsError
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import HEADER_BYTES, Header
 from rankmesh_agent.wire.errors import ProtocolError
@@ -60,8 +60,6 @@ class FramedStream:
         self.sock = sock
         self.is_local = sock.family == socket.AF_UNIX
         sock.settimeout(None)
-        if not self.is_local:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SLICE)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ONE_SLICE)
 
@@ -72,27 +70,19 @@ class FramedStream:
             StreamClosedError: the connection has ended.
             StreamTimeoutError: the peer receives nothing.
         """
-        if not payload and not descriptors:
-            try:
-                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            if sent == len(frame):
-                return
-            rest: list[Buffer] = [memoryview(frame)[sent:]]
-        elif descriptors:
-            try:
+        sent = 0
+        try:
+            if descriptors:
                 sent = socket.send_fds(self.sock, [frame], descriptors)
-            except BlockingIOError:
+            elif not payload:
+                sent = self.sock.send(frame, NO_SIGNAL)
+        except BlockingIOError:
+            if descriptors:
                 raise StreamTimeoutError(f"it has received no byte for {SLICE_SECONDS} s") from None
-            except OSError as error:
-                raise StreamClosedError(error.strerror or str(error)) from error
-            rest = [*([memoryview(frame)[sent:]] if sent < len(frame) else []), *payload]
-        else:
-            rest = [frame, *payload]
-        self._send_all(rest)
+        except OSError as error:
+            raise StreamClosedError(error.strerror or str(error)) from error
+        if sent < len(frame) or payload:
+            self._send_all([memoryview(frame)[sent:], *payload])
 
     def _send_all(self, buffers: list[Buffer], deadline: Deadline | None = None) -> None:
         """Send buffers, until a deadline; without one, as long as the peer receives."""
@@ -100,7 +90,7 @@ class FramedStream:
         begin = 0
         while begin < len(buffers):
             try:
-                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), socket.MSG_NOSIGNAL)
+                sent = self.sock.sendmsg(buffers[begin : begin + _MAX_BUFFERS], (), NO_SIGNAL)
             except BlockingIOError:
                 if stall.expired():
                     raise StreamTimeoutError(f"it has received no byte for {stall.seconds:g} s") from None
@@ -173,10 +163,6 @@ class FramedStream:
     def receive_into(self, views: Sequence[memoryview], deadline: Deadline | None = None) -> None:
         """Receive a payload after its header, until a deadline; without one, as long as the peer sends.
 
-        Args:
-            views: memory for the payload.
-            deadline: of the whole payload; None limits the time without a received byte.
-
         Raises:
             StreamClosedError, StreamTimeoutError: see receive.
         """
@@ -211,8 +197,6 @@ class FramedStream:
         """Receive ``size`` bytes that a header has announced; their memory grows with those that have arrived.
 
         Args:
-            size: number of bytes.
-            deadline: see receive_into.
             begun: the first of them, which have been received already.
 
         Raises:
@@ -230,7 +214,7 @@ class FramedStream:
             data += bytes(next_size(received, size) - received)
 
     def peer_closed(self) -> bool:
-        """Return whether the peer has closed the connection; only for an idle stream, on which no frame can arrive."""
+        """Return whether the peer has closed the connection."""
         return peer_closed(self.sock)
 
     def shutdown(self) -> None:
@@ -245,13 +229,8 @@ class FramedStream:
     def greet(self, handshake: Handshake[T], seconds: float) -> T:
         """Run a handshake on the stream's socket, and use the socket with TLS from then on; return its result.
 
-        Args:
-            handshake: this end's side of it.
-            seconds: time limit.
-
         Raises:
-            AuthenticationError: the server has another token, or the client has.
-            ProtocolError: the peer uses another protocol, or another version of it.
+            AuthenticationError, ProtocolError: see Handshake.
             StreamClosedError, StreamTimeoutError: see receive.
         """
         try:
@@ -267,11 +246,7 @@ class FramedStream:
 
 
 class ReusableBuffer:
-    """Memory that is allocated once and reused by later calls.
-
-    Args:
-        max_kept: maximum size in bytes of memory kept for later calls.
-    """
+    """Memory that is allocated once and reused by later calls, up to ``max_kept`` bytes."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept
@@ -284,14 +259,7 @@ class ReusableBuffer:
         return self._keep(np.empty(nbytes, np.uint8))
 
     def receive(self, stream: FramedStream, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Receive bytes that a header has announced; new memory grows with those that have arrived.
-
-        Args:
-            stream: the stream, after the header.
-            nbytes: number of bytes.
-
-        Returns:
-            The bytes, valid until the next call.
+        """Receive bytes that a header has announced; the result is valid until the next call.
 
         Raises:
             StreamClosedError, StreamTimeoutError: see FramedStream.receive.

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh_agent.config.tls import TlsSettings, private_network, tls_settings
-from rankmesh_agent.net.addresses import is_beyond_host
 from rankmesh_agent.net.fork import after_fork, import_lock
 from rankmesh_agent.net.peer_credentials import is_trusted_listener
+from rankmesh_agent.net.sockets import AF_UNIX, is_beyond_host
 from rankmesh_agent.net.tls_socket import NO_SIGNAL, TlsContext, TlsObject, TlsSocket
 from rankmesh_agent.wire.credentials import NAMES, Credentials, server_name
 
@@ -66,10 +66,7 @@ def server_context(
 
 
 def check_environment(*, server: bool) -> None:
-    """Check the settings of this process and their files, before it connects or serves.
-
-    Args:
-        server: whether it serves.
+    """Check the settings of this process and their files, before it connects, or serves.
 
     Raises:
         ValueError: see ``server_context``.
@@ -87,11 +84,9 @@ def client_side(
     """Return the client's end of TLS on a socket, whose handshake has not begun.
 
     Args:
-        sock: the socket.
-        host: name or address of the server.
-        port: its port.
+        sock, host, port: the socket, and the server.
         credential: the credential that both ends prove; empty for certificates in files, whose names are checked.
-        settings: name the files; by default this process's.
+        settings: by default this process's.
     """
     context = _token_context(credential) if credential else _file_context(settings or tls_settings(), server=False)
     name = server_name(credential) if credential else host
@@ -100,11 +95,6 @@ def client_side(
 
 def server_side(sock: socket.socket, peer: str, token: str | Credentials, settings: TlsSettings) -> TlsSocket:
     """Return the server's end of TLS on a socket, whose handshake has not begun; clients must show a certificate.
-
-    Args:
-        sock: the socket.
-        peer: the client's address, for errors.
-        token, settings: see ``server_context``.
 
     Raises:
         ConnectionAbortedError: this process has neither certificates nor a token.
@@ -117,21 +107,21 @@ def server_side(sock: socket.socket, peer: str, token: str | Credentials, settin
 
 def refuse_tls(sock: socket.socket) -> ConnectionAbortedError:
     """Tell a client that uses TLS that this process has neither certificates nor a token; return the error to raise."""
-    with contextlib.suppress(OSError):
-        sock.recv(_HELLO_BYTES, socket.MSG_DONTWAIT)  # with unread bytes, the close would be a reset
-    with contextlib.suppress(OSError):
-        sock.send(_NO_TOKEN_ALERT, NO_SIGNAL)
+    _respond(sock, _NO_TOKEN_ALERT)
     return ConnectionAbortedError("the client uses TLS, and this process has neither certificates nor a token")
 
 
 def refuse_plain(sock: socket.socket) -> ConnectionAbortedError:
     """Tell a client of HTTP that it must use TLS, with certificates in files; return the error to raise."""
+    _respond(sock, _HTTP_RESPONSE)
+    return ConnectionAbortedError(f"the client does not use TLS, as this process does: {_REMEDY} there")
+
+
+def _respond(sock: socket.socket, response: bytes) -> None:
     with contextlib.suppress(OSError):
-        sock.recv(_HELLO_BYTES, socket.MSG_DONTWAIT)
+        sock.recv(_HELLO_BYTES, socket.MSG_DONTWAIT)  # with unread bytes, the close would be a reset
     with contextlib.suppress(OSError):
-        sock.send(_HTTP_RESPONSE, NO_SIGNAL)
-    remedy = "set RANKMESH_TLS_CA, RANKMESH_TLS_CERT and RANKMESH_TLS_KEY there"
-    return ConnectionAbortedError(f"the client does not use TLS, as this process does: {remedy}")
+        sock.send(response, NO_SIGNAL)
 
 
 def secured(
@@ -147,7 +137,7 @@ def secured(
         host: name or address of the server.
         address: its socket address.
         token: this process's credential; empty for none.
-        settings: name the files; by default this process's.
+        settings: by default this process's.
     """
     settings, numeric, port = settings or tls_settings(), str(address[0]), int(address[1])
     beyond = is_beyond_host(sock, numeric)
@@ -166,15 +156,9 @@ def require_at(address: tuple[Any, ...]) -> None:
 
 
 def is_exposed(sock: socket.socket, token: str | Credentials, settings: TlsSettings | None = None) -> bool:
-    """Return whether a connection that a server got without TLS should have it.
-
-    Args:
-        sock: the connection.
-        token: the credentials of the clients.
-        settings: name the files; by default this process's.
-    """
+    """Return whether a connection that a server got without TLS should have it."""
     settings = settings or tls_settings()
-    if sock.family == getattr(socket, "AF_UNIX", None) or isinstance(sock, TlsSocket):
+    if sock.family == AF_UNIX or isinstance(sock, TlsSocket):
         return False
     beyond = is_beyond_host(sock, str(sock.getpeername()[0]))
     if settings.required or (settings.cert and beyond):
@@ -183,28 +167,11 @@ def is_exposed(sock: socket.socket, token: str | Credentials, settings: TlsSetti
 
 
 def check_scheme(scheme: str, url: str) -> None:
-    """Check the scheme of a URL.
-
-    Raises:
-        ValueError: it is neither http nor https, or http where RANKMESH_TLS=require.
-    """
+    """Raise ValueError if the scheme of a URL is neither http nor https, or http where RANKMESH_TLS=require."""
     if scheme not in ("http", "https"):
         raise ValueError(f"{url!r} is not a URL of the form http://host:port/path")
     if scheme == "http" and tls_settings().required:
         raise ValueError(f"RANKMESH_TLS=require refuses {url}, which is without TLS: use https://")
-
-
-def server_scheme() -> str:
-    """Return the scheme of the URLs of this process's servers: https with a certificate in files.
-
-    That of the token is for clients that have the token, which find out themselves: http.
-    """
-    return "https" if tls_settings().cert else "http"
-
-
-def client_scheme() -> str:
-    """Return the scheme of URLs that are given without one, as host and port."""
-    return "https" if tls_settings().enabled else "http"
 
 
 def _new_context(*, server: bool) -> TlsContext:
@@ -261,11 +228,7 @@ after_fork(_choosing_context.cache_clear)
 
 @functools.lru_cache(8)
 def _file_context(settings: TlsSettings, *, server: bool) -> TlsContext:
-    """Return the context of servers or clients with certificates in files.
-
-    Raises:
-        ValueError: a file is missing or invalid; the message names its variable.
-    """
+    """Return the context of servers or clients with certificates in files."""
     context = _new_context(server=server)
     if settings.cert:
         _load_certificate(context, settings)

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +20,7 @@ NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
 _BATCH_BYTES = 1 << 18
 """Plaintext encrypted for one system call."""
 _RECORD_BYTES = 1 << 14
-"""Maximum plaintext of a record (RFC 8446, section 5.1)."""
-_SMALL_BYTES = 1 << 12
-"""Buffers up to this size are copied together into one record."""
+"""Maximum plaintext of a record (RFC 8446, section 5.1): buffers that fit into one are copied together."""
 _LEAST_READ, _MOST_READ = 17 << 10, 1 << 18
 """Ciphertext read in one system call: a record and more, though not much more than the caller asks for."""
 _NAMES_SECONDS = 2.0
@@ -72,11 +69,7 @@ class NoTlsError(AuthenticationError):
 
 
 class TlsObject(ssl.SSLObject):
-    """TLS state of one connection.
-
-    Attributes:
-        failed: why a server has ended the handshake.
-    """
+    """TLS state of one connection; ``failed`` is why a server has ended the handshake."""
 
     failed: ssl.SSLError | None = None
 
@@ -103,9 +96,9 @@ class TlsContext(ssl.SSLContext):
 class TlsSocket(socket.socket):
     """A connected socket with TLS on top, which needs no other code than a socket.
 
-    ``send`` reports the bytes whose records the kernel has taken. Those of further records are encrypted, too: the next
-    call must begin with them (see ``committed``). Bytes may be ready although the descriptor is not readable: a receive
-    that returns fewer bytes than it could leaves none; else see ``buffered``.
+    ``send`` encrypts a batch, and reports it once the kernel has taken all of it: until then, the next call must begin
+    with the same bytes (see ``committed``). Bytes may be ready although the descriptor is not readable: a receive that
+    returns fewer bytes than it could leaves none; else see ``buffered``.
 
     One thread may send while another one receives.
 
@@ -130,11 +123,7 @@ class TlsSocket(socket.socket):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, name is None, name)
         self._lock = threading.Lock()
         self._unsent = memoryview(b"")
-        self._records: deque[tuple[int, int]] = deque()
-        """Bytes of plaintext and of ciphertext of each record that has not left entirely."""
-        self._left = 0
-        """Bytes of the first one that have left."""
-        self._peeked = b""
+        self._encrypted = 0
         self._more = False
 
     def handshake(self) -> bool:
@@ -176,11 +165,11 @@ class TlsSocket(socket.socket):
 
     def committed(self) -> int:
         """Return how many bytes have been encrypted, but not reported: the next ``send`` must begin with them."""
-        return sum(plain for plain, _ in self._records)
+        return self._encrypted
 
     def buffered(self) -> bool:
         """Return whether bytes can be received although the descriptor may not be readable."""
-        return bool(self._peeked) or (self._more and bool(self._tls.pending() or self._incoming.pending))
+        return self._more and bool(self._tls.pending() or self._incoming.pending)
 
     # As a socket's
 
@@ -196,12 +185,11 @@ class TlsSocket(socket.socket):
         self, buffers: Any, ancdata: Sequence[Any] = (), flags: int = 0, address: Any = None
     ) -> int:
         with self._lock:
-            sent = self._drain(flags)
-            if not self._unsent:
-                self._encrypt(buffers, sent)
-                sent += self._drain(flags)
-            if self._unsent and not sent:
+            if not self._encrypted:
+                self._encrypted = self._encrypt(buffers)
+            if not self._drain(flags):
                 raise BlockingIOError
+            sent, self._encrypted = self._encrypted, 0
             return sent
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
@@ -209,10 +197,6 @@ class TlsSocket(socket.socket):
         if nbytes:
             view = view[:nbytes]
         wanted, filled = len(view), 0
-        if self._peeked:
-            filled = min(wanted, len(self._peeked))
-            view[:filled] = self._peeked[:filled]
-            self._peeked = self._peeked[filled:]
         while filled < wanted:
             try:
                 with self._lock:  # the stubs know only one of the two results
@@ -240,61 +224,35 @@ class TlsSocket(socket.socket):
         return filled
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        if flags & socket.MSG_PEEK:
-            if not self._peeked:
-                self._peeked = self.recv(bufsize, flags & ~socket.MSG_PEEK)
-            return self._peeked[:bufsize]
         data = bytearray(bufsize)
         return bytes(memoryview(data)[: self.recv_into(data, 0, flags)])
 
-    def _encrypt(self, buffers: Sequence[Any], skipped: int) -> None:
-        """Encrypt a batch of what follows the first ``skipped`` bytes."""
-        room, small, small_bytes = _BATCH_BYTES, [], 0
+    def _encrypt(self, buffers: Sequence[Any]) -> int:
+        """Encrypt as much as one system call takes; return the number of bytes."""
+        views, room = [], _BATCH_BYTES
         for buffer in buffers:
-            view = memoryview(buffer).cast("B")
-            if skipped:
-                view, skipped = view[skipped:], max(0, skipped - len(view))
-            view = view[:room]
-            room -= len(view)
-            if len(view) <= _SMALL_BYTES and small_bytes <= _RECORD_BYTES - _SMALL_BYTES:
-                small.append(view)
-                small_bytes += len(view)
-            else:
-                self._write(b"".join(small))
-                small, small_bytes = [], 0
-                self._write(view)
+            views.append(memoryview(buffer).cast("B")[:room])
+            room -= len(views[-1])
             if not room:
                 break
-        self._write(b"".join(small))
+        size = _BATCH_BYTES - room
+        for view in [memoryview(b"".join(views))] if size <= _RECORD_BYTES else views:
+            self._write(view)
+        return size
 
-    def _write(self, data: bytes | memoryview) -> None:
-        view, outgoing = memoryview(data), self._outgoing
+    def _write(self, view: memoryview) -> None:
         while view:
-            before = outgoing.pending
-            written = self._tls.write(view[:_RECORD_BYTES])
-            self._records.append((written, outgoing.pending - before))
-            view = view[written:]
+            view = view[self._tls.write(view) :]
 
-    def _drain(self, flags: int = 0) -> int:
-        """Send as much ciphertext as fits now; return the bytes of plaintext in the records that have left."""
-        if not self._unsent and self._outgoing.pending:
-            self._unsent = memoryview(self._outgoing.read())
-            known = sum(cipher for _, cipher in self._records)
-            if known < len(self._unsent):  # the handshake's, an alert, or an update of the keys: before the data
-                self._records.appendleft((0, len(self._unsent) - known))
-        reported = 0
-        while self._unsent:
+    def _drain(self, flags: int = 0) -> bool:
+        """Send as much ciphertext as fits now; return whether all of it has left."""
+        while self._unsent or self._outgoing.pending:
+            self._unsent = self._unsent or memoryview(self._outgoing.read())
             try:
-                sent = socket.socket.send(self, self._unsent, flags | NO_SIGNAL)
+                self._unsent = self._unsent[socket.socket.send(self, self._unsent, flags | NO_SIGNAL) :]
             except BlockingIOError:
-                break
-            self._unsent = self._unsent[sent:]
-            self._left += sent
-            while self._records and self._left >= self._records[0][1]:
-                plain, cipher = self._records.popleft()
-                self._left -= cipher
-                reported += plain
-        return reported
+                return False
+        return True
 
     def _fill(self, wanted: int, flags: int) -> int:
         """Receive ciphertext; return how many bytes, 0 at the end of the connection."""
@@ -302,7 +260,7 @@ class TlsSocket(socket.socket):
         if scratch is None:
             scratch = _scratch.buffer = bytearray(_MOST_READ)
         size = min(max(wanted + (wanted >> 6), _LEAST_READ), _MOST_READ)
-        received = super().recv_into(scratch, size, flags & ~(socket.MSG_PEEK | socket.MSG_WAITALL))
+        received = super().recv_into(scratch, size, flags & ~socket.MSG_WAITALL)
         with self._lock:
             self._incoming.write(memoryview(scratch)[:received])
         return received

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -13,12 +12,10 @@ from msgspec import msgpack
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
-from rankmesh_agent.net.dial import connect_to
-from rankmesh_agent.net.fork import close_in_children
+from rankmesh_agent.net.dial import connect, connect_unix
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
-from rankmesh_agent.net.pool import ConnectionPool
-from rankmesh_agent.net.retry import is_closed_early, until_accepted
+from rankmesh_agent.net.peer_credentials import PeerRefusedError
+from rankmesh_agent.net.pool import ConnectionPool, is_closed_early, until_accepted
 from rankmesh_agent.net.stream import Frame, StreamClosedError, StreamTimeoutError
 from rankmesh_agent.remote.codec import ErrorData, Joined, decode, encode, error_from
 from rankmesh_agent.remote.requests import Acquire, Release, Request
@@ -113,12 +110,8 @@ class AgentDialer:
         ) from cause
 
     def _open(self, address: str, seconds: float) -> StagedStream:
-        nearby = address == self._path
-        sock = close_in_children(socket.socket(socket.AF_UNIX)) if nearby else connect_to(address, seconds, self._token)
+        sock = connect_unix(address) if address == self._path else connect(address, seconds, self._token)
         try:
-            if nearby:
-                sock.connect(address)
-                check_peer(sock)  # before the HELLO shows it the token
             stream = StagedStream(sock)
             refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
             script = client_script(hello(self._credential, self._attachment.encode()), refusal)

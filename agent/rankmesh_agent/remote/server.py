@@ -10,17 +10,12 @@ import logging
 import os
 import socket
 import threading
-import time
 from typing import Any
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import Admission, ConnectionLimit
+from rankmesh_agent.net.admission import Admission
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import accept
-from rankmesh_agent.net.peer_credentials import admit_peer
-from rankmesh_agent.net.sockets import break_when_peer_vanishes
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
 from rankmesh_agent.net.stream_threads import StreamThreads
 from rankmesh_agent.remote.address import listen, socket_path
@@ -42,9 +37,6 @@ _MAX_STREAMS = 512
 """Authenticated streams at the same time; more are closed at once. Each stream has a thread."""
 _MAX_REASON = 500
 """Characters of a reason."""
-_STOP_SECONDS = 5.0
-_ACCEPT_RETRY_SECONDS = 0.05
-_FULL_SECONDS = 0.001
 
 _log = logging.getLogger("rankmesh")
 
@@ -67,71 +59,27 @@ class SessionServer:
         self._path = socket_path(shm_dir, agent_id)
         self._tls = tls_settings()
         self._streams = StreamThreads(AgentStream, self._serve, "rankmesh-attached", "an attached process")
-        self._limit = ConnectionLimit("attached processes that have sent no credential")
         self._places = threading.BoundedSemaphore(_MAX_STREAMS)
         self._sessions: dict[str, Session] = {}
         """By their leases' ids."""
-        self._closed = False
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Open the unix socket; where that is not possible, processes attach through the HTTP port alone."""
+    def listen(self) -> list[socket.socket]:
+        """Return the unix socket; none where that is not possible: then processes attach through the port alone."""
         try:
-            listener = listen(self._shm_dir, self._agent_id)
+            return [listen(self._shm_dir, self._agent_id)]
         except OSError as error:
-            reason = error.strerror or error
-            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, reason)
-            return
-        self._listener = listener
-        self._thread = threading.Thread(target=self._accept, args=(listener,), name="rankmesh-attend", daemon=True)
-        self._thread.start()
+            _log.warning("no unix socket at %s, so processes attach over TCP: %s", self._path, error.strerror or error)
+            return []
 
     def handle(self, sock: socket.socket, admission: Admission) -> None:
         """Serve a connection that begins with the PREFACE of the service. From any thread."""
-        try:
-            break_when_peer_vanishes(sock)
-        except OSError:
-            admission.end()
-            sock.close()
-        else:
-            self._streams.start(sock, admission)
+        self._streams.start(sock, admission)
 
     def close(self) -> None:
         """End all leases and streams. Does nothing the second time."""
-        self._closed = True
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
         self._streams.close()
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            if not self._limit.make_room() and not self._closed:
-                time.sleep(_FULL_SECONDS)
-                continue
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                if self._closed:
-                    return
-                if is_exhausted(error):
-                    warn_exhausted("an attached process waits", error)
-                time.sleep(_ACCEPT_RETRY_SECONDS)  # out of descriptors: the connection stays in the backlog
-                continue
-            try:
-                if admit_peer(sock, self._credentials):
-                    self._streams.start(close_in_children(sock), self._limit.admit(sock))
-                    continue
-            except Exception as error:
-                log_failure("an attached process is not served", error)
-            sock.close()
 
     def _serve(self, stream: AgentStream, admission: Admission) -> None:
         try:

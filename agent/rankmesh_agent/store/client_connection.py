@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import limit_named, raise_if_exhausted
-from rankmesh_agent.net.dial import connect_to
-from rankmesh_agent.net.fork import close_in_children
+from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.net.dial import connect, connect_unix
 from rankmesh_agent.net.handshake import Handshake
-from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
-from rankmesh_agent.net.retry import until_accepted
+from rankmesh_agent.net.peer_credentials import PeerRefusedError
+from rankmesh_agent.net.pool import until_accepted
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.stream import FramedStream, StreamClosedError
 from rankmesh_agent.store import codec
@@ -164,7 +163,7 @@ class Connector:
         """Return a socket that is connected to the server's port."""
         seconds = min(_CONNECT_SECONDS, _positive(deadline))
         try:
-            return connect_to(self._url, seconds, self._token)
+            return connect(self._url, seconds, self._token)
         except (OSError, UnicodeError) as error:
             raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             raise self._unreachable_error(error) from error
@@ -175,20 +174,12 @@ class Connector:
         """Return a socket to the server on this host, and of this user; None if its unix socket is not known yet."""
         if not self._unix_socket:
             return None
-        with limit_named(f"cannot connect to the store at {self._url}"):
-            sock = close_in_children(socket.socket(socket.AF_UNIX))
         try:
-            sock.setblocking(False)  # a full backlog is an error, and no wait without a limit
-            sock.connect(f"\0{self._unix_socket}")
-            check_peer(sock)  # before the HELLO shows it the token
-        except (OSError, PeerRefusedError):
-            sock.close()
+            return connect_unix(f"\0{self._unix_socket}")
+        except (OSError, PeerRefusedError) as error:
+            raise_if_exhausted(error, f"cannot connect to the store at {self._url}")
             self._unix_socket = ""
             return None
-        except BaseException:
-            sock.close()
-            raise
-        return sock
 
 
 def _until(ends: float) -> Deadline:

@@ -7,13 +7,11 @@ rank sets a key for which another one waits, no other thread has to run before t
 from __future__ import annotations
 
 import contextlib
-import errno
 import heapq
 import itertools
 import logging
 import math
 import os
-import secrets
 import select
 import socket
 import threading
@@ -25,12 +23,10 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rankmesh_agent.config.tls import tls_settings
-from rankmesh_agent.net.admission import Admission, ConnectionLimit
-from rankmesh_agent.net.descriptors import is_exhausted, log_failure, warn_exhausted
-from rankmesh_agent.net.fork import close_in_children
+from rankmesh_agent.net.admission import Admission
+from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.net.handshake import Handshake, accept
-from rankmesh_agent.net.peer_credentials import admit_peer
-from rankmesh_agent.net.sockets import BACKLOG, break_when_peer_vanishes, peer_closed
+from rankmesh_agent.net.sockets import peer_closed
 from rankmesh_agent.net.spin import AdaptiveSpin
 from rankmesh_agent.net.tls_socket import buffered
 from rankmesh_agent.store import codec
@@ -55,8 +51,7 @@ MAX_POLL_SECONDS = 3600.0
 _READ, _READ_MORE = 1 << 13, 1 << 20
 _STOP_SECONDS = 5.0
 _MIN_STALE_TIMERS = 64
-_ACCEPT_RETRY_SECONDS = 0.05
-_FULL_SECONDS = 0.001
+_PAUSE_SECONDS = 0.05
 _LOST = "this gateway does not have the job's store: it was started after the job, without the file of its state"
 
 _log = logging.getLogger("rankmesh.store")
@@ -101,13 +96,16 @@ class StoreServer:
         tables: the stores.
         token: the secret of all stores, or all credentials.
         name: the thread's name.
+        unix_socket: name of the unix socket that brings connections, too; '' for none. Clients at the port learn it.
     """
 
-    def __init__(self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store") -> None:
+    def __init__(
+        self, tables: Tables, token: str | Credentials, name: str = "rankmesh-store", unix_socket: str = ""
+    ) -> None:
         self._tables = tables
+        self._unix_name = store_frames.encode_unix_name(unix_socket)
         self._token, self._tls = token, tls_settings()
         self._lock = threading.RLock()  # reentrant: the garbage collector may close stores at any time
-        self._limit = ConnectionLimit("connections to the store whose clients have sent no credential")
         self._arrived: deque[tuple[socket.socket, Admission]] = deque()
         self._connections: dict[int, Connection] = {}
         self._timers: list[tuple[float, int, Timer]] = []  # by time, and in order
@@ -116,7 +114,6 @@ class StoreServer:
         self._closed = False
         self._poll: select.epoll | None = None
         self._wakeup = -1
-        self._unix_listener: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def handle(self, sock: socket.socket, admission: Admission) -> None:
@@ -131,24 +128,15 @@ class StoreServer:
             self._arrived.append((sock, admission))
             os.eventfd_write(self._wakeup, 1)
 
-    def unix_socket(self) -> str:
-        """Return the name of the unix socket, at which the server listens from now on."""
-        with self._lock:
-            if self._poll is None and not self._closed:
-                self._start()
-            return "" if self._unix_listener is None else self._unix_listener.getsockname()[1:].decode()
-
     def _start(self) -> None:
         """Open the descriptors and start the thread; an error leaves all as it was, for the next client."""
         with contextlib.ExitStack() as undo:
             poll = undo.enter_context(select.epoll())
             wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             undo.callback(os.close, wakeup)
-            unix_listener = undo.enter_context(_listen_unix())
             poll.register(wakeup, select.EPOLLIN)
-            poll.register(unix_listener, select.EPOLLIN)
             undo.pop_all()
-        self._poll, self._wakeup, self._unix_listener = poll, wakeup, unix_listener
+        self._poll, self._wakeup = poll, wakeup
         self._thread.start()
 
     def close(self) -> None:
@@ -163,10 +151,9 @@ class StoreServer:
     # The thread
 
     def _serve(self) -> None:
-        poll, unix_listener = self._poll, self._unix_listener
+        poll = self._poll
         assert poll is not None
-        assert unix_listener is not None
-        connections, listener, spin = self._connections, unix_listener.fileno(), AdaptiveSpin(poll.poll, 0)
+        connections, spin = self._connections, AdaptiveSpin(poll.poll, 0)
         try:
             while not self._closed:
                 try:
@@ -175,15 +162,13 @@ class StoreServer:
                         connection = connections.get(descriptor)
                         if connection is not None:
                             self._on_ready(connection)
-                        elif descriptor == listener:
-                            self._accept_unix(poll, unix_listener)
                         elif descriptor == self._wakeup:
                             self._accept_arrived(poll)
                     if time.monotonic() >= self._due:
                         self._run_timers()
                 except Exception as error:  # the other clients' store goes on
                     log_failure("the store cannot serve a client", error)
-                    time.sleep(_ACCEPT_RETRY_SECONDS)
+                    time.sleep(_PAUSE_SECONDS)
         finally:
             with self._lock:
                 self._closed = True
@@ -197,8 +182,6 @@ class StoreServer:
             sock, admission = self._arrived.popleft()
             admission.end()
             sock.close()
-        if self._unix_listener is not None:
-            self._unix_listener.close()
         if self._poll is not None:
             self._poll.close()
             os.close(self._wakeup)
@@ -210,43 +193,11 @@ class StoreServer:
         """Register the connections that handle() has queued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wakeup)
-        name = store_frames.encode_unix_name(self.unix_socket())
         while self._arrived:
-            connection = self._register(poll, *self._arrived.popleft(), reply=name)
-            try:
-                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                break_when_peer_vanishes(connection.sock)
-            except OSError:
-                self._close_connection(connection)
+            self._register(poll, *self._arrived.popleft())
 
-    def _accept_unix(self, poll: select.epoll, unix_listener: socket.socket) -> None:
-        """Accept a client on the unix socket."""
-        if not self._limit.make_room():
-            self._accept_later(poll, unix_listener, _FULL_SECONDS)
-            return
-        try:
-            sock, _ = unix_listener.accept()
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                if is_exhausted(error):
-                    warn_exhausted("a client of the store waits", error)
-                self._accept_later(poll, unix_listener, _ACCEPT_RETRY_SECONDS)
-        else:
-            if admit_peer(sock, self._token):
-                self._register(poll, close_in_children(sock), self._limit.admit(sock))
-            else:
-                sock.close()
-
-    def _accept_later(self, poll: select.epoll, unix_listener: socket.socket, seconds: float) -> None:
-        """Leave clients in the backlog for some time: an immediate retry would only spin."""
-        poll.modify(unix_listener, 0)
-        self._set_timer(seconds, partial(poll.modify, unix_listener, select.EPOLLIN))
-
-    def _register(
-        self, poll: select.epoll, sock: socket.socket, admission: Admission, reply: bytes = b""
-    ) -> Connection:
+    def _register(self, poll: select.epoll, sock: socket.socket, admission: Admission) -> Connection:
+        reply = b"" if sock.family == socket.AF_UNIX else self._unix_name
         try:
             sock.setblocking(False)
             accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
@@ -497,12 +448,3 @@ def _response(request: PendingRequest) -> Frame:
     if error is None:
         return codec.encode_result(request.seq, request.future.result())
     return codec.encode_error(request.seq, error if isinstance(error, DistStoreError) else DistStoreError(str(error)))
-
-
-def _listen_unix() -> socket.socket:
-    """Return a listening unix socket with a random abstract name, which is in no directory and ends with the socket."""
-    found = close_in_children(socket.socket(socket.AF_UNIX))
-    found.bind(f"\0rankmesh-store-{secrets.token_hex(16)}")
-    found.listen(BACKLOG)
-    found.setblocking(False)
-    return found

@@ -95,13 +95,7 @@ class ClientRefusedError(AuthenticationError):
 
 
 class Client(NamedTuple):
-    """A client that a server accepts.
-
-    Attributes:
-        name: its random name of the connection.
-        attachment: what follows the credential.
-        grant: what the credential permits.
-    """
+    """A client that a server accepts: its connection's random name, its attachment, and what its credential permits."""
 
     name: bytes
     attachment: bytes
@@ -131,11 +125,7 @@ def service_of(start: bytes) -> Service | None:
 
 
 def check_preface(start: bytes, service: Service) -> None:
-    """Check a client's PREFACE.
-
-    Raises:
-        ProtocolError: the client does not speak this protocol, has another version of it, or wants another service.
-    """
+    """Raise ProtocolError unless a client's PREFACE is of this protocol, this version of it, and a service."""
     magic, version, number, _ = _PREFACE.unpack(start)
     _check_version(magic, version)
     if number != service.number:
@@ -156,15 +146,10 @@ def welcome(verdict: Verdict = Verdict.WELCOME) -> bytes:
 def client_script(hello_bytes: bytes, refusal: AuthenticationError, reply_bytes: int = 0) -> Script[bytes]:
     """Say HELLO; return what follows the server's WELCOME.
 
-    Args:
-        hello_bytes: see ``hello``.
-        refusal: raised if the server has another token.
-        reply_bytes: number of bytes that follow the WELCOME.
-
     Raises:
         ProtocolError: the server does not speak this protocol, has another version of it, or not this service; or the
             connection needs TLS, for which there is no token.
-        AuthenticationError: the server is another user's, and without a token.
+        AuthenticationError: ``refusal``: the server has another token; or it is another user's, and without a token.
         NeedsTlsError: the connection needs TLS.
     """
     magic, version, verdict = _WELCOME.unpack((yield hello_bytes, WELCOME_BYTES))
@@ -191,8 +176,6 @@ def server_script(
 
     Args:
         accepted: returns the credentials that may have a client with an attachment.
-        service: the service of the server.
-        attachment_bytes: size of its attachment.
         judge: returns whether the connection may have a client at all.
 
     Raises:

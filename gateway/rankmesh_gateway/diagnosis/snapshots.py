@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.dial import connect_to
+from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import for_job
@@ -74,7 +74,7 @@ def fetch_snapshot(url: str, token: str, seconds: float) -> Snapshot | None:
         ValueError: the document is invalid.
     """
     deadline = Deadline(seconds)
-    with connect_to(url, seconds, token) as sock:
+    with connect(url, seconds, token) as sock:
         refusal = AuthenticationError(f"the agent at {url} has another token than the gateway")
         Handshake(sock, Service.SNAPSHOT, client_script(hello(token), refusal), client=True).run(deadline.remaining())
         document = bytearray()

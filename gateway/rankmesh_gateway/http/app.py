@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.http.middleware import Application, SecurityMiddleware
+from rankmesh_agent.http.middleware import Application, Policy, SecurityMiddleware
 from rankmesh_agent.http.server import create_application
 from rankmesh_agent.net.host import host_id
 from rankmesh_agent.wire.credentials import Credentials
@@ -50,11 +50,7 @@ def create_app(
         GatewayApplication(services, partial(create_application, partial(create_framework_app, services))),
         token,
         names,
-        lambda method, path: MAX_BODY_BYTES,
-        open_paths=dashboard.paths(),
-        role_of=role_of,
-        translate=services.sessions.translate,
-        confine=confine,
+        Policy(lambda method, path: MAX_BODY_BYTES, dashboard.paths(), role_of, services.sessions.translate, confine),
     )
 
 

@@ -72,8 +72,8 @@ class Services:
     sessions: DashboardSessions
 
 
-_Job = Annotated[str, Meta(max_length=MAX_NAME)]
-_Patience = Annotated[float, Meta(ge=0.1, le=60.0)]
+_Job = Annotated[str, Meta(max_length=MAX_NAME, description="Only this job; all when left out.")]
+_Patience = Annotated[float, Meta(ge=0.1, le=60.0, description="Seconds in which an agent must answer.")]
 
 
 @dataclass
@@ -94,7 +94,7 @@ class DiagnosisQuery(JobQuery):
 class SnapshotsQuery(JobQuery):
     """Query of snapshots: only of these ranks."""
 
-    rank: list[int] = field(default_factory=list)
+    rank: Annotated[list[int], Meta(description="Only these ranks; all when left out.")] = field(default_factory=list)
     patience: _Patience = PATIENCE_SECONDS
 
 

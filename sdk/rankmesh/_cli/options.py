@@ -13,7 +13,8 @@ from rankmesh._cli.client import ServiceClient
 from rankmesh._cli.exit_codes import NEGATIVE, USAGE, CommandError
 from rankmesh._cli.local_jobs import local_jobs
 from rankmesh_agent.config.settings import Settings, read_token
-from rankmesh_agent.net.tls import check_environment, check_scheme, client_scheme
+from rankmesh_agent.config.tls import client_scheme
+from rankmesh_agent.net.tls import check_environment, check_scheme
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8700"
 """Default address of 'rankmesh gateway'."""

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from rankmesh._launcher.devices import cores, gpus
 from rankmesh._launcher.torchrun import Parser, spellings
 from rankmesh._launcher.torchrun import add_arguments as take_theirs
-from rankmesh_agent.net.tls import client_scheme
+from rankmesh_agent.config.tls import client_scheme
 from rankmesh_agent.wire.schemas.launchers import NO_NODE
 
 AUTO = 0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankmesh_agent.config.addresses import is_loopback
 from rankmesh_agent.config.settings import Settings, require_token_beyond_loopback
-from rankmesh_agent.net import tls
+from rankmesh_agent.config.tls import server_scheme
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.sockets import bind, reachable_addresses, url_for
 from rankmesh_agent.wire import json_text
@@ -98,7 +98,7 @@ class HostedGateway:
         self.pid = 0
         with listener:
             address = _most_reachable(reachable_addresses(host, settings.advertise)[0])
-            url = url_for(address, listener.getsockname()[1], tls.server_scheme())
+            url = url_for(address, listener.getsockname()[1], server_scheme())
             self.address = GatewayAddress(url, secrets.token_hex(8))
             options = {
                 "listener": listener.fileno(),

@@ -11,7 +11,7 @@ from rankmesh_agent.config.settings import Settings, require_token_beyond_loopba
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.sockets import BACKLOG, bind
+from rankmesh_agent.net.sockets import BACKLOG, bind, listen_unix
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.server import SingleTable, StoreServer
 from rankmesh_agent.store.store import LocalStore
@@ -41,18 +41,18 @@ class TCPStoreServer:
         self._references = 0
         self._over_http: StoreClient | None = None
         name = f"rankmesh-store-{self.port}"
+        unix_listener, unix_socket = listen_unix()
         self._http = HttpServer(listener, name, token=settings.credentials, advertise=settings.advertise)
 
         def make() -> Any:
             from rankmesh_agent.http.app import create_store_app
 
-            self._over_http = StoreClient(self._http.url(), settings.token, unix_socket=server.unix_socket())
+            self._over_http = StoreClient(self._http.url(), settings.token, unix_socket=unix_socket)
             return create_store_app(self._over_http, token=settings.credentials, names=[host, *self._http.names])
 
-        server = StoreServer(
-            SingleTable(self.table, settings.credentials), settings.credentials, f"rankmesh-store-fast-{self.port}"
-        )
-        self._http.start(make, {Service.STORE: server}, on_demand=True)
+        tables = SingleTable(self.table, settings.credentials)
+        server = StoreServer(tables, settings.credentials, f"rankmesh-store-fast-{self.port}", unix_socket)
+        self._http.start(make, {Service.STORE: server}, unix_listeners=[unix_listener], on_demand=True)
 
     def acquire(self) -> ServerReference:
         """Return one more reference to the store, to be closed."""

@@ -14,7 +14,7 @@ import pytest
 from rankmesh_agent.http import acceptor
 from rankmesh_agent.http.acceptor import Accepted, Acceptor
 from rankmesh_agent.net.admission import Admission
-from rankmesh_agent.net.sockets import bind
+from rankmesh_agent.net.sockets import bind, listen_unix
 from rankmesh_agent.wire.hello import Service, Verdict, preface, welcome
 
 REQUEST = preface(Service.SNAPSHOT)
@@ -27,7 +27,8 @@ class Port:
         self.listener = bind("127.0.0.1", 0, purpose="test")
         self.handlers = {Service.SNAPSHOT: self.respond}
         self.forwarded: SimpleQueue[Accepted] = SimpleQueue()
-        acceptor = Acceptor(self.listener, self.handlers, [b"torch"], self.forwarded.put)
+        self.unix, self.name = listen_unix()
+        acceptor = Acceptor(self.listener, [self.unix], self.handlers, [b"torch"], self.forwarded.put)
         self.threads = ThreadPoolExecutor(1)
         self.result: Future[None] = self.threads.submit(acceptor.run)
 
@@ -46,6 +47,7 @@ class Port:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.result.result(20)
         self.listener.close()
+        self.unix.close()
         self.threads.shutdown()
 
 
@@ -78,6 +80,19 @@ def test_clients_that_go_are_closed(port, data):
         with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
             assert client.recv(1) == b""
     assert served(port)
+
+
+@pytest.mark.parametrize(("data", "answer"), [(REQUEST, b"served"), (b"GET / HTTP", b"")])
+def test_a_unix_socket_brings_clients_of_services_alone(port, data, answer):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"\0{port.name}")
+        client.sendall(data)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):  # it has sent what was not read
+            while data := client.recv(100):
+                received += data
+        assert received == answer
+    assert port.forwarded.empty()
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n", b"\x16\3\1", b"torch", b"t"])

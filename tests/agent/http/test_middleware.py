@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rankmesh_agent.http.middleware import SecurityMiddleware, problem, problem_of
+from rankmesh_agent.http.middleware import Policy, SecurityMiddleware, problem, problem_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistStoreError, RankFailedError
 from rankmesh_agent.wire.schemas import MAX_BODY_BYTES
 
@@ -69,7 +69,7 @@ def app():
 
 
 def guarded(app, token="", names=(), **options):
-    return SecurityMiddleware(app, token, names, lambda *_: LIMIT, **options)
+    return SecurityMiddleware(app, token, names, Policy(lambda *_: LIMIT, **options))
 
 
 # The token
@@ -89,7 +89,7 @@ def test_every_path_and_method_wants_the_token(app, method):
 def test_open_paths(app):
     for path in ("/health", "/livez", "/readyz"):
         assert status(guarded(app, "secret"), path) == 200
-    guard = SecurityMiddleware(app, "secret", open_paths={"/"})
+    guard = SecurityMiddleware(app, "secret", policy=Policy(open_paths={"/"}))
     for path, expected in {"/": 200, "/health": 200, "/page": 401, "//": 401, "/v1/info": 401}.items():
         assert status(guard, path) == expected, path
         assert status(guard, path, origin="http://evil.example") == 403
@@ -115,7 +115,7 @@ def test_a_refusal_says_what_to_do(app):
 
 
 def test_another_token_is_called_that_on_both_sides(app, caplog, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
+    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warning._next", 0.0)
     stranger = f'RankMesh key="{"0" * 16}", client="c", count="1"'
     for given in ("Bearer", "Bearer "):
         assert "send the job's token" in json.loads(ask(guarded(app, "secret"), authorization=given)[2])["detail"]
@@ -273,7 +273,7 @@ def test_problem_of_an_error_has_its_data():
 def test_some_requests_may_have_larger_bodies(method, path, length, status, reported):
     guard = SecurityMiddleware(
         Echo(),
-        limit_of=lambda method, path: 2 * LIMIT if (method, path) == ("POST", "/large") else LIMIT,
+        policy=Policy(lambda method, path: 2 * LIMIT if (method, path) == ("POST", "/large") else LIMIT),
     )
     headers = {"content_length": str(length)} if reported else {}
     found, _, body = ask(guard, path, method, (b"x" * LIMIT, b"x" * (length - LIMIT)), **headers)

@@ -88,7 +88,7 @@ def test_the_end_of_the_connection_is_no_refusal(ends, received):
 
 def test_a_refusal(ends, caplog, monkeypatch):
     """The server says so before it closes the connection, and in its log."""
-    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warn_at", 0.0)
+    monkeypatch.setattr("rankmesh_agent.net.peer_credentials._warning._next", 0.0)
     client, server = ends
     with ThreadPoolExecutor() as threads:
         refusing = threads.submit(serving_with(server, "secret").run, 10.0)

@@ -12,8 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.users import OTHER_USER, as_other_user, as_root
 
+from rankmesh_agent.config.tls import TlsSettings
 from rankmesh_agent.net import peer_credentials
+from rankmesh_agent.net.handshake import verdict_on
 from rankmesh_agent.net.peer_credentials import PeerRefusedError, check_peer
+from rankmesh_agent.wire.hello import Verdict
 
 MAPPED = "::ffff:127.0.0.1"
 ENDS = {
@@ -58,7 +61,7 @@ def test_a_client_that_has_gone_is_not_warned_of(
 ):
     connect(listener, ends[1]).close()
     with listener.accept()[0] as accepted:
-        assert not peer_credentials.admit_peer(accepted, "")
+        assert verdict_on(accepted, "", TlsSettings()) is Verdict.OTHER_USER
     assert not caplog.records
 
 
@@ -89,7 +92,7 @@ def test_a_process_that_has_closed_the_connection(listener: socket.socket, ends:
 def test_a_connection_that_is_closed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     """Else a busy server would look for clients without patience, and serve no other one."""
     looks = []
-    monkeypatch.setattr(peer_credentials, "_look_up_in", lambda path, *_: looks.append(path))
+    monkeypatch.setattr(peer_credentials, "_look_up_in", lambda path, *_: looks.append(path) or iter(()))
     with listen("127.0.0.1") as listener:
         client = socket.create_connection(listener.getsockname())
         with listener.accept()[0] as accepted:
@@ -112,16 +115,18 @@ def test_connections_share_a_reading_that_is_younger_than_they():
         since, readings = time.monotonic(), set()
         for sock in accepted:
             check_peer(sock, since)
-            readings.add(peer_credentials._tables["/proc/net/tcp"][0])
+            readings.add(peer_credentials._tables["/proc/net/tcp", False][0])
         assert len(readings) == 1
         stack.enter_context(socket.create_connection(listener.getsockname()))
         check_peer(stack.enter_context(listener.accept()[0]), time.monotonic())
-        assert peer_credentials._tables["/proc/net/tcp"][0] > max(readings)
+        assert peer_credentials._tables["/proc/net/tcp", False][0] > max(readings)
 
 
 def test_a_socket_that_listens_at_the_peers_address():
-    with listen("127.0.0.1") as sock, pytest.raises(PeerRefusedError, match="no process"):
-        peer_credentials.check_tcp_peer(sock.getsockname(), ("127.0.0.1", 1))
+    with listen("127.0.0.1") as sock:
+        port = sock.getsockname()[1]
+        for far, owners in ((b"\x7f\0\0\1", 1), []), ((bytes(4), 0), [os.geteuid()]):
+            assert [*peer_credentials._users((b"\x7f\0\0\1", port), far, time.monotonic())] == owners
 
 
 def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
@@ -129,8 +134,12 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
         raise PermissionError("it is not permitted")
 
     monkeypatch.setattr(peer_credentials, "_look_up_in", refuse)
-    with pytest.raises(PeerRefusedError, match=r"cannot determine the user .*not permitted.*Set RANKMESH_TOKEN"):
-        peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
+    with (
+        listen("127.0.0.1") as listener,
+        connect(listener, "127.0.0.1") as client,
+        pytest.raises(PeerRefusedError, match=r"cannot determine the user .*not permitted.*Set RANKMESH_TOKEN"),
+    ):
+        check_peer(client)
 
 
 @as_root
@@ -154,8 +163,9 @@ def test_a_unix_socket(tmp_path, monkeypatch: pytest.MonkeyPatch):
 def test_a_user_that_stands_for_all_unmapped_ones(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
     monkeypatch.setattr(peer_credentials, "_owner", lambda *_: OTHER_USER)
-    monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: None)
-    peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
-    monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: OTHER_USER)
-    with pytest.raises(PeerRefusedError, match="user namespace"):
-        peer_credentials.check_tcp_peer(("127.0.0.1", 1), ("127.0.0.1", 2))
+    with listen("127.0.0.1") as listener, connect(listener, "127.0.0.1") as client:
+        monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: None)
+        check_peer(client)
+        monkeypatch.setattr(peer_credentials, "_unmapped_uid", lambda: OTHER_USER)
+        with pytest.raises(PeerRefusedError, match="user namespace"):
+            check_peer(client)

@@ -90,7 +90,6 @@ def test_flags(ends):
     with pytest.raises(BlockingIOError):
         server.recv(1, socket.MSG_DONTWAIT)
     client.sendall(b"first")
-    assert server.recv(3, socket.MSG_PEEK) == b"fir"
     assert server.recv(2) == b"fi"
     client.sendall(b"second")
     whole = bytearray(9)
@@ -116,7 +115,7 @@ def test_a_changed_record_ends_the_connection(ends):
 
 
 def tls_record(sock: TlsSocket, data: bytes) -> bytes:
-    sock._write(data)
+    sock._write(memoryview(data))
     return sock._outgoing.read()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rankmesh_agent.http.app import create_app
 from rankmesh_agent.http.server import HttpServer
-from rankmesh_agent.net.sockets import bind, url_of
+from rankmesh_agent.net.sockets import bind, listen_unix, url_of
 from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.store.command import Command
 from rankmesh_agent.store.commands import Add, Append, CompareSet, Delete, Get, MultiSet, Set
@@ -36,16 +36,18 @@ def server() -> Iterator[tuple[SimpleNamespace, str]]:
     listener = bind("127.0.0.1", 0, purpose="test")
     url = url_of(listener)
     running = HttpServer(listener, "stores")
-    running.start(partial(create_app, current, token="secret"), {Service.STORE: current})
+    unix_listener, current.unix_socket = listen_unix()
+    make = partial(create_app, current, token="secret")
+    running.start(make, {Service.STORE: current}, unix_listeners=[unix_listener])
     current.limit = running._acceptor._limit
     yield current, url
     running.close()
 
 
 @pytest.fixture
-def store_server(table) -> Iterator[StoreServer]:
+def store_server(table, server) -> Iterator[StoreServer]:
     """The server of ``table``."""
-    found = StoreServer(SingleTable(table, "secret"), "secret")
+    found = StoreServer(SingleTable(table, "secret"), "secret", unix_socket=server[0].unix_socket)
     yield found
     found.close()
 

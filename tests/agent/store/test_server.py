@@ -27,7 +27,7 @@ from support.processes import wait_until
 from rankmesh_agent.net import pool
 from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.dial import connect_to
+from rankmesh_agent.net.dial import connect
 from rankmesh_agent.net.handshake import Handshake
 from rankmesh_agent.net.sockets import url_of
 from rankmesh_agent.net.stream import StreamClosedError, StreamTimeoutError
@@ -81,7 +81,7 @@ class Raw:
     """
 
     def __init__(self, url: str, token: str | None = "secret", store: bytes = NO_STORE_ID) -> None:
-        self.sock = connect_to(url, 60.0, token or "")
+        self.sock = connect(url, 60.0, token or "")
         try:
             if token is None:
                 self.sock.sendall(preface(Service.STORE))
@@ -665,12 +665,12 @@ class TestSeveralStores:
         return {store: Table() for store in self.IDS.values()}
 
     @pytest.fixture
-    def store_server(self, tables) -> Iterator[StoreServer]:
+    def store_server(self, tables, server) -> Iterator[StoreServer]:
         def credentials(store: bytes) -> Credentials:
             return Credentials("secret", job=next((job for job in self.IDS if self.IDS[job] == store), ""))
 
         stores = SimpleNamespace(find=tables.get, credentials=credentials)
-        with contextlib.closing(StoreServer(stores, "secret")) as found:
+        with contextlib.closing(StoreServer(stores, "secret", unix_socket=server[0].unix_socket)) as found:
             yield found
 
     @pytest.fixture

@@ -61,20 +61,16 @@ class TooManyCallsError(DistError):
 
 
 class CallSlots:
-    """Slots of the calls that wait in threads for clients. For one event loop."""
+    """Slots of the calls that wait for clients, and of probes. For one event loop."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def hold(self, kind: str) -> Iterator[None]:
-        """Hold a slot of a kind of calls.
-
-        Raises:
-            TooManyCallsError: all slots of the kind are taken.
-        """
-        if self._taken[kind] >= MAX_WAITERS:
-            raise TooManyCallsError(f"{MAX_WAITERS} {kind}s wait at this agent already; retry later")
+    def hold(self, kind: str, most: int = 0, error: type[DistError] = TooManyCallsError) -> Iterator[None]:
+        """Hold a slot of a kind of calls, one of MAX_WAITERS by default; raise the error if all are taken."""
+        if self._taken[kind] >= (most or MAX_WAITERS):
+            raise error(f"{most or MAX_WAITERS} {kind}s are under way at this agent already; retry later")
         self._taken[kind] += 1
         try:
             yield
@@ -99,11 +95,7 @@ class GroupCaller:
         self._slots: CallSlots = request.app.state.slots
 
     def group_rank(self, rank: int | None, name: str) -> int:
-        """Return the group rank of a global rank in the query.
-
-        Raises:
-            InvalidCallError: the parameter is missing, or the rank is not a member.
-        """
+        """Return the group rank of a global rank in the query; raise InvalidCallError unless it is a member."""
         ranks = self.group.global_ranks
         if rank is None:
             raise InvalidCallError(f"{name} is missing: give a rank, ?{name}={ranks[0]}", group=self.group.name)
@@ -115,11 +107,7 @@ class GroupCaller:
         return ranks.index(rank)
 
     def peer_rank(self, rank: int | None, name: str) -> int:
-        """Return the mesh's number of another member, a global rank in the query.
-
-        Raises:
-            InvalidCallError: the parameter is missing, or the rank is not a member, or this one.
-        """
+        """Return the mesh's number of another member, a global rank in the query; raise InvalidCallError for others."""
         place = self.group_rank(rank, name)
         if place == self.group.rank:
             raise InvalidCallError(f"{name}={rank} is this agent's own rank", group=self.group.name)
@@ -235,11 +223,7 @@ async def in_thread(blocking: Callable[[], T]) -> T:
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of ``work``; cancel it when the client disconnects before. The body has been received before.
-
-    Raises:
-        ClientDisconnect: the client disconnected.
-    """
+    """Return the result of ``work``; cancel it and raise ClientDisconnect when the client goes, after the body."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
     try:

@@ -133,11 +133,7 @@ async def _make(wanted: GroupRequest, request: Request, agent: CurrentAgent) -> 
 
 
 def _check(wanted: GroupRequest, info: AgentInfo) -> None:
-    """Refuse ranks that cannot be a group's.
-
-    Raises:
-        InvalidCallError: there are.
-    """
+    """Raise InvalidCallError for ranks that cannot be a group's."""
     ranks, size = wanted.ranks, info.world_size
     if len(set(ranks)) != len(ranks):
         raise InvalidCallError(f"ranks has a rank twice: {ranks}")

@@ -114,12 +114,7 @@ async def release_lease(
 
 
 def _own_lease(request: Request, leases: Leases) -> LeaseState:
-    """Return the agent's lease.
-
-    Raises:
-        NotLeasedError: the agent is free.
-        ForbiddenJobError: the lease is another's than the request's credential is for.
-    """
+    """Return the agent's lease, as the request's credential permits."""
     found, grant = leases.state(), grant_of(request)
     if grant is not None:
         grant.require_lease(found.lease.job, found.lease.id)

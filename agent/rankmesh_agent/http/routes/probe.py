@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from rankmesh_agent.http.routes.dependencies import BEARER, ProberDep
+from rankmesh_agent.http.routes.group_calls import CallSlots
 from rankmesh_agent.http.routes.problems import problems
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.schemas import MAX_PROBE_BYTES, HostReport, ProbeReply, ProbeRequest
@@ -35,18 +35,9 @@ class ProbeBusyError(DistError):
     status = 503
 
 
-_outgoing, _incoming = (threading.BoundedSemaphore(MAX_CONCURRENT_PROBES) for _ in range(2))
-
-
-@contextlib.contextmanager
-def _slot(slots: threading.BoundedSemaphore) -> Iterator[None]:
-    """Hold one of the slots of concurrent probes; without one, a probe is rejected."""
-    if not slots.acquire(blocking=False):
-        raise ProbeBusyError(f"{MAX_CONCURRENT_PROBES} probes are under way at this agent; retry in a moment")
-    try:
-        yield
-    finally:
-        slots.release()
+def _hold_slot(app: Any, kind: str) -> AbstractContextManager[None]:
+    slots: CallSlots = app.state.slots
+    return slots.hold(kind, MAX_CONCURRENT_PROBES, ProbeBusyError)
 
 
 @router.get("/host")
@@ -69,16 +60,16 @@ async def send_bytes(count: HowMany = 0) -> StreamingResponse:
 class _SlottedResponse(StreamingResponse):
     """A response that holds a slot while it is sent."""
 
-    async def __call__(self, *arguments: Any) -> None:
-        with _slot(_incoming):
-            await super().__call__(*arguments)
+    async def __call__(self, scope: Any, *arguments: Any) -> None:
+        with _hold_slot(scope["app"], "answered probe"):
+            await super().__call__(scope, *arguments)
 
 
 @router.post("/probe", responses=problems(422, 502))
-async def probe(body: ProbeRequest, prober: ProberDep) -> ProbeReply:
+async def probe(body: ProbeRequest, request: Request, prober: ProberDep) -> ProbeReply:
     """Measure the path from here to another agent, one that the gateway lists, and report how far the probe came.
 
     The probe is HTTP over a TCP connection of its own: slower than the transports, but over the same network.
     """
-    with _slot(_outgoing):
+    with _hold_slot(request.app, "probe"):
         return await to_thread.run_sync(prober.probe, body, limiter=CapacityLimiter(1))

@@ -253,11 +253,7 @@ def _to_base64(value: bytes) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    """Return the value of the JSON form ``text``.
-
-    Raises:
-        InvalidValueError: it is not base64, or too large.
-    """
+    """Return the value of its JSON form; raise InvalidValueError if it is not base64, or too large."""
     try:
         value = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

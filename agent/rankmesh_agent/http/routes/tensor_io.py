@@ -102,12 +102,7 @@ class TensorIO:
         return array
 
     async def receive_or_allocate(self) -> Array:
-        """Return memory for an array whose dtype and shape the request gives, or has an example of.
-
-        Raises:
-            InvalidCallError: it has neither.
-            As ``given``.
-        """
+        """Return memory for an array whose dtype and shape the request gives, or has an example of; see ``receive``."""
         body = await _receive_body(self._request)
         if body.nbytes:
             return self._read(body)
@@ -119,11 +114,7 @@ class TensorIO:
         return self.allocate(self._shape, self._dtype)
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return memory for an array.
-
-        Raises:
-            TensorTooLargeError: it is too large, or there is no memory.
-        """
+        """Return memory for an array; raise TensorTooLargeError if it is too large, or there is no memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > self._limit:
             raise TensorTooLargeError(
@@ -196,11 +187,7 @@ class TensorIO:
 
 
 async def receive_empty_body(request: Request) -> None:
-    """Check that a request has no body.
-
-    Raises:
-        InvalidCallError: it has one.
-    """
+    """Raise InvalidCallError if a request has a body."""
     if (await _receive_body(request)).nbytes:
         raise InvalidCallError("this call takes no array: leave the body out")
 

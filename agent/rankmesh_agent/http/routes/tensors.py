@@ -224,11 +224,7 @@ async def recv(caller: CallerDep, tensors: TensorDep, src: Src = None, tag: Tag 
 
 
 def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, Array]:
-    """Return the operation, and the elements to be reduced: the array's own memory, or a copy times the factor.
-
-    Raises:
-        InvalidCallError: the operation is not defined for the dtype, or the factor is missing or superfluous.
-    """
+    """Return the operation, and the elements to be reduced: the array's own memory, or a copy times the factor."""
     reduce_op, flat = ReduceOp[op.upper()], array.reshape(-1)
     if (factor is not None) != (reduce_op is ReduceOp.PREMUL_SUM):
         raise InvalidCallError("factor belongs to op=premul_sum, and to it alone: ?op=premul_sum&factor=0.5")
@@ -244,11 +240,7 @@ def _reduction(op: str, factor: float | None, array: Array) -> tuple[ReduceOp, A
 
 
 def _stacked(array: Array, size: int) -> Array:
-    """Return the array, after a check that its first dimension is the group's size.
-
-    Raises:
-        InvalidCallError: it is not.
-    """
+    """Return the array; raise InvalidCallError unless its first dimension is the group's size."""
     if not array.ndim or array.shape[0] != size:
         raise InvalidCallError(
             f"the array must be a stack of {size}, one for each rank of the group: its first dimension is {size}, but "

@@ -5,24 +5,16 @@ It forwards requests whose body is not JSON, whose query is invalid, and those b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from fastapi import FastAPI, Query, Request, Response
 
-from rankmesh_agent.wire.fields import MAX_NAME
 from rankmesh_gateway.http.endpoints import ENDPOINTS, Endpoint, encode
 from rankmesh_gateway.http.job_scope import job_of
 from rankmesh_gateway.http.routes.dependencies import BEARER
 from rankmesh_gateway.http.routes.problems import problems
-
-_QUERY: Mapping[str, Any] = {
-    "job": Query(max_length=MAX_NAME, description="Only this job; all when left out."),
-    "rank": Query(description="Only these ranks; all when left out."),
-    "patience": Query(ge=0.1, le=60.0, description="Seconds in which an agent must answer."),
-}
 
 
 def add_handled_routes(app: FastAPI) -> None:
@@ -56,16 +48,24 @@ def _function(endpoint: Endpoint) -> Any:
     if posted:
         own.append(Parameter("body", Parameter.KEYWORD_ONLY, annotation=endpoint.kind))
     elif endpoint.kind is not None:
-        kinds = get_type_hints(endpoint.kind)  # without msgspec's bounds
+        kinds = get_type_hints(endpoint.kind, include_extras=True)
         own += [
             Parameter(
                 each.name,
                 Parameter.KEYWORD_ONLY,
                 default=() if each.default is MISSING else each.default,
-                annotation=Annotated[kinds[each.name], _QUERY[each.name]],
+                annotation=_parameter(kinds[each.name]),
             )
             for each in fields(endpoint.kind)
         ]
     respond.__doc__ = endpoint.handler.__doc__
     respond.__signature__ = Signature(own)  # type: ignore[attr-defined]
     return respond
+
+
+def _parameter(kind: Any) -> Any:
+    """Return the type of a query's field, with msgspec's bounds as FastAPI's."""
+    given = kind if hasattr(kind, "__metadata__") else get_args(kind)[0]
+    (meta,) = given.__metadata__
+    query = Query(ge=meta.ge, le=meta.le, max_length=meta.max_length, description=meta.description)
+    return Annotated[given.__origin__ if given is kind else given.__origin__ | None, query]
