@@ -48,7 +48,6 @@ class Session:
     Attributes:
         group: the default group.
         groups: the other groups that this process is a member of.
-        outside: ranks of the latest group made without this process; None if there is none.
         callbacks: called when a rank of the default group fails.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
         failure_file: see Settings.
@@ -63,7 +62,6 @@ class Session:
         self.engines = engines
         self.pg_options = pg_options
         self.groups: list[ProcessGroup] = []
-        self.outside: list[int] | None = None
         self.group = ProcessGroup(agent.world, engines)
         self.callbacks = FailureCallbacks(agent)
         self._use_backend(agent.world, engines.host, pg_options)
@@ -126,7 +124,7 @@ class Session:
                 larger.close("its process group was destroyed while it grew")
                 raise DistBackendError("grow_group() has ended: the process group was destroyed meanwhile")
             before, self.agent = self.agent, larger
-            groups, self.groups, self.outside = [self.group, *self.groups], [], None
+            groups, self.groups = [self.group, *self.groups], []
             self.group = ProcessGroup(larger.world, self.engines)
             move_stores(before, larger)
             self.callbacks.follow(larger)
