@@ -236,15 +236,17 @@ def join(
 
     settings = replace(settings, job=rendezvous.job)
     if settings.failure_file:
-        process_exit.fold_tracebacks()
+        from rankmesh._launcher.tracebacks import fold_tracebacks
+
+        fold_tracebacks()
     engines = engines or Engines()
     began = time.monotonic()
     try:
         agent = agent_for(rendezvous, settings, timeout)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            waited = f"interrupted after {time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
-            process_exit.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
+            waited = f"{time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
+            error.args = (f"interrupted after {waited}",)
         rendezvous.close()
         raise
     try:
@@ -256,7 +258,6 @@ def join(
     session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
-        process_exit.watch_exit()
     _sessions.append(session)
     return session
 
@@ -284,7 +285,6 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-            process_exit.unwatch_exit()
     session.close(process_exit.at_destroy(sys.exception()))
 
 
@@ -334,7 +334,6 @@ def _forget_after_fork() -> None:
     global _not_initialized
     atexit.unregister(leave_at_exit)
     reset_lock(lock)
-    process_exit.unwatch_exit()
     if _default is not None:
         _not_initialized = (
             f"this process was forked from rank {_default.agent.member.rank}, process {os.getppid()}, which has the "
