@@ -72,13 +72,13 @@ def test_events_are_in_the_order_of_time(double, visit):
 
 def test_rates_of_before_the_page_was_opened(double, visit):
     double.overview = {"rates": {"operations": 5.0, "bytes": 0.0}}
-    double.rates = [{"age": float(age), "operations": 40.0, "bytes": 2048.0} for age in range(200, 2, -2)]
+    double.rates = [{"age": float(age), "operations": 40.0, "bytes": 2000.0} for age in range(200, 2, -2)]
     page = visit(double.url)
     drawing = page.page.locator("#operations-chart svg")
     page.until(lambda: "most 40" in (drawing.get_attribute("aria-label") or ""), "the earlier rates")
     assert "last 20" in drawing.get_attribute("aria-label"), "200 s and a little"
     assert "5 min ago" in page.text("#operations-chart")
-    assert "most 2 KiB" in page.page.locator("#bytes-chart svg").get_attribute("aria-label")
+    assert "most 2 kB" in page.page.locator("#bytes-chart svg").get_attribute("aria-label")
 
 
 def test_the_rank_that_the_others_wait_for(double, visit):

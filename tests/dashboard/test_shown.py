@@ -49,6 +49,17 @@ def test_a_job_that_is_over_is_a_line(double, visit):
     assert page.text("#count-ranks") == "1"
 
 
+def test_at_most_300_ranks_are_listed_those_that_failed_among_them(double, visit):
+    ranks = [made_up.rank(each) for each in range(310)]
+    ranks[-1]["state"] = "failed"
+    double.overview = {"ranks": ranks}
+    page = visit(double.url)
+    page.wait_for_text("#hosts-note", "and 10 ranks more")
+    rows = page.rows("#hosts")
+    assert sum(row[1:2] in (["alive"], ["failed"]) for row in rows) == 300
+    assert ["309", "failed"] in [row[:2] for row in rows]
+
+
 def test_groups_and_their_members(double, visit):
     ranks = [made_up.rank(each) for each in range(4)]
     ranks[2]["state"] = "suspect"
@@ -57,9 +68,9 @@ def test_groups_and_their_members(double, visit):
     page = visit(double.url)
     page.wait_for_text("#groups", "world")
     rows = page.rows("#groups")
-    assert rows[0] == ["pair job", "tcp", "12/s", "2.9 MiB/s"], "what has failed comes first"
+    assert rows[0] == ["pair job", "tcp", "12/s", "3 MB/s"], "what has failed comes first"
     assert "failed: rank 1 (host-0, pid 4001) failed: connection closed" in rows[1][0]
-    assert rows[2] == ["world job", "shm", "12/s", "2.9 MiB/s"]
+    assert rows[2] == ["world job", "shm", "12/s", "3 MB/s"]
     members = page.page.get_by_role("list", name="Members of world").locator("li").all_text_contents()
     assert members == ["rank 0#100", "rank 1#101", "rank 2#102, suspect", "rank 3#103"]
 
@@ -89,7 +100,7 @@ def test_what_is_in_flight(double, visit):
     page.wait_for_text("#inflight", "all_reduce")
     (row,) = page.rows("#inflight")
     assert row[0].splitlines() == ["all_reduce(sum, float32 x 1024)", "#103 in world, job"]
-    assert row[2:] == ["4 KiB", "missing 3\nrank 2 does barrier\narrived 0, 1"]
+    assert row[2:] == ["4.1 kB", "missing 3\nrank 2 does barrier\narrived 0, 1"]
     assert page.text("#inflight-note") == "and 1 operation under way for less than 2 s"
     assert page.text("#count-inflight") == "2"
     assert "waits for 1 rank: 3" in page.text("#attention")
@@ -127,10 +138,10 @@ def test_the_event_log(double, visit):
 
 
 def test_rates_as_charts_with_words(double, visit):
-    double.overview = {"rates": {"operations": 1234.0, "bytes": 3.0 * 1024**2}}
+    double.overview = {"rates": {"operations": 1234.0, "bytes": 3e6}}
     page = visit(double.url)
     page.wait_for_text("#operations-chart", "1.2 k/s")
-    assert "3 MiB/s" in page.text("#bytes-chart")
+    assert "3 MB/s" in page.text("#bytes-chart")
     page.page.get_by_role("img", name="Collectives per second, last").wait_for()
     double.overview = {"rates": {"operations": 0.0, "bytes": 0.0}}
     page.page.get_by_role("img", name="now 0, ").wait_for()

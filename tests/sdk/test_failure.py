@@ -171,11 +171,13 @@ def end_while_others_wait(me: Me, how: str) -> None:
             raise ValueError("no such file: weights.npy")
         finally:
             dist.destroy_process_group()
-    elif how == "caught":
-        with contextlib.suppress(SystemExit):
-            sys.exit(5)
     elif how != "return":
         sys.exit(int(how))
+
+
+def test_a_rank_replaces_neither_exit_nor_excepthook(alone: None) -> None:
+    assert type(sys.exit).__name__ == "builtin_function_or_method"
+    assert sys.excepthook is sys.__excepthook__
 
 
 @pytest.mark.parametrize(
@@ -183,10 +185,8 @@ def end_while_others_wait(me: Me, how: str) -> None:
     [
         ("raise", 1, "left (it ended with ValueError: no such file: weights.npy)"),
         ("destroy in finally", 1, "left (it called destroy_process_group after ValueError: no such file: weights.npy)"),
-        ("0", 0, "left (it exited with status 0 without destroy_process_group)"),
-        ("3", 3, "left (it exited with status 3 without destroy_process_group)"),
+        ("3", 3, "left (it exited without destroy_process_group)"),
         ("return", 0, "left (it exited without destroy_process_group)"),
-        ("caught", 0, "left (it exited without destroy_process_group)"),
     ],
 )
 def test_a_rank_that_ends_is_named_with_how_it_ended(ranks: Ranks, how: str, code: int, reported: str) -> None:
@@ -317,7 +317,7 @@ def end_in_spawn(index: int, folder: str, how: str) -> None:
     [
         ("raise", "it ended with ValueError: no such file"),
         ("exit", "it exited with status 3 without destroy_process_group"),
-        ("return", "it exited with status 0 without destroy_process_group"),
+        ("return", "it exited without destroy_process_group"),
     ],
 )
 def test_a_process_of_spawn_is_named_with_how_it_ended(tmp_path: Path, how: str, reported: str) -> None:

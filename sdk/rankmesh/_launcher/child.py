@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
+from rankmesh._session.process_exit import exit_status
 from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
@@ -103,19 +104,15 @@ def run(
             signal.signal(signal.SIGINT, _interrupt_once)
         fn(index, *args)
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if code:
-            report.write(code & 0xFF, "")
-        sys.exit(error.code)  # not raise: a rank watches the calls of sys.exit for its exit status
-    except KeyboardInterrupt as error:
-        sys.last_value = error
+        if code := exit_status(error):
+            sys.last_value = error
+            report.write(code, "")
+        raise
     except BaseException as error:
-        # As Python does with an uncaught exception; the exit hook reports it to the other ranks.
-        sys.last_value = error
-        report.write(1, _traceback(error))
-        sys.exit(1)
-    else:
-        sys.exit(0)
+        sys.last_value = error  # as Python does with an uncaught exception: the exit handler reports it to other ranks
+        if not isinstance(error, KeyboardInterrupt):
+            report.write(1, _traceback(error))
+            sys.exit(1)
 
 
 def _traceback(error: BaseException) -> str:

@@ -17,12 +17,21 @@ _FRAME = re.compile(r'[ |]*File "(.*?)", line ')
 _MAX_PLACES = 10
 
 
+def fold_tracebacks() -> None:
+    """Have Python print a rank's uncaught exceptions as the launcher shows them, unless another library prints them."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_exception
+
+
 def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught exception; for ``sys.excepthook``.
 
     If another rank's failure caused it, its text and the user's lines, without a traceback: of many ranks one has
-    failed, and the others all say so.
+    failed, and the others all say so. Nothing for an interrupted join, whose error has a text: the launcher reports the
+    signal once for all ranks.
     """
+    if isinstance(error, KeyboardInterrupt) and error.args:
+        return
     try:
         follows = isinstance(error, RankFailedError) and (error.__context__ is None or error.__suppress_context__)
         if follows and not _in_full():

@@ -66,15 +66,15 @@ def _new_group(
     *,
     sort_ranks: bool,
 ) -> ProcessGroup | NonMember:
-    session, world = require_session(), communicator_of(None)
+    world = communicator_of(None)
     seconds = seconds_of(timeout, world.timeout)
     members = list(range(world.size)) if ranks is None else check_ranks(ranks, "ranks", world.size, "the world's ranks")
     if sort_ranks:
         members.sort()
     if world.rank not in members:
-        session.outside = members
         return NON_MEMBER
-    return session.new_group([world.ranks[rank] for rank in members], seconds, engines, pg_options, group_desc or "")
+    chosen = [world.ranks[rank] for rank in members]
+    return require_session().new_group(chosen, seconds, engines, pg_options, group_desc or "")
 
 
 def new_subgroups(

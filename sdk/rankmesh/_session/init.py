@@ -64,8 +64,8 @@ def init_process_group(
     """Join the job and make the default group; returns when every rank has joined.
 
     While it waits, one rank of each host logs a warning every 10 seconds: which ranks (and, with a launcher, nodes) are
-    missing and which have joined, or that the gateway does not answer. An uncaught KeyboardInterrupt during the wait
-    prints a line in place of a traceback.
+    missing and which have joined, or that the gateway does not answer. A KeyboardInterrupt during the wait has the
+    seconds waited as its text.
 
     Args:
         backend: the backend of the collectives: ``"mesh"`` (default; ``"gloo"`` and ``"tcp"`` mean the same), the CPU

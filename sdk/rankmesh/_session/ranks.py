@@ -31,7 +31,9 @@ def require_member(group: Group) -> ProcessGroup:
         ValueError: this process is not a member, or init_process_group has not been called.
     """
     if isinstance(group, NonMember):
-        raise ValueError("this process is not a member of the group")
+        raise ValueError(
+            "this process is not a member of the group: make this call only at its members, where get_rank(group) is not -1"
+        )
     communicator_of(group)
     return require_session().group if group is None else group
 
@@ -120,15 +122,11 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 def get_process_group_ranks(group: Group = None) -> list[int]:
     """Return the global ranks of the members, by group rank.
 
-    For ``GroupMember.NON_GROUP_MEMBER`` these are, as in torch, the ranks of the latest group made without this rank.
-
     Raises:
-        ValueError: init_process_group has not been called, or no group was made without this rank.
+        ValueError: init_process_group has not been called, or this process is not a member.
 
     Source: https://pytorch.org/docs/2.1/distributed.html#torch.distributed.get_process_group_ranks
     """
-    if isinstance(group, NonMember) and (outside := require_session().outside) is not None:
-        return list(outside)
     return list(require_member(group)._communicator.global_ranks)
 
 

@@ -48,7 +48,6 @@ class Session:
     Attributes:
         group: the default group.
         groups: the other groups that this process is a member of.
-        outside: ranks of the latest group made without this process; None if there is none.
         callbacks: called when a rank of the default group fails.
         joined_for_store: whether the session was joined to provide torch's store, and ends with torch's group.
         failure_file: see Settings.
@@ -63,7 +62,6 @@ class Session:
         self.engines = engines
         self.pg_options = pg_options
         self.groups: list[ProcessGroup] = []
-        self.outside: list[int] | None = None
         self.group = ProcessGroup(agent.world, engines)
         self.callbacks = FailureCallbacks(agent)
         self._use_backend(agent.world, engines.host, pg_options)
@@ -126,7 +124,7 @@ class Session:
                 larger.close("its process group was destroyed while it grew")
                 raise DistBackendError("grow_group() has ended: the process group was destroyed meanwhile")
             before, self.agent = self.agent, larger
-            groups, self.groups, self.outside = [self.group, *self.groups], [], None
+            groups, self.groups = [self.group, *self.groups], []
             self.group = ProcessGroup(larger.world, self.engines)
             move_stores(before, larger)
             self.callbacks.follow(larger)
@@ -238,15 +236,17 @@ def join(
 
     settings = replace(settings, job=rendezvous.job)
     if settings.failure_file:
-        process_exit.fold_tracebacks()
+        from rankmesh._launcher.tracebacks import fold_tracebacks
+
+        fold_tracebacks()
     engines = engines or Engines()
     began = time.monotonic()
     try:
         agent = agent_for(rendezvous, settings, timeout)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
-            waited = f"interrupted after {time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
-            process_exit.print_instead(error, "" if settings.failure_file else f"rankmesh: {waited}")
+            waited = f"{time.monotonic() - began:.0f} s of waiting for job {settings.job!r} to begin"
+            error.args = (f"interrupted after {waited}",)
         rendezvous.close()
         raise
     try:
@@ -258,7 +258,6 @@ def join(
     session.failure_file = settings.failure_file
     if not _sessions:
         atexit.register(leave_at_exit)
-        process_exit.watch_exit()
     _sessions.append(session)
     return session
 
@@ -286,7 +285,6 @@ def leave(session: Session) -> None:
         _sessions.remove(session)
         if not _sessions:
             atexit.unregister(leave_at_exit)
-            process_exit.unwatch_exit()
     session.close(process_exit.at_destroy(sys.exception()))
 
 
@@ -336,7 +334,6 @@ def _forget_after_fork() -> None:
     global _not_initialized
     atexit.unregister(leave_at_exit)
     reset_lock(lock)
-    process_exit.unwatch_exit()
     if _default is not None:
         _not_initialized = (
             f"this process was forked from rank {_default.agent.member.rank}, process {os.getppid()}, which has the "
