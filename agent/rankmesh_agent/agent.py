@@ -133,11 +133,6 @@ class Agent:
             self._job.leave_after_error("it could not set up the world group", error)
 
     @property
-    def first_failure(self) -> DistError | None:
-        """The first failure of the groups that this rank has not left, None while all work."""
-        return self.group_registry.failures.first()
-
-    @property
     def failed_ranks(self) -> list[int]:
         """The other ranks of the job that the first failure names."""
         return self.group_registry.reason_to_end(self.member.rank, self.recorder.last_success())[1]

@@ -118,7 +118,7 @@ def test_who_left_in_order_has_not_failed_although_its_goodbye_is_read_late(me: 
         dist.send(np.ones(3), FAR + 2)
     elif me.rank == FAR + 2:  # no neighbour of rank 3
         dist.recv(np.empty(3), FAR + 1)
-        assert agent.first_failure is None
+        assert agent.group_registry.failures.first() is None
     me.meet("done")
 
 

@@ -61,7 +61,7 @@ class Agent:
         self.world = LocalCommunicator(LocalGroupState(self._engine, GROUP, "world", (0,), {}, FlightRecorder()), 0.01)
         self.member = SimpleNamespace(rank=0)
         self.group_registry = SimpleNamespace(abort_pending=lambda error: None)
-        self.first_failure, self.failed_ranks = None, []
+        self.failed_ranks: list[int] = []
         self._table = Table()
 
     @property

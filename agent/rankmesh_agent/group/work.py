@@ -197,8 +197,8 @@ class Message(Protocol):
 class Work:
     """An operation that runs while its caller does something else; ``await`` waits for it in an event loop of asyncio.
 
-    The group's worker completes a call, and a thread that waits for a message that message: of several threads one, the
-    others wait for it.
+    The group's worker completes a call. A message is completed by a thread that waits for it: by one of several, while
+    the others wait for that one.
 
     Args:
         operation: text that names the operation.
@@ -285,8 +285,8 @@ class Work:
             self.wait()
         if not self._future._done:
             raise RuntimeError("result() before the operation is complete; call wait() first")
-        self._future.value()
-        return self._arrays
+        arrays: list[Any] = self._future.value()
+        return arrays
 
     def get_future(self) -> Future:
         """Return a future whose value is ``result()``."""

@@ -119,11 +119,6 @@ class RemoteAgent:
         return _WATCH_SECONDS
 
     @property
-    def first_failure(self) -> DistError | None:
-        """See Agent."""
-        return self._client.failure(Failure())
-
-    @property
     def failed_ranks(self) -> list[int]:
         """See Agent."""
         with contextlib.suppress(DistError):  # the agent is gone

@@ -309,7 +309,7 @@ class LeaseManager:
         self._on_change()
 
     def _log_failure(self, active: ActiveLease) -> None:
-        failure = active.agent.first_failure if active.agent is not None else None
+        failure = active.agent.group_registry.failures.first() if active.agent is not None else None
         with self._lock:
             if failure is None or active.failure_logged:
                 return

@@ -184,7 +184,7 @@ class Abort(Request[ErrorData | None]):
 
 
 class Failure(Request[ErrorData | None]):
-    """Return the first failure of a group, of all, or that names one of some ranks."""
+    """Return the failure of a group, or the first one that names one of some ranks."""
 
     group: int | None = None
     naming: list[int] | None = None
@@ -195,8 +195,6 @@ class Failure(Request[ErrorData | None]):
             failure = session.group(self.group).failure
         elif failure is None and self.naming is not None:
             failure = session.agent.failure_naming(self.naming)
-        elif failure is None:
-            failure = session.agent.first_failure
         return None if failure is None else error_data(failure)
 
 
