@@ -63,8 +63,7 @@ class UnauthenticatedServerError(AuthenticationError, NoResponseError):
 class HttpClient:
     """Client of any number of servers, which keeps the latest connection open. One thread at a time may use it.
 
-    Args:
-        token: the credential, which is sent where ``tls.secured`` permits it; empty for none.
+    The token is sent where ``tls.secured`` permits it.
     """
 
     def __init__(self, token: str = "") -> None:
