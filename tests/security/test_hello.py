@@ -17,14 +17,15 @@ from rankmesh_agent.wire.hello import (
     NeedsTlsError,
     Service,
     Verdict,
-    accepting_script,
     check_preface,
     client_script,
     hello,
     is_preface,
     preface,
+    server_script,
     service_of,
     welcome,
+    welcoming,
 )
 
 REFUSAL = AuthenticationError("refused")
@@ -40,7 +41,7 @@ def serve(
     verdict: Verdict = Verdict.WELCOME,
 ) -> tuple[Client | None, bytes]:
     """Run the server's side on a client's bytes; return the client, None if it is refused, and the answer."""
-    script = accepting_script(lambda _: token, service, extra, lambda: verdict)
+    script = server_script(lambda _: token, service, extra, lambda: verdict, welcoming())
     answer, (sent, wanted) = b"", next(script)
     while True:
         answer += sent

@@ -23,7 +23,7 @@ from rankmesh_agent.store.client import Call as StoreCall
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.credentials import Credentials, Grant
 from rankmesh_agent.wire.errors import DistError
-from rankmesh_agent.wire.hello import Service
+from rankmesh_agent.wire.hello import Service, welcoming
 from rankmesh_agent.wire.ops import Call
 from rankmesh_agent.wire.snapshot import (
     MAX_CALLS,
@@ -164,7 +164,7 @@ class SnapshotServer:
 
     def _serve(self, stream: FramedStream, admission: Admission) -> None:
         token = self._token()
-        handshake = accept(stream.sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls)
+        handshake = accept(stream.sock, Service.SNAPSHOT, lambda _: token, 0, token, self._tls, welcoming())
         try:
             client = stream.greet(handshake, _CLIENT_SECONDS)
             admission.end()

@@ -21,10 +21,7 @@ MAX_HEAD_BYTES = 64 << 10
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # the base depends on what is installed
     """Uvicorn's protocol, with limits of heads and of the connections that wait for their clients.
 
-    Args:
-        admission: the connection's place among those whose clients have sent no request.
-        idle: limits the connections that wait for the next request, or for the rest of one.
-        options: those of uvicorn.
+    ``admission`` is the connection's place until its first request, and ``idle`` the limit of those that wait later.
     """
 
     cycle: Any

@@ -47,12 +47,10 @@ class EventDrivenServer(uvicorn.Server):
     """Wakes once a second, where uvicorn polls ten times a second: most of the cost of an idle rank.
 
     Args:
-        app: the ASGI application.
-        accepted: connections of the port; ``take_accepted`` says that there are new ones.
+        app, accepted, protocols: see HttpServer; ``take_accepted`` says that there are new connections.
         tls: returns the context for a client that uses TLS; None if there is none.
         tls_only: whether all other clients must use it, except for those of ``protocols``.
         same_user: whether to refuse other users' processes.
-        protocols: make the protocols of connections that are not HTTP, by their first bytes.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None

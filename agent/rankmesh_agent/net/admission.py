@@ -120,19 +120,11 @@ class ConnectionLimit:
 
     def _evict(self, min_seconds: float = 0.0) -> bool:
         """Shut down the connection that has waited longest, if it has for some time: its server closes it."""
-        for _ in range(len(self.waiting)):
-            try:
-                admission, _ = self.waiting.popitem(last=False)
-            except KeyError:
+        for admission in list(self.waiting):
+            if time.monotonic() - admission.since < min_seconds:
                 return False
-            is_young = time.monotonic() - admission.since < min_seconds
-            if not is_young and not admission.has_unread():
-                break
-            self.waiting[admission] = None
-            if is_young:
-                with contextlib.suppress(KeyError):
-                    self.waiting.move_to_end(admission, last=False)
-                return False
+            if not admission.has_unread() and self.waiting.pop(admission, 0) is None:
+                break  # no other thread has removed it
         else:
             return False
         self.evicted.add(admission)

@@ -61,12 +61,9 @@ def authority_pem(credential: str) -> str:
 
 
 def load(context: ssl.SSLContext, credential: str, names: Iterable[str] = ()) -> None:
-    """Have a context show a certificate of a credential's authority, and accept no other authority.
+    """Load into a context a certificate of a credential's authority for this process's key, and that authority alone.
 
-    Args:
-        context: of a client or a server.
-        credential: the credential.
-        names: host names and addresses of the certificate, for clients that check them.
+    ``names`` are the host names and addresses of the certificate, for clients that check them.
     """
     authority, issued_by = _authority(credential)
     key = _own_key()

@@ -14,12 +14,7 @@ from rankmesh_agent.net.tls import DEFAULT_PORTS, check_scheme, client_side, sec
 def connect(url: str, seconds: float, token: str = "") -> socket.socket:
     """Return a connection to the server of a URL: with TLS if the scheme is https, or where ``secured`` demands it.
 
-    The handshake of TLS has not begun: a PREFACE may precede it (``wire.hello``).
-
-    Args:
-        url: its path does not matter.
-        seconds: timeout of each step; the socket keeps it.
-        token: this process's credential; empty for none.
+    The handshake of TLS has not begun: a PREFACE may precede it (``wire.hello``). The socket keeps the timeout.
 
     Raises:
         ValueError: the URL is invalid, or without TLS where RANKMESH_TLS=require.

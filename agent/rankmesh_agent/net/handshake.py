@@ -27,9 +27,9 @@ from rankmesh_agent.wire.hello import (
     Script,
     Service,
     Verdict,
-    accepting_script,
     check_preface,
     preface,
+    server_script,
     welcome,
 )
 
@@ -198,8 +198,8 @@ def accept(
     attachment_bytes: int,
     token: str | Credentials,
     settings: TlsSettings,
-    reply: bytes = b"",
-) -> Handshake[Client]:
+    respond: Callable[[Client], Script[T]],
+) -> Handshake[T]:
     """Return the server's side of a handshake on a connection from a port or a unix socket.
 
     Args:
@@ -207,7 +207,7 @@ def accept(
         attachment_bytes: size of an attachment.
         token: the secret, or all credentials: the authorities of TLS. Without one, the client's user counts.
         settings: name the certificates, if they are in files.
-        reply: what follows the WELCOME.
+        respond: see ``server_script``.
     """
 
     def wrap() -> socket.socket:
@@ -216,9 +216,8 @@ def accept(
     def judge() -> Verdict:
         return verdict_on(shake.sock, token, settings)
 
-    script = accepting_script(accepted, service, attachment_bytes, judge, reply)
-    is_unix = sock.family == AF_UNIX
-    shake = Handshake(sock, service, script, client=False, wrap=None if is_unix else wrap)
+    script = server_script(accepted, service, attachment_bytes, judge, respond)
+    shake = Handshake(sock, service, script, client=False, wrap=None if sock.family == AF_UNIX else wrap)
     return shake
 
 

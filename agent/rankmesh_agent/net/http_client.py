@@ -63,8 +63,7 @@ class UnauthenticatedServerError(AuthenticationError, NoResponseError):
 class HttpClient:
     """Client of any number of servers, which keeps the latest connection open. One thread at a time may use it.
 
-    Args:
-        token: the credential, which is sent where ``tls.secured`` permits it; empty for none.
+    The token is sent where ``tls.secured`` permits it.
     """
 
     def __init__(self, token: str = "") -> None:
@@ -155,9 +154,9 @@ class HttpClient:
             return connection
         self.close()
         sock = connect(url, seconds, self._token)
-        self._plain_peer = None if isinstance(sock, TlsSocket) else sock.getpeername()
         self._connection = connection = http.client.HTTPConnection(split.hostname or "", split.port or 0)
         connection.sock, connection.auto_open, self._server = sock, 0, split[:2]
+        self._plain_peer = None if isinstance(sock, TlsSocket) else sock.getpeername()
         if isinstance(sock, TlsSocket):
             sock.handshake()
         self._is_connected = True

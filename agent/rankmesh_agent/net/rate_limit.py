@@ -26,9 +26,7 @@ class WarningInterval:
 class AddressRateLimit:
     """A token bucket for each address, or for each /64 network of IPv6, which one host may have. For one thread.
 
-    Args:
-        rate: events a second.
-        burst: events at once.
+    It allows ``burst`` events at once, and ``rate`` a second.
     """
 
     def __init__(self, rate: float, burst: int) -> None:

@@ -50,11 +50,7 @@ class Frame(NamedTuple):
 
 
 class FramedStream:
-    """One end of a stream. One thread at a time may use it.
-
-    Args:
-        sock: connected; this object closes it.
-    """
+    """One end of a stream, which closes its socket. One thread at a time may use it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -29,7 +29,7 @@ from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
 from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError, ProtocolError
-from rankmesh_agent.wire.hello import Service
+from rankmesh_agent.wire.hello import Service, welcoming
 
 _GREETING_SECONDS = 10.0
 """Time limit for a client to prove that it knows the token, and to send the first frame."""
@@ -84,7 +84,9 @@ class SessionServer:
     def _serve(self, stream: AgentStream, admission: Admission) -> None:
         try:
             size = attach_frames.ATTACHMENT_BYTES
-            handshake = accept(stream.sock, Service.ATTACH, self._accepted, size, self._credentials, self._tls)
+            handshake = accept(
+                stream.sock, Service.ATTACH, self._accepted, size, self._credentials, self._tls, welcoming()
+            )
             attachment = Attachment.decode(stream.greet(handshake, _GREETING_SECONDS).attachment)
             admission.end()
             if not self._places.acquire(blocking=False):

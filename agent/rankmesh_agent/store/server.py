@@ -41,7 +41,7 @@ from rankmesh_agent.wire.errors import (
     ProtocolError,
     StoreLostError,
 )
-from rankmesh_agent.wire.hello import Client, Service
+from rankmesh_agent.wire.hello import Client, Service, welcoming
 from rankmesh_agent.wire.store_frames import Frame, RequestId
 
 HANDSHAKE_SECONDS = 10.0
@@ -201,7 +201,7 @@ class StoreServer:
         try:
             sock.setblocking(False)
             accepted, size = self._tables.credentials, store_frames.STORE_ID_BYTES
-            handshake = accept(sock, Service.STORE, accepted, size, self._token, self._tls, reply)
+            handshake = accept(sock, Service.STORE, accepted, size, self._token, self._tls, welcoming(reply))
             connection = Connection(sock, poll, handshake, admission)
             poll.register(sock, select.EPOLLIN)
         except BaseException:

@@ -28,12 +28,12 @@ from rankmesh_agent.net.admission import Admission, ConnectionLimit
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.fork import close_in_children
-from rankmesh_agent.net.handshake import Handshake, verdict_on
+from rankmesh_agent.net.handshake import Handshake, accept
 from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
 from rankmesh_agent.net.tls_socket import buffered, committed
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
-from rankmesh_agent.wire.hello import Script, Service, Verdict, client_script, hello, server_script, welcome
+from rankmesh_agent.wire.hello import Client, Script, Service, client_script, hello, welcome
 
 HANDSHAKE_SECONDS = 10.0
 """Time limit of each step of the handshake of a client that is not yet authenticated."""
@@ -264,7 +264,7 @@ class TcpListener:
 
     Args:
         listening: the listening socket.
-        script: returns the server's side of the handshake on a connection.
+        script: returns what the server says to a client with an attachment.
         token: the job's secret.
         settings: name the certificates, if they are in files.
 
@@ -275,7 +275,7 @@ class TcpListener:
     def __init__(
         self,
         listening: socket.socket,
-        script: Callable[[TcpConnection, Admit], Script[_Admitted]],
+        script: Callable[[TcpConnection, Admit, bytes], Script[_Admitted]],
         token: str,
         settings: TlsSettings,
     ) -> None:
@@ -366,11 +366,12 @@ class TcpListener:
             return
         admission = self._limit.admit(sock)
 
-        def wrap() -> socket.socket:
-            connection.socket = tls.server_side(connection.socket, peer, self._token, self._tls)
-            return connection.socket
+        def respond(client: Client) -> Script[_Admitted]:
+            connection.socket = started.sock
+            return self._script(connection, admits, client.attachment)
 
-        started = Handshake(sock, Service.MESH, self._script(connection, admits), client=False, wrap=wrap)
+        token, size = self._token, PROPOSAL.size + IDENTITY_BYTES
+        started = accept(sock, Service.MESH, lambda _: token, size, token, self._tls, respond)
         incoming = _IncomingConnection(connection, started, Deadline(HANDSHAKE_SECONDS), admission)
         self._handshakes[connection.fileno()] = incoming
         self._advance(connection.fileno(), started)  # its first message has usually arrived
@@ -391,6 +392,7 @@ class TcpListener:
         incoming = self._handshakes.pop(fd)
         incoming.admission.end()
         incoming.handshake.close()
+        incoming.connection.socket = incoming.handshake.sock
         incoming.connection.close()
 
 
@@ -435,13 +437,8 @@ class TcpTransport:
             address, lambda connection: self._client_script(connection, identity), self._token, self._tls
         )
 
-    def _server_script(self, connection: TcpConnection, admits: Admit) -> Script[_Admitted]:
-        def judge() -> Verdict:
-            return verdict_on(connection.socket, self._token, self._tls)
-
-        size = PROPOSAL.size + IDENTITY_BYTES
-        client = yield from server_script(lambda _: self._token, Service.MESH, size, judge)
-        proposal, identity = client.attachment[: PROPOSAL.size], client.attachment[PROPOSAL.size :]
+    def _server_script(self, connection: TcpConnection, admits: Admit, attachment: bytes) -> Script[_Admitted]:
+        proposal, identity = attachment[: PROPOSAL.size], attachment[PROPOSAL.size :]
         if not admits(identity):
             yield welcome() + REJECTED, 0
             raise DistNetworkError(f"{connection.peer} is not an expected rank", address=connection.peer)

@@ -171,12 +171,14 @@ def server_script(
     service: Service,
     attachment_bytes: int,
     judge: Callable[[], Verdict],
-) -> Script[Client]:
-    """Receive a HELLO; return the client, to which a WELCOME must follow.
+    respond: Callable[[Client], Script[T]],
+) -> Script[T]:
+    """Receive a HELLO; go on with the client, to which a WELCOME must follow.
 
     Args:
         accepted: returns the credentials that may have a client with an attachment.
         judge: returns whether the connection may have a client at all.
+        respond: returns the script that follows.
 
     Raises:
         ProtocolError: the credential exceeds the limit.
@@ -200,20 +202,17 @@ def server_script(
     if grant is None or not is_own or grant.role < service.role:
         yield welcome(Verdict.OTHER_TOKEN), 0
         raise ClientRefusedError("the other side has another token: RANKMESH_TOKEN must be the same on every rank")
-    return Client(name, attachment, grant)
+    return (yield from respond(Client(name, attachment, grant)))
 
 
-def accepting_script(
-    accepted: Callable[[bytes], str | Credentials],
-    service: Service,
-    attachment_bytes: int,
-    judge: Callable[[], Verdict],
-    reply: bytes = b"",
-) -> Script[Client]:
-    """Receive a HELLO, and say WELCOME and what follows it; return the client. See ``server_script``."""
-    client = yield from server_script(accepted, service, attachment_bytes, judge)
-    yield welcome() + reply, 0
-    return client
+def welcoming(reply: bytes = b"") -> Callable[[Client], Script[Client]]:
+    """Return a server's last step: it says WELCOME, and what follows it; its result is the client."""
+
+    def respond(client: Client) -> Script[Client]:
+        yield welcome() + reply, 0
+        return client
+
+    return respond
 
 
 def _check_version(magic: bytes, version: int) -> None:

@@ -24,6 +24,7 @@ from rankmesh_agent.wire.hello import (
     new_name,
     preface,
     welcome,
+    welcoming,
 )
 
 REFUSAL = AuthenticationError("refused")
@@ -38,7 +39,7 @@ def connecting_with(sock: socket.socket, token: str, name: bytes = b"") -> Hands
 
 
 def serving_with(sock: socket.socket, token: str) -> Handshake[Client]:
-    return accept(sock, Service.STORE, lambda _: token, 0, token, TlsSettings())
+    return accept(sock, Service.STORE, lambda _: token, 0, token, TlsSettings(), welcoming())
 
 
 @pytest.fixture

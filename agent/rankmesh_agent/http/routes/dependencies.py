@@ -82,12 +82,7 @@ class Leases(Protocol):
 
 
 async def current_agent(request: Request) -> Any:
-    """Return the agent that is in a job, as the request's credential permits.
-
-    Raises:
-        NotLeasedError: a standalone agent is free.
-        ForbiddenJobError: the agent is in another job than the credential's, or leased for another rank.
-    """
+    """Return the agent that is in a job; raise NotLeasedError, or ForbiddenJobError for another job's credential."""
     state, grant = request.app.state, grant_of(request)
     if grant is None and state.leases is None:
         return state.agent

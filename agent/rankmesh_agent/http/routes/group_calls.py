@@ -79,13 +79,7 @@ class CallSlots:
 
 
 class GroupCaller:
-    """Makes the group call of a request.
-
-    Args:
-        request: the request; its body has been received when the call is made.
-        group: the group.
-        timeout: the call's timeout in seconds.
-    """
+    """Makes the group call of a request, whose body has been received by then."""
 
     def __init__(self, request: Request, group: LocalCommunicator, timeout: float) -> None:
         self._op = request.url.path.rpartition("/")[2]
@@ -114,11 +108,7 @@ class GroupCaller:
         return self.group.ranks[place]
 
     async def collective(self, make: Callable[[Options], Work | None], note: str = "") -> None:
-        """Make a collective call, and wait until it has completed.
-
-        Args:
-            make: queues the call.
-            note: text about the call for the error of mismatching calls.
+        """Queue a collective call by ``make``, and wait until it has completed; ``note`` is for errors of other calls.
 
         Raises:
             DistError: the call failed.
@@ -138,12 +128,8 @@ class GroupCaller:
     async def message(self, begin: Callable[[Options], Any]) -> Work:
         """Start a message, and wait until it has completed.
 
-        Args:
-            begin: starts the message.
-
         Raises:
-            DistError: the message failed.
-            TooManyCallsError: too many wait already; the message was not started.
+            DistError: the message failed, or too many wait already.
             ClientDisconnect: the client disconnected; the message is abandoned.
         """
         options = Options(self._timeout, async_op=True)

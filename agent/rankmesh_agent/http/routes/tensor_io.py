@@ -65,14 +65,7 @@ class MediaTypeError(DistError):
 
 
 class TensorIO:
-    """Reads the array of a request, and writes that of its response.
-
-    Args:
-        request: the request.
-        dtype: element type of a body without one.
-        shape: shape of a body without one.
-        limit: most bytes of an array.
-    """
+    """Reads the array of a request, whose query may have dtype and shape, and writes that of its response."""
 
     def __init__(
         self, request: Request, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, limit: int

@@ -53,9 +53,7 @@ def _call(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator of a call's endpoint, which has the call's name.
 
-    Args:
-        takes: the body: an array; an array from the source and an example of it from the others; or none.
-        gives: whether the response is an array.
+    ``example`` is an array from the source and one like it from the others.
     """
 
     def register(endpoint: Callable[..., Any]) -> Callable[..., Any]:
