@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
@@ -48,8 +48,7 @@ class JoinTerms:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
         world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
         timeout: seconds for the join, and the default for calls.
-        deadline: end of the join; other threads may restart it to end the join early.
-        instance: random name of this process and join.
+        deadline: end of the join.
         awaits_growth: whether the process waits for the world to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
@@ -60,7 +59,6 @@ class JoinTerms:
     world_size: int
     timeout: float
     deadline: Deadline
-    instance: str = field(default_factory=lambda: secrets.token_hex(16))
     awaits_growth: bool = False
     growth: GrowingWorld | None = None
     check: Callable[[], None] | None = None
@@ -112,7 +110,7 @@ class JobMembership:
             port = listener.address.rpartition(":")[2]
             self.member = Member(
                 terms.rank,
-                terms.instance,
+                secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
                 os.getpid(),

@@ -150,8 +150,7 @@ class Standalone:
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
         if self._beats.send(beat):
             self._registered = time.monotonic()
-        self.leases.log_failure()
-        self.leases.release_if_idle()
+        self.leases.watch()
         if self._gc_passes and not leases:
             # Groups and their memory are in reference cycles. A process that then sleeps would keep that memory,
             # scarce in a container, until it has allocated enough objects for a collection.

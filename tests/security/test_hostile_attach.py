@@ -173,7 +173,7 @@ class Leases:
 def serve(*sent: bytes) -> None:
     with contextlib.closing(Agent()) as agent:
         served = stream(*sent)
-        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""), 1.0)  # type: ignore[arg-type]
+        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""))  # type: ignore[arg-type]
         session.enter(agent)  # type: ignore[arg-type]
         serve_calls(session, served)
 

@@ -51,7 +51,7 @@ class RemoteAgent:
     Args:
         settings: of the job.
         offer: the agent that the gateway offered.
-        terms: of the lease, which gets this process as its holder; ``member.rank`` has the rank.
+        terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
         deadline: end of the join.
 
     Attributes:
@@ -73,8 +73,8 @@ class RemoteAgent:
         self._groups: list[RemoteCommunicator] = []
         self._notify: Callable[[DistBackendError], None] = lambda error: None
         self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
-        terms = replace(terms, holder=f"pid {os.getpid()} on {socket.gethostname()}")
-        joined = self._client.acquire(Acquire(terms, max(deadline.remaining(), _MIN_JOIN_SECONDS)), deadline)
+        holder, seconds = f"pid {os.getpid()} on {socket.gethostname()}", max(deadline.remaining(), _MIN_JOIN_SECONDS)
+        joined = self._client.acquire(Acquire(replace(terms, holder=holder, join_seconds=seconds)), deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)
             self._enter(joined)
@@ -191,11 +191,7 @@ class RemoteAgent:
         return SessionStore(self._client)
 
     def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
-        """Leave the job: the agent leaves for this process, and is free again. Does nothing the second time.
-
-        Args:
-            reason, raised, exit_text: see Agent.close.
-        """
+        """See Agent.close: the agent leaves for this process, and is free again. Does nothing the second time."""
         if self._client.left:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here

@@ -16,13 +16,7 @@ from rankmesh_agent.wire.ops import Call
 
 
 class RemoteBackend(Backend):
-    """Has the agent run the calls.
-
-    Args:
-        state: of the group.
-        rank: this group rank.
-        medium: what carries the group's data.
-    """
+    """Has the agent run the calls of a group, whose data a medium carries."""
 
     name: ClassVar[str] = "mesh"
     allocates = True
@@ -64,12 +58,7 @@ class RemoteBackend(Backend):
 
 
 class EngineBackend(CustomBackend):
-    """Runs the engine of a user in this process once the agent has compared the members' calls.
-
-    Args:
-        name, engine: see CustomBackend.
-        state: of the group.
-    """
+    """Runs the engine of a user in this process once the agent has compared the members' calls; see CustomBackend."""
 
     def __init__(self, name: str, engine: Any, state: RemoteGroupState) -> None:
         self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own

@@ -42,12 +42,7 @@ class Request(msgspec.Struct, Generic[R], tag=True):
     """A request whose result is an R."""
 
     def execute(self, session: Session, stream: AgentStream) -> R:
-        """Execute the request at the agent; return its result.
-
-        Args:
-            session: of the attached process.
-            stream: has brought the request, and has its arrays.
-        """
+        """Execute the request at the agent, with the arrays of the stream that has brought it; return its result."""
         raise ProtocolError(f"an attached process sent a {type(self).__name__} where there is none")
 
     @classmethod
@@ -62,10 +57,9 @@ class Request(msgspec.Struct, Generic[R], tag=True):
 
 
 class Acquire(Request[Joined]):
-    """Lease the agent, and have it join the job within ``joining`` seconds."""
+    """Lease the agent, and have it join the job."""
 
     terms: LeaseTerms
-    joining: Seconds
 
 
 class Release(Request[None]):

@@ -11,40 +11,26 @@ from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import error_data
-from rankmesh_agent.remote.requests import Abort, Failure, Request
+from rankmesh_agent.remote.requests import Abort, Request
 from rankmesh_agent.wire.errors import without_traceback
 
 
 class RemoteGroupState(GroupState):
-    """State of a group whose calls the agent executes, and records.
-
-    Args:
-        client: of the agent.
-        group: id of the group.
-        name: the group's name for people.
-        ranks: the members, by group rank.
-    """
+    """State of a group, by its id, whose calls the agent executes, and records."""
 
     def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
         super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
         self._client = client
-        self._agent_error: BaseException | None = None
-        """The error that the agent raised in the latest call: it has ended the group already, if it has to."""
 
     def ask(self, request: Request[None], **arrays: Any) -> None:
         """Have the agent execute a call of the group; see AgentClient.ask for its arrays."""
-        self._client.ask(request, self.deadline.seconds, on_error=self._on_agent_error, **arrays)
-
-    def _on_agent_error(self, error: BaseException) -> None:
-        self._agent_error = error
+        self._client.ask(request, self.deadline.seconds, **arrays)
 
     def abort(self, error: BaseException) -> None:
-        """End the group because of an error in this process; the agent reports it to the members."""
+        """End the group because of an error; the agent reports it to the members, unless it has raised it."""
         if self.failure is None:
-            at_agent = error is self._agent_error
-            request = Failure(self.group) if at_agent else Abort(error_data(error), self.group)
             with interrupts_deferred():
-                failure = self._client.failure(request)
+                failure = self._client.failure(Abort(error_data(error), self.group))
             if failure is not None:
                 self.fail(without_traceback(failure))
 

@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class SessionStore(Store):
-    """Has the agent execute commands, those of several threads at the same time.
-
-    Args:
-        client: of the agent.
-    """
+    """Has the agent execute commands, those of several threads at the same time."""
 
     def __init__(self, client: AgentClient) -> None:
         self._client = client

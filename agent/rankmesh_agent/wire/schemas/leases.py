@@ -50,11 +50,12 @@ class LeaseTerms:
         job: the job to join.
         rank: the rank to hold; UNASSIGNED for one that the gateway assigns.
         world_size: ranks in the job.
-        timeout: seconds the join may take, and by default each operation of the job.
+        timeout: seconds that each operation of the job may take by default.
         holder: the client as text.
         idle: seconds without use after which the lease ends; 0 for never, if the agent can detect the end of its
             holder.
         awaits_growth: whether the agent waits for the world of the job to grow; rank and world size do not matter then.
+        join_seconds: seconds that the join may take; ``timeout`` if None.
     """
 
     job: str
@@ -64,6 +65,7 @@ class LeaseTerms:
     holder: Annotated[str, Meta(max_length=MAX_REASON)]
     idle: float = 0.0
     awaits_growth: bool = False
+    join_seconds: Annotated[float, Meta(ge=0)] | None = None
 
 
 @dataclass
