@@ -188,13 +188,7 @@ class JobMembership:
     def send_heartbeat(
         self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
     ) -> DistBackendError | None:
-        """Report this rank's groups and the peers that it has lost to the gateway, if that is due.
-
-        Does nothing once the rank has left.
-
-        Returns:
-            See RankHeartbeats.send.
-        """
+        """Report this rank's groups and the peers that it has lost, if that is due; see RankHeartbeats.send."""
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
             return self.beats.send(beat) if not self._left and self.beats.is_due(lost) else None
@@ -216,12 +210,9 @@ class JobMembership:
         return {info.member.rank: Goodbye(info.reason, died=info.state != "left") for info in ended}
 
     def _ended(self, unreached: Collection[int]) -> dict[int, Goodbye]:
-        """Return the ranks that have ended, as ``ended`` does, and those that the gateway has forgotten.
+        """Return the ranks that have ended, and those that cannot be reached and that the gateway has forgotten.
 
         A gateway that was started meanwhile knows live ranks only.
-
-        Args:
-            unreached: ranks that cannot be reached.
         """
         ended = self.ended()
         unknown, own = set(unreached) - ended.keys(), self.member.rank
@@ -269,12 +260,7 @@ class JobMembership:
                 steps.callback(self._connector.close)
 
     def leave_after_error(self, step: str, error: BaseException) -> Goodbye:
-        """Leave the job because of an error before the world group is made; return the goodbye.
-
-        Args:
-            step: text of what this rank could not do.
-            error: the error.
-        """
+        """Leave the job because of an error before the world group is made, in a step; return the goodbye."""
         why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
         failure = error if isinstance(error, RankFailedError) else None
         goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)

@@ -44,10 +44,12 @@ UNAVAILABLE = frozenset({500, 502, 503, 504})
 
 
 @dataclass
-class _Waiting:
-    """The part of the entry of a waiting process that is read."""
+class Joining:
+    """The parts that are read of an entry of a process that waits to join, or of a rank."""
 
     job: str
+    member: Member
+    state: str = "joining"
 
 
 class UnavailableError(Exception):
@@ -129,7 +131,7 @@ class GatewayClient:
         """
         while True:
             try:
-                return sum(each.job == job for each in self.read(list[_Waiting], "waiting"))
+                return sum(each.job == job for each in self.read(list[Joining], "waiting"))
             except UnavailableError as error:
                 if deadline.expired():
                     raise GatewayUnreachableError(

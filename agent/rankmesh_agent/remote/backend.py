@@ -1,18 +1,55 @@
-"""Backends of an attached process: its agent runs the collectives, or compares those of a user's engine."""
+"""Group state and backends of an attached process: its agent runs the calls, or compares those of a user's engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.collectives.select import Algorithm
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.remote.calls import Arguments, Collective, Verify
-from rankmesh_agent.remote.state import RemoteGroupState
+from rankmesh_agent.remote.client import AgentClient
+from rankmesh_agent.remote.codec import error_data
+from rankmesh_agent.remote.requests import Abort, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
+from rankmesh_agent.wire.errors import without_traceback
 from rankmesh_agent.wire.ops import Call
+
+
+class RemoteGroupState(GroupState):
+    """State of a group, by its id, whose calls the agent executes, and records."""
+
+    def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
+        self._client = client
+
+    def ask(self, request: Request[None], **arrays: Any) -> None:
+        """Have the agent execute a call of the group; see AgentClient.ask for its arrays."""
+        self._client.ask(request, self.deadline.seconds, **arrays)
+
+    def abort(self, error: BaseException) -> None:
+        """End the group because of an error; the agent reports it to the members, unless it has raised it."""
+        if self.failure is None:
+            with interrupts_deferred():
+                failure = self._client.failure(Abort(error_data(error), self.group))
+            if failure is not None:
+                self.fail(without_traceback(failure))
+
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """See CallContext. The agent checks the peers."""
+        self.raise_if_failed()
+
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
+        """Not offered: the agent moves messages, and waits for them."""
+        raise AssertionError("an attached process has no messages of its own to wait for")
 
 
 class RemoteBackend(Backend):

@@ -15,12 +15,11 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
+from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend, RemoteGroupState
 from rankmesh_agent.remote.calls import Cancel, Message, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_data
 from rankmesh_agent.remote.requests import Failure, Request, SetGlobalRanks, SetTimeout
-from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType

@@ -52,14 +52,11 @@ class ActiveLease:
 
 
 class LeaseManager:
-    """Leases of one agent. For several threads.
+    """Leases of one agent, by its name. For several threads.
 
     Args:
-        name: the agent's.
-        settings: of the agent.
-        find_gateway: returns the gateway's URL, None while it is not known.
-        host: address to listen on for peers.
-        http: the HTTP server, which outlives the leases.
+        name: see above.
+        settings, find_gateway, host, http: see Agent.
         on_change: called when the agent is leased, has joined, or is free again.
     """
 

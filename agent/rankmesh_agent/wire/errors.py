@@ -67,9 +67,7 @@ class DistError(RuntimeError):
 
     Attributes:
         ranks: global ranks concerned (failed, missing, taken).
-        op: the operation, for example ``"all_reduce"``.
-        group: the group's name.
-        seq: the operation's sequence number in its group.
+        op, group, seq: the operation, for example ``"all_reduce"``, its group's name, and its number in the group.
         address: the network address or URL concerned.
         first_failure: the failure that ended the group, if that preceded the call.
         retryable: whether the same request may succeed later.

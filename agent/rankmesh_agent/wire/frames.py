@@ -107,12 +107,7 @@ def encode(
 
 
 def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: int = SMALL) -> Header:
-    """Return the header at ``offset``.
-
-    Args:
-        data: at least 64 bytes from ``offset``.
-        offset: start of the header.
-        eager_limit: maximum EAGER payload in bytes.
+    """Return the header at ``offset`` of data with at least 64 bytes from there.
 
     Raises:
         ProtocolError: another magic or version, an unknown opcode or dtype, or a length over the limit.

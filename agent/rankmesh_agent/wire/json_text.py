@@ -1,7 +1,4 @@
-"""JSON text from another process, and to it: as plain data, or as dataclasses, whose fields msgspec checks.
-
-Pure: this module performs no I/O.
-"""
+"""JSON text from another process, and to it: as plain data, or as dataclasses, whose fields msgspec checks."""
 
 from __future__ import annotations
 

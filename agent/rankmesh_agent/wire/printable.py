@@ -10,10 +10,5 @@ _UNPRINTABLE_IN_LINES = re.compile(f"[{_CONTROL}]")
 
 
 def printable(text: object, *, lines: bool = False) -> str:
-    """Return a text with control characters and lone surrogates, which UTF-8 lacks, replaced.
-
-    Args:
-        text: the text.
-        lines: whether newlines and tabs stay.
-    """
+    """Return a text with control characters, unless they are of ``lines``, and lone surrogates replaced."""
     return (_UNPRINTABLE_IN_LINES if lines else _UNPRINTABLE).sub("\N{REPLACEMENT CHARACTER}", str(text))
