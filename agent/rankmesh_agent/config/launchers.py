@@ -35,8 +35,7 @@ class LauncherKind(NamedTuple):
     """A kind of launcher.
 
     Attributes:
-        name: name for users.
-        command: command with which users start their script.
+        name, command: name for users, and the command with which they start their script.
         token: instruction to give all processes a token.
         address: instruction to set the address of rank 0, if the launcher does not provide it.
         rank, world_size, local_rank, local_world_size: variables with a process's numbers.
@@ -92,10 +91,8 @@ class Launcher:
 
     Attributes:
         kind: the launcher.
-        rank: this process's rank, None if unknown.
-        world_size: number of processes, None if unknown.
-        local_rank: number of this process among those on its host, from 0.
-        local_world_size: number of processes on its host.
+        rank, world_size: this process's rank, and the number of processes; None if unknown.
+        local_rank, local_world_size: the same among the processes on its host.
         problem: reason why this process does not use the launcher's rank and world size, and the remedy; empty if it
             does. They are None then, unless only WORLD_SIZE differs.
         identity: unique name of the job at this launcher, equal in all processes; empty if they have none in common.

@@ -57,14 +57,10 @@ class UnavailableError(Exception):
 
 
 class GatewayClient:
-    """One connection to a gateway.
-
-    Args:
-        find: returns the gateway's base URL, or None while it is not known.
-        token: the job's token.
+    """One connection to a gateway, with a job's token.
 
     Attributes:
-        find: see above.
+        find: returns the gateway's base URL, or None while it is not known.
         url: the gateway's base URL, empty until it has been located.
     """
 
@@ -181,12 +177,12 @@ class GatewayClient:
             return None
 
     def leave(self, leave: Leave) -> None:
-        """Leave the job; a gateway that has ended already does not matter."""
+        """Leave the job; a gateway that does not respond does not matter."""
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self.request("leave", leave)
 
     def unregister(self, goodbye: AgentLeave) -> None:
-        """Report the end of a standalone agent; a gateway that has ended already does not matter."""
+        """Report the end of a standalone agent, likewise."""
         if self.url:
             with contextlib.suppress(NoResponseError):
                 self.request("agents/leave", goodbye)

@@ -35,14 +35,9 @@ _ATTEMPTS = 3
 
 
 class HeartbeatSchedule:
-    """Times of one rank's heartbeats. At an interval of HEARTBEAT_SECONDS, each tick of the thread sends one.
+    """Times of one rank's heartbeats, ``interval`` seconds apart. At HEARTBEAT_SECONDS, each tick sends one.
 
-    Args:
-        clock: monotonic seconds.
-        fraction: returns a random number from 0 to 1.
-
-    Attributes:
-        interval: seconds between two heartbeats.
+    ``fraction`` returns random numbers from 0 to 1.
     """
 
     def __init__(

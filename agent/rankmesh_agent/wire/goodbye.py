@@ -21,7 +21,7 @@ _MAX_CHARACTERS = 4000
 
 
 class Goodbye(NamedTuple):
-    """End of a rank: the GOODBYE that it sends when it leaves, or the loss that its peers detect.
+    """End of a rank: the GOODBYE that it sends, or the loss that its peers detect.
 
     Attributes:
         reason: why, for the errors of ranks that wait for it; may be empty. Without a word: the connection's error.
