@@ -84,17 +84,13 @@ class Agent:
 class _Blocking:
     """The agent's store, of which no command waits."""
 
-    failures: tuple[Any, ...] = ()
-
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def execute(self, command: Any, seconds: float) -> Any:
         found = command.try_execute(self._table)
         if found is None:
-            error = command.timeout_error(self._table)
-            error.ranks = (0,)  # which ends the wait, however long the client would wait
-            raise error
+            raise command.timeout_error(self._table)
         return found[0]
 
     def __getattr__(self, name: str) -> Any:
