@@ -13,7 +13,7 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.state import GroupState
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.remote.calls import Arguments, Collective, Verify
+from rankmesh_agent.remote.calls import ARGUMENTS, Collective, Verify, arrays_of
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import error_data
 from rankmesh_agent.remote.requests import Abort, Request
@@ -65,7 +65,8 @@ class RemoteBackend(Backend):
 
     def algorithm(self, call: Call) -> Algorithm:
         def request(*values: Any) -> None:
-            inputs, outputs, in_place, root, op = Arguments.of(call.kind, self._rank, values)
+            arguments = dict(zip(ARGUMENTS[call.kind], values, strict=True))
+            inputs, outputs, in_place = arrays_of(call.kind, self._rank, arguments)
             state = self._state
             collective = Collective(
                 state.group,
@@ -75,8 +76,8 @@ class RemoteBackend(Backend):
                 [array.size for array in inputs],
                 [array.size for array in outputs],
                 in_place,
-                root,
-                op,
+                arguments.get("root", -1),
+                arguments.get("op"),
                 call.count,
                 call.subject,
                 state.describe(),
