@@ -103,10 +103,8 @@ class Liveness:
             for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
                 self._passed_on.add(rank)
                 if len(self._passed_on) <= _MAX_PASSED_ON:
-                    part, payload = ends[rank].encode()
-                    header = frames.encode(
-                        Opcode.GOODBYE, epoch=engine.epoch, part=part, tag=rank + 1, length=len(payload)
-                    )
+                    payload = ends[rank].encode()
+                    header = frames.encode(Opcode.GOODBYE, epoch=engine.epoch, tag=rank + 1, length=len(payload))
                     for peer in engine.connected():
                         engine.send(peer, [header, payload])
 

@@ -144,7 +144,7 @@ def calls() -> Iterator[bytes]:
         Release("done", raised=False, exit_text=""),
         Abort(ERROR),
         Abort(ERROR, GROUP),
-        DropGroup(GROUP, (0, b"done")),
+        DropGroup(GROUP, b"done"),
     ):
         yield frame(encode(request))
 

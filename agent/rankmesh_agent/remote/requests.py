@@ -75,13 +75,13 @@ class NewGroup(Request[GroupDescription]):
 
 
 class DropGroup(Request[None]):
-    """End a group at this rank; ``how`` is the frame of a Goodbye, if it needs one."""
+    """End a group at this rank; ``how`` is an encoded Goodbye, if it needs one."""
 
     group: int
-    how: tuple[int, bytes] | None
+    how: bytes | None
 
     def execute(self, session: Session, stream: AgentStream) -> None:
-        how = None if self.how is None else goodbye.decode(*self.how)
+        how = None if self.how is None else goodbye.decode(self.how)
         session.agent.drop_group(session.drop(self.group), how)
 
 
