@@ -53,16 +53,7 @@ class GroupInUseError(DistError):
 
 
 class GroupRegistry:
-    """Groups of one rank. For several threads.
-
-    Args:
-        job: the rank's membership in its job.
-        settings: of the job.
-        recorder: records the groups' calls.
-
-    Attributes:
-        failures: the groups' failures.
-    """
+    """Groups of one rank, and their ``failures``. For several threads."""
 
     def __init__(self, job: JobMembership, settings: Settings, recorder: FlightRecorder) -> None:
         self.failures = FailureLog()
@@ -113,18 +104,13 @@ class GroupRegistry:
         begun: Callable[[LocalCommunicator], None] = lambda group: None,
         global_ranks: Sequence[int] | None = None,
     ) -> LocalCommunicator:
-        """Make a group.
+        """Make a group of ranks of the job; see Agent.new_group.
 
         Args:
-            ranks: global ranks of the members, this one among them.
+            ranks, timeout, global_ranks: see there.
             name: name for people; one of the id if empty.
-            timeout: seconds for this call, and the default of the group's.
             http_key: identifies a group that is made over HTTP, equal at all members.
             begun: see ``make_over_http``.
-            global_ranks: see ``Communicator.global_ranks``; those of ``ranks`` if None.
-
-        Raises:
-            DistBackendError: a member did not come, or failed.
         """
         members = tuple(ranks)
         count = self._count_attempt(members, http_key)
@@ -159,9 +145,8 @@ class GroupRegistry:
     def _count_attempt(self, members: tuple[int, ...], http_key: str) -> int:
         """Return the number of an attempt to make a group: members count alike, and derive its id without a message.
 
-        An attempt that fails counts: its late frames must not reach the next one, and the abort of a member that has
-        given up ends the same attempt of one that begins it later. Groups made over HTTP are counted apart: they come
-        at any time.
+        An attempt that fails counts: its late frames, and the abort of a member that has given up, must not reach the
+        next one. Groups made over HTTP, which come at any time, are counted apart.
         """
         key = members, http_key
         with self._lock:
@@ -174,11 +159,11 @@ class GroupRegistry:
     def make_over_http(
         self, wanted: GroupRequest, timeout: float, begun: Callable[[LocalCommunicator], None]
     ) -> tuple[LocalCommunicator, bool]:
-        """Make a group that is requested over HTTP from all its members' agents.
+        """Make a group that is requested over HTTP from all its members' agents, within a timeout, then its default.
 
         Args:
             wanted: the group; this rank is in it.
-            timeout: seconds for this call, and the default of the group's.
+            timeout: see above.
             begun: called with the group before it waits for the members; aborting the group ends the wait.
 
         Returns:

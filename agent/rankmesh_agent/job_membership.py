@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from rankmesh_agent.config.settings import Settings
@@ -48,8 +48,7 @@ class JoinTerms:
         rank: its rank, UNASSIGNED (-1) to have one assigned.
         world_size: ranks in the job; does not matter for a process that awaits the growth of its world.
         timeout: seconds for the join, and the default for calls.
-        deadline: end of the join; other threads may restart it to end the join early.
-        instance: random name of this process and join.
+        deadline: end of the join.
         awaits_growth: whether the process waits for the world to grow.
         growth: the world that grows, if this process is a rank of it.
         check: called now and then during the join; raises if that has no point any more.
@@ -60,7 +59,6 @@ class JoinTerms:
     world_size: int
     timeout: float
     deadline: Deadline
-    instance: str = field(default_factory=lambda: secrets.token_hex(16))
     awaits_growth: bool = False
     growth: GrowingWorld | None = None
     check: Callable[[], None] | None = None
@@ -112,7 +110,7 @@ class JobMembership:
             port = listener.address.rpartition(":")[2]
             self.member = Member(
                 terms.rank,
-                terms.instance,
+                secrets.token_hex(16),
                 socket.gethostname(),
                 host_id(settings.shm_dir),
                 os.getpid(),
@@ -190,13 +188,7 @@ class JobMembership:
     def send_heartbeat(
         self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
     ) -> DistBackendError | None:
-        """Report this rank's groups and the peers that it has lost to the gateway, if that is due.
-
-        Does nothing once the rank has left.
-
-        Returns:
-            See RankHeartbeats.send.
-        """
+        """Report this rank's groups and the peers that it has lost, if that is due; see RankHeartbeats.send."""
         beat = Heartbeat(self.name, self.epoch, self.world_size, self.member, groups, lost, watches_peers)
         with self._gateway_lock:
             return self.beats.send(beat) if not self._left and self.beats.is_due(lost) else None
@@ -218,12 +210,9 @@ class JobMembership:
         return {info.member.rank: Goodbye(info.reason, died=info.state != "left") for info in ended}
 
     def _ended(self, unreached: Collection[int]) -> dict[int, Goodbye]:
-        """Return the ranks that have ended, as ``ended`` does, and those that the gateway has forgotten.
+        """Return the ranks that have ended, and those that cannot be reached and that the gateway has forgotten.
 
         A gateway that was started meanwhile knows live ranks only.
-
-        Args:
-            unreached: ranks that cannot be reached.
         """
         ended = self.ended()
         unknown, own = set(unreached) - ended.keys(), self.member.rank
@@ -271,12 +260,7 @@ class JobMembership:
                 steps.callback(self._connector.close)
 
     def leave_after_error(self, step: str, error: BaseException) -> Goodbye:
-        """Leave the job because of an error before the world group is made; return the goodbye.
-
-        Args:
-            step: text of what this rank could not do.
-            error: the error.
-        """
+        """Leave the job because of an error before the world group is made, in a step; return the goodbye."""
         why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
         failure = error if isinstance(error, RankFailedError) else None
         goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)

@@ -1,8 +1,8 @@
 """Liveness of a world's ranks: how each has ended, and whom that concerns, also between calls.
 
-The progress engine learns of an end, and fails the groups, only in a wait or at the start of a call; a rank that
-computes for a minute makes neither. So the kernel wakes the heartbeat thread at the end of a connection. It has the
-engine read that, and informs the store's waits, the user, the gateway, and the ranks not connected to the lost one.
+A rank that computes for a minute does not drive the progress engine, which reads the ends of connections. So the kernel
+wakes the heartbeat thread, which has the engine read an end, and informs the store's waits, the user, the gateway, and
+the ranks not connected to the lost one.
 """
 
 from __future__ import annotations
@@ -94,11 +94,7 @@ class Liveness:
         return found
 
     def pass_on(self, unread: Mapping[int, Goodbye] = MappingProxyType({})) -> None:
-        """Tell the connected ranks which ranks are lost, once for each; most of them are not connected to those.
-
-        Args:
-            unread: how other ranks have ended whose last bytes have not been read.
-        """
+        """Tell the connected ranks how other ranks were lost, once for each, ``unread`` ends included."""
         engine = self._engine
         if not engine.on_demand:
             return
@@ -107,10 +103,8 @@ class Liveness:
             for rank in [rank for rank, end in ends.items() if not end.clean and rank not in self._passed_on]:
                 self._passed_on.add(rank)
                 if len(self._passed_on) <= _MAX_PASSED_ON:
-                    part, payload = ends[rank].encode()
-                    header = frames.encode(
-                        Opcode.GOODBYE, epoch=engine.epoch, part=part, tag=rank + 1, length=len(payload)
-                    )
+                    payload = ends[rank].encode()
+                    header = frames.encode(Opcode.GOODBYE, epoch=engine.epoch, tag=rank + 1, length=len(payload))
                     for peer in engine.connected():
                         engine.send(peer, [header, payload])
 

@@ -48,10 +48,8 @@ class Standalone:
     """A standalone agent, from the first heartbeat to the end.
 
     Args:
-        settings: of the process.
-        find_gateway: returns the gateway's URL, None while it is not known.
-        host: address to listen on.
-        port: 0 for any free port.
+        settings, find_gateway: of the process; see Agent.
+        host, port: address to listen on, and port; 0 for any free one.
         name: for people, and for the order in which agents are leased; the host's name if empty.
         urls: more base URLs under which clients can reach it: ports that are published elsewhere.
 
@@ -150,8 +148,7 @@ class Standalone:
         beat = AgentHeartbeat(self.id, self.name, socket.gethostname(), self.host_id, os.getpid(), self.urls, leases)
         if self._beats.send(beat):
             self._registered = time.monotonic()
-        self.leases.log_failure()
-        self.leases.release_if_idle()
+        self.leases.watch()
         if self._gc_passes and not leases:
             # Groups and their memory are in reference cycles. A process that then sleeps would keep that memory,
             # scarce in a container, until it has allocated enough objects for a collection.

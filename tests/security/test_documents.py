@@ -49,7 +49,7 @@ def test_answers_of_a_gateway(text: bytes, status: int, monkeypatch: pytest.Monk
 
 
 def test_goodbyes(text: bytes) -> None:
-    assert goodbye.decode(goodbye._JSON, text).reason == "its reason cannot be read"
+    assert goodbye.decode(text).reason == "its goodbye cannot be read"
 
 
 @pytest.mark.parametrize(

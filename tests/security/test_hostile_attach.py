@@ -84,17 +84,13 @@ class Agent:
 class _Blocking:
     """The agent's store, of which no command waits."""
 
-    failures: tuple[Any, ...] = ()
-
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def execute(self, command: Any, seconds: float) -> Any:
         found = command.try_execute(self._table)
         if found is None:
-            error = command.timeout_error(self._table)
-            error.ranks = (0,)  # which ends the wait, however long the client would wait
-            raise error
+            raise command.timeout_error(self._table)
         return found[0]
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +144,7 @@ def calls() -> Iterator[bytes]:
         Release("done", raised=False, exit_text=""),
         Abort(ERROR),
         Abort(ERROR, GROUP),
-        DropGroup(GROUP, (0, b"done")),
+        DropGroup(GROUP, b"done"),
     ):
         yield frame(encode(request))
 
@@ -173,7 +169,7 @@ class Leases:
 def serve(*sent: bytes) -> None:
     with contextlib.closing(Agent()) as agent:
         served = stream(*sent)
-        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""), 1.0)  # type: ignore[arg-type]
+        session = Session(Leases(agent), served, LeaseTerms("job", 0, 1, 1.0, ""))  # type: ignore[arg-type]
         session.enter(agent)  # type: ignore[arg-type]
         serve_calls(session, served)
 

@@ -127,7 +127,7 @@ def frame(opcode: Opcode, payload: bytes = b"", **fields: int) -> bytes:
 
 def corpus() -> Iterator[bytes]:
     failure = {"code": "rank-failed", "message": "it failed", "ranks": [2], "op": "all_reduce", "seq": 3}
-    left, reason = goodbye.Goodbye("it left", raised=True, ranks=(1,)).encode()
+    reason = goodbye.Goodbye("it left", raised=True, ranks=(1,)).encode()
     yield frame(Opcode.ENTER, b"small", seq=3, fingerprint=33)
     yield frame(Opcode.ENTER, seq=4, part=1, fingerprint=44)
     yield frame(Opcode.ENTER, b"\1", seq=4, part=message_link._ARRIVED, fingerprint=44)
@@ -151,7 +151,7 @@ def corpus() -> Iterator[bytes]:
     yield frame(Opcode.WITHDRAW, seq=2)
     yield frame(Opcode.ABORT, json.dumps(failure).encode())
     yield frame(Opcode.ABORT, b"done", part=goodbye.GROUP)
-    yield frame(Opcode.GOODBYE, reason, group=0, part=left)
+    yield frame(Opcode.GOODBYE, reason, group=0)
     yield frame(Opcode.GOODBYE, b"gone", group=0, tag=3)
 
 

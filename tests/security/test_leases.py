@@ -87,8 +87,8 @@ def first_response(dialer: AgentDialer, request: Request[Any]) -> bytes | bytear
     return frame.document
 
 
-def test_the_streams_of_a_lease_need_its_credential(agents: list[Standalone], job: str):
-    """Not that of its job, of another lease, or of another job that names the lease's id."""
+def test_the_streams_of_a_lease_need_its_id_and_its_jobs_credential(agents: list[Standalone], job: str):
+    """Not the credential of another job, with the lease's id."""
     agent, own = agents[0], for_job(TOKEN, job)
     attached = attach(agent, 0, 1, job=job)
     try:
@@ -126,9 +126,9 @@ def test_a_client_cannot_take_the_place_of_a_lease_by_its_id(agents: list[Standa
         for foreign in (job, "another job"):
             dialer = AgentDialer(offer(agent), "", foreign, for_job(TOKEN, foreign))
             with pytest.raises(AgentTakenError):
-                first_response(dialer, Acquire(LeaseTerms(foreign, 0, 1, 5.0, "a thief"), 5.0))
+                first_response(dialer, Acquire(LeaseTerms(foreign, 0, 1, 5.0, "a thief")))
         with pytest.raises(ForbiddenJobError):
-            first_response(dialer, Acquire(LeaseTerms(job, 0, 1, 5.0, "a thief"), 5.0))
+            first_response(dialer, Acquire(LeaseTerms(job, 0, 1, 5.0, "a thief")))
         assert agent.leases.lease == lease
         array = np.ones(3)
         attached.world.all_reduce(array, ReduceOp.SUM, Options(SECONDS))

@@ -44,12 +44,7 @@ def counting(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def elsewhere(environ: Mapping[str, str], *, named: bool = False) -> Mapping[str, str]:
-    """Return the variables that count in a job at another gateway than the launcher's.
-
-    Args:
-        environ: the environment.
-        named: whether the job has the launcher's name there.
-    """
+    """Return the variables that count in a job at another gateway; ``named``: it has the launcher's name there."""
     return _without(environ, _record(environ), _PLACE if named else (*_PLACE, *_JOB))
 
 

@@ -35,8 +35,7 @@ class LauncherKind(NamedTuple):
     """A kind of launcher.
 
     Attributes:
-        name: name for users.
-        command: command with which users start their script.
+        name, command: name for users, and the command with which they start their script.
         token: instruction to give all processes a token.
         address: instruction to set the address of rank 0, if the launcher does not provide it.
         rank, world_size, local_rank, local_world_size: variables with a process's numbers.
@@ -92,10 +91,8 @@ class Launcher:
 
     Attributes:
         kind: the launcher.
-        rank: this process's rank, None if unknown.
-        world_size: number of processes, None if unknown.
-        local_rank: number of this process among those on its host, from 0.
-        local_world_size: number of processes on its host.
+        rank, world_size: this process's rank, and the number of processes; None if unknown.
+        local_rank, local_world_size: the same among the processes on its host.
         problem: reason why this process does not use the launcher's rank and world size, and the remedy; empty if it
             does. They are None then, unless only WORLD_SIZE differs.
         identity: unique name of the job at this launcher, equal in all processes; empty if they have none in common.
@@ -200,14 +197,7 @@ def _detect_pod(environ: Mapping[str, str]) -> Launcher | None:
 
 
 def _read(kind: LauncherKind, environ: Mapping[str, str], size: str = "", **known: Any) -> Launcher:
-    """Return the launcher, with a ``problem`` if its variables are inconsistent.
-
-    Args:
-        kind: the launcher.
-        environ: the environment.
-        size: the variable with the world size, if it is not the usual one.
-        known: attributes that are not those of the variables.
-    """
+    """Return the launcher, with a ``problem`` if its variables are inconsistent; ``known`` are further attributes."""
     size = size or kind.world_size
     rank, world_size = integer(environ, kind.rank), integer(environ, size, at_least=1)
     local_rank, local_size = integer(environ, kind.local_rank), integer(environ, kind.local_world_size, at_least=1)
@@ -231,9 +221,9 @@ def first_host_in(nodes: str) -> str:
 
 
 def first_pod(own_name: str, index: int | None) -> str:
-    """Return the full name of an Indexed Job's first pod: ``train-0.mesh.default.svc.cluster.local`` of train-3's.
+    """Return the full name of an Indexed Job's first pod, ``train-0.mesh.default.svc.cluster.local`` of train-3's.
 
-    The result is empty if the own name has no domain, as no other pod's name resolves then, or lacks the index.
+    It is empty if the own name has no domain, or lacks the index.
     """
     name, _, domain = own_name.partition(".")
     stem, dash, end = name.rpartition("-")
@@ -272,10 +262,7 @@ def _tasks_on(node: int | None, tasks: str) -> int | None:
 
 
 def _launcher_pid(variable: str) -> int:
-    """Return the pid of the closest ancestor without a variable in its environment: the launcher of this process.
-
-    Shells between the two processes inherit the variable.
-    """
+    """Return the pid of the closest ancestor without a variable that a launcher sets, and shells inherit."""
     pid = os.getppid()
     while pid > 1:
         try:

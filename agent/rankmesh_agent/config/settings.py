@@ -206,11 +206,10 @@ class Settings:
 
 
 def require_token_beyond_loopback(host: str, token: str, what: str) -> None:
-    """Check that an address which other machines can reach is used with a token only, and not with a short one.
+    """Check that an address which other machines can reach is used with a token that cannot be guessed.
 
     Raises:
-        ValueError: ``host`` is neither a loopback address nor the name of one, and ``token`` is empty, or short enough
-            to be guessed.
+        ValueError: it is not.
     """
     if len(token) < MIN_TOKEN_CHARACTERS and not resolves_to_loopback(host):
         lack = f"with a token of fewer than {MIN_TOKEN_CHARACTERS} characters" if token else "without a token"
@@ -259,10 +258,7 @@ def create_token(path: Path) -> None:
 
 
 def _launcher_of(rank: int, environ: Mapping[str, str]) -> Launcher | None:
-    """Return the launcher that provided this rank, None if none did: an inner launcher may have set RANK.
-
-    A process with RANK needs no launcher, so invalid variables of a launcher are not an error.
-    """
+    """Return the launcher that provided this rank, None if none did; invalid variables of one are no error then."""
     with contextlib.suppress(ValueError):
         launcher = detect_launcher(environ)
         return launcher if launcher is not None and not launcher.problem and launcher.rank == rank else None

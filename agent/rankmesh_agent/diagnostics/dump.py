@@ -32,7 +32,7 @@ class DumpWriter:
     Args:
         directory: where to write it.
         take: returns the dump as of a time by the monotonic clock, with these messages awaited (see
-            ``snapshot.snapshot``), without failure and stacks.
+            ``snapshot.add_calls``), without failure and stacks.
         awaited: returns the messages for which a thread waits.
     """
 

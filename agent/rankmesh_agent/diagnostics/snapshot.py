@@ -56,14 +56,7 @@ def snapshot(
     awaited: Collection[float],
     store_waits: Collection[StoreCall[Any]],
 ) -> RankSnapshot:
-    """Return the snapshot of a rank.
-
-    Args:
-        job, epoch, rank, attached: see RankSnapshot.
-        recorder: has the groups and their calls.
-        awaited: begin of each message for which a thread waits, by the monotonic clock.
-        store_waits: the calls of the job's store that wait.
-    """
+    """Return the snapshot of a rank; for the arguments see RankSnapshot and ``add_calls``."""
     found = RankSnapshot(job, epoch, rank, attached, stacks=stacks(), clock=_clock(), cpu_seconds=time.process_time())
     add_calls(found, recorder, awaited, store_waits, time.monotonic(), MAX_ENDED)
     return found
@@ -81,7 +74,9 @@ def add_calls(
 
     Args:
         found: the snapshot.
-        recorder, awaited, store_waits: see ``snapshot``.
+        recorder: has the groups and their calls.
+        awaited: begin of each message for which a thread waits, by the monotonic clock.
+        store_waits: the calls of the job's store that wait.
         at: the time: a call that has failed since was in flight then.
         max_ended: maximum number of ended calls of a group.
     """

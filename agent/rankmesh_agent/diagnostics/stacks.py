@@ -20,8 +20,7 @@ _MAX_FRAMES = 200
 def stacks(*, code: bool = True) -> list[ThreadStack]:
     """Return the stacks of all threads, the main thread's first, then by name; each from the outermost call inwards.
 
-    Args:
-        code: whether to read the source lines; ``add_code`` does it later.
+    Without ``code``, ``add_code`` adds the source lines later.
     """
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found = []

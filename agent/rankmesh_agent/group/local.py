@@ -247,7 +247,7 @@ class LocalCommunicator(Communicator, FrameSink):
             self.link.on_frame(rank, header, payload)
         elif opcode is _ABORT:
             if header.part:
-                self.state.on_departure(rank, header.part, bytes(payload))
+                self.state.on_departure(rank, bytes(payload))
             else:
                 self.state.on_abort(bytes(payload))
         else:

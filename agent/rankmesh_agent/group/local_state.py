@@ -210,15 +210,14 @@ class LocalGroupState(GroupState):
         if first and self.engine.on_demand:
             self._send_to_all([self._abort_header(len(payload)), payload], pass_on=True)
 
-    def on_departure(self, rank: int, part: int, payload: bytes) -> None:
+    def on_departure(self, rank: int, payload: bytes) -> None:
         """Record that a member has left the group: waits that need it end. With the engine's lock held."""
-        self.departed[rank] = goodbye.decode(part, payload)
+        self.departed[rank] = goodbye.decode(payload)
 
     def leave(self, how: Goodbye) -> None:
         """Inform the members that this rank leaves the group, unless it has failed."""
-        part, payload = how.encode()
-        part |= goodbye.GROUP
-        header = frames.encode(Opcode.ABORT, group=self.group, epoch=self.engine.epoch, part=part, length=len(payload))
+        payload, epoch = how.encode(), self.engine.epoch
+        header = frames.encode(Opcode.ABORT, group=self.group, epoch=epoch, part=goodbye.GROUP, length=len(payload))
         with self.engine.lock:
             if self.failure is None:
                 self._send_to_all([header, payload])

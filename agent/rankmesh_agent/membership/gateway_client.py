@@ -44,10 +44,12 @@ UNAVAILABLE = frozenset({500, 502, 503, 504})
 
 
 @dataclass
-class _Waiting:
-    """The part of the entry of a waiting process that is read."""
+class Joining:
+    """The parts that are read of an entry of a process that waits to join, or of a rank."""
 
     job: str
+    member: Member
+    state: str = "joining"
 
 
 class UnavailableError(Exception):
@@ -55,14 +57,10 @@ class UnavailableError(Exception):
 
 
 class GatewayClient:
-    """One connection to a gateway.
-
-    Args:
-        find: returns the gateway's base URL, or None while it is not known.
-        token: the job's token.
+    """One connection to a gateway, with a job's token.
 
     Attributes:
-        find: see above.
+        find: returns the gateway's base URL, or None while it is not known.
         url: the gateway's base URL, empty until it has been located.
     """
 
@@ -129,7 +127,7 @@ class GatewayClient:
         """
         while True:
             try:
-                return sum(each.job == job for each in self.read(list[_Waiting], "waiting"))
+                return sum(each.job == job for each in self.read(list[Joining], "waiting"))
             except UnavailableError as error:
                 if deadline.expired():
                     raise GatewayUnreachableError(
@@ -179,12 +177,12 @@ class GatewayClient:
             return None
 
     def leave(self, leave: Leave) -> None:
-        """Leave the job; a gateway that has ended already does not matter."""
+        """Leave the job; a gateway that does not respond does not matter."""
         with contextlib.suppress(NoResponseError, DescriptorLimitError):
             self.request("leave", leave)
 
     def unregister(self, goodbye: AgentLeave) -> None:
-        """Report the end of a standalone agent; a gateway that has ended already does not matter."""
+        """Report the end of a standalone agent, likewise."""
         if self.url:
             with contextlib.suppress(NoResponseError):
                 self.request("agents/leave", goodbye)

@@ -32,12 +32,7 @@ class FailureSource(Protocol):
 
 
 class HeartbeatThread(threading.Thread):
-    """Sends heartbeats until it is stopped.
-
-    Args:
-        send: sends one heartbeat; called in this thread only.
-        failures: a failed peer is reported without waiting for the next heartbeat.
-    """
+    """Sends heartbeats, by ``send``, until it is stopped; at once when ``failures`` has a new one."""
 
     def __init__(self, send: Callable[[], object], failures: FailureSource | None = None) -> None:
         super().__init__(name=_NAME, daemon=True)

@@ -35,14 +35,9 @@ _ATTEMPTS = 3
 
 
 class HeartbeatSchedule:
-    """Times of one rank's heartbeats. At an interval of HEARTBEAT_SECONDS, each tick of the thread sends one.
+    """Times of one rank's heartbeats, ``interval`` seconds apart. At HEARTBEAT_SECONDS, each tick sends one.
 
-    Args:
-        clock: monotonic seconds.
-        fraction: returns a random number from 0 to 1.
-
-    Attributes:
-        interval: seconds between two heartbeats.
+    ``fraction`` returns random numbers from 0 to 1.
     """
 
     def __init__(
@@ -127,14 +122,10 @@ class HeartbeatChanges:
 
 
 class _Heartbeats:
-    """Heartbeats over a client. A gateway that is unreachable for the moment does not matter.
+    """Heartbeats over a client, at an interval that the gateway has named.
 
-    After three intervals without a response the gateway is located again: it may have moved, or have ended with its
-    host process and be this one's to host. The next heartbeats register their senders there.
-
-    Args:
-        gateway: client of the gateway.
-        interval: seconds between two heartbeats, as the gateway has named them.
+    A gateway that is unreachable for the moment does not matter. After three intervals without a response it is located
+    again: it may have moved. The next heartbeats register their senders there.
     """
 
     def __init__(self, gateway: GatewayClient, interval: float = HEARTBEAT_SECONDS) -> None:
@@ -179,11 +170,7 @@ class RankHeartbeats(_Heartbeats):
         self._dropped_groups = 0
 
     def is_due(self, lost: Collection[LostRank]) -> bool:
-        """Return whether a heartbeat is due: after the interval that the gateway has named, or earlier with news.
-
-        Args:
-            lost: the ranks that the heartbeat would report lost.
-        """
+        """Return whether a heartbeat is due, which would report lost ranks; see HeartbeatSchedule."""
         return self._schedule.is_due(len(lost))
 
     def send(self, heartbeat: Heartbeat) -> DistBackendError | None:

@@ -37,10 +37,9 @@ def join(
     """Join a job and wait until all ranks have joined; log from time to time what is missing.
 
     Args:
-        gateway: client of the gateway, which is located again after each failure: it may have moved, or this process
-            may have become its host.
+        gateway: client of the gateway, which is located again after each failure: it may have moved.
         request: of the rank; its ``wait`` does not matter.
-        deadline: end of the attempts. An unreachable or closing gateway is tried again until then.
+        deadline: end of the attempts, also of those to reach the gateway.
         settings: of the job, with this process's place on its node.
         check: called between requests, every _CHECK_SECONDS in worlds of up to LISTED_MEMBERS ranks, less often in
             larger ones; raises if the join has no point any more.
@@ -55,7 +54,7 @@ def join(
     try:
         return _join_until(gateway, request, deadline, missing, check)
     except BaseException as error:
-        if missing.last is not None:  # frees the rank for the next attempt
+        if missing.fullest is not None:  # frees the rank for the next attempt
             member, reason = request.member, f"it gave up joining: {type(error).__name__}"
             gateway.leave(Leave(request.job, ANY_EPOCH, member.rank, member.instance, reason))
         raise
@@ -87,7 +86,7 @@ def _join_until(
             # requests as it can.
             next_report = LONG_POLL_SECONDS * random.uniform(0.75, 1.0) if large else missing.seconds_to_next()
             most = min(LONG_POLL_SECONDS, deadline.remaining() / 2, next_report, interval)
-            wait = max(_MIN_POLL_SECONDS, most) if missing.last is not None or large else 0.0
+            wait = max(_MIN_POLL_SECONDS, most) if missing.fullest is not None or large else 0.0
             limit = min(wait, deadline.remaining()) + RESPONSE_SECONDS + request.world_size / JOINS_A_SECOND
             try:
                 reply = gateway.read(JoinReply, "join", replace(request, wait=wait), limit, compressed=large)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.deadline import Deadline
@@ -32,7 +31,7 @@ class MissingRanks:
         growing: number of ranks of the world that grows to ``world_size``, which must all come themselves; 0 otherwise.
 
     Attributes:
-        last: the gateway's last reply, None before the first.
+        fullest: the gateway's reply with the most ranks, None before the first: those whose time is up leave again.
     """
 
     def __init__(self, settings: Settings, world_size: int | None, deadline: Deadline, growing: int = 0) -> None:
@@ -40,9 +39,7 @@ class MissingRanks:
         self._world_size = world_size
         self._growing = growing
         self._deadline = deadline
-        self.last: JoinReply | None = None
-        self._seen: dict[int | str, Member] = {}
-        """The members by rank, or by instance without one; a gateway that ends in a member's process forgets them."""
+        self.fullest: JoinReply | None = None
         self._local_rank = settings.local_rank
         self._node_size = settings.local_size if (world_size or 0) % (settings.local_size or 1) == 0 else None
         self._next_of_gateway = Deadline(GATEWAY_SECONDS)
@@ -56,9 +53,9 @@ class MissingRanks:
             member: the joining rank.
             failure: why the gateway does not answer.
         """
-        seconds = self._deadline.seconds
+        seconds, reply = self._deadline.seconds, self.fullest
         name = member.described() if member.rank == UNASSIGNED else f"rank {member.rank}"
-        if self.last is None:
+        if reply is None:
             return GatewayUnreachableError(
                 f"{name} could not reach the gateway at {url or 'an unknown address'} within {seconds:.0f} s: {failure}"
                 ". The gateway runs in rank 0, or in the first process to come where ranks are left out, unless a "
@@ -72,50 +69,30 @@ class MissingRanks:
                 f"{name} waited {seconds:.1f} s for the ranks of job {self._job!r} to call grow_group(); is the job at "
                 f"the gateway at {url}, and does its program grow its world?"
             )
-        missing, awaited = self._awaited_at_end(self.last, self._world_size)
-        here = f"{self.last.joined} have joined"
+        missing, count = _missing(reply, self._world_size)
+        absent = [rank for rank in missing if rank < self._growing < self._world_size]
+        if absent:  # no waiting process can take their places
+            missing, awaited = absent, f"{named_ranks(absent)}, which have not called grow_group(),"
+        elif any(each.rank == UNASSIGNED for each in reply.members):  # it may get any of the missing ranks
+            missing, awaited = [], f"{max(1, count)} more process(es)"
+        else:
+            more = f" and {count - len(missing)} more" if count > len(missing) else ""
+            awaited = f"{named_ranks(missing)}{more}"
+        here = f"{reply.joined} have joined"
         if self._world_size <= LISTED_MEMBERS:
-            seen = sorted(self._seen.values(), key=lambda each: each.rank)
-            here = f"joined: {', '.join(each.described() for each in seen)}"
+            here = f"joined: {', '.join(each.described() for each in reply.members)}"
         return JoinTimeoutError(
             f"{name} waited {seconds:.1f} s for {awaited} of job {self._job!r} to join (world size "
             f"{self._world_size}); {here}",
             ranks=missing,
         )
 
-    def _awaited_at_end(self, last: JoinReply, size: int) -> tuple[list[int], str]:
-        """Return the missing ranks, as far as they are known, and all that are missing as text."""
-        large = size > LISTED_MEMBERS
-        members = last.members if large else self._seen.values()
-        missing = last.missing if large else [rank for rank in range(size) if rank not in self._seen]
-        count = size - (last.joined if large else len(members))
-        absent = [rank for rank in missing if rank < self._growing < size]
-        if absent and not large:  # no waiting process can take their places
-            return absent, f"{named_ranks(absent)}, which have not called grow_group(),"
-        if any(each.rank == UNASSIGNED for each in members):  # it may get any of the missing ranks
-            return [], f"{max(1, count)} more process(es)"
-        if large:
-            more = f" and {count - len(missing)} more" if count > len(missing) else ""
-            return missing, f"{'rank' if count == 1 else 'ranks'} {', '.join(ranges(missing))}{more}"
-        if missing:
-            return missing, named_ranks(missing)
-        # All have come, but one has gone, perhaps with the gateway in its process, before the last did.
-        present = {each.instance for each in last.members}
-        missing = sorted(each.rank for each in self._seen.values() if each.instance not in present)
-        return missing, f"{named_ranks(missing)}, which had joined and have left,"
-
     def seconds_to_next(self) -> float:
         """Return the seconds until the next report of missing ranks."""
         return self._next_of_ranks.remaining()
 
     def gateway_missing(self, url: str | None, member: Member, failure: str) -> None:
-        """Log, if it is time, that the gateway does not answer.
-
-        Args:
-            url: the gateway's URL, None if it is unknown.
-            member: the joining rank.
-            failure: why it does not answer.
-        """
+        """Log, if it is time, that the gateway does not answer; see ``timeout_error``."""
         if self._next_of_gateway.expired() and not self._local_rank:
             self._next_of_gateway = Deadline(REPORT_SECONDS)
             where = url or "an unknown address"
@@ -125,18 +102,19 @@ class MissingRanks:
 
     def ranks_missing(self, url: str, member: Member, reply: JoinReply) -> None:
         """Record the gateway's reply to a joining rank; log, if it is time, which ranks are there or missing."""
-        self.last, members = reply, reply.members
-        self._seen |= {each.instance if each.rank == UNASSIGNED else each.rank: each for each in members}
+        if self.fullest is None or reply.joined >= self.fullest.joined:
+            self.fullest = reply
         if not self._next_of_ranks.expired():
             return
         self.skip()
+        members, passed = reply.members, self._passed()
         if self._world_size is None:
             _log.warning(
                 "%s waits for the ranks of job %r to call grow_group(), as do %d processes in all; %s; gateway %s",
                 member.described(),
                 self._job,
                 len(members),
-                self._passed(),
+                passed,
                 url,
             )
             return
@@ -145,26 +123,21 @@ class MissingRanks:
             hosts.setdefault(each.host_id, []).append(each)
         if member.instance not in [there[0].instance for there in hosts.values()][:_MAX_HOSTS]:
             return
-        count = self._world_size - max(reply.joined, len(members))
-        if reply.joined > len(members):
-            awaited, here = f"{count} of {self._world_size} ranks", f"{reply.joined} are here"
-            which = f", {_ranks(reply.missing)} and perhaps others are missing" if reply.missing else ""
-        else:
-            here = self._listed(hosts)
-            awaited, which = self._awaited({each.rank for each in members}, self._world_size, count)
-        text = "waiting for %s: %s%s; %s; gateway %s, job %r"
-        _log.warning(text, awaited, here, which, self._passed(), url, self._job)
+        here = f"{reply.joined} are here" if reply.joined > len(members) else self._listed(hosts)
+        awaited, which = self._awaited(reply, self._world_size)
+        _log.warning("waiting for %s: %s%s; %s; gateway %s, job %r", awaited, here, which, passed, url, self._job)
 
     def skip(self) -> None:
         """Begin the interval before the next report of missing ranks."""
         self._next_of_ranks = Deadline(REPORT_SECONDS)
 
-    def _awaited(self, joined: AbstractSet[int], world_size: int, count: int) -> tuple[str, str]:
+    def _awaited(self, reply: JoinReply, world_size: int) -> tuple[str, str]:
         """Return what is missing: how many nodes or ranks, and which."""
-        if UNASSIGNED in joined:  # any other process may get any missing rank
+        missing, count = _missing(reply, world_size)
+        if any(each.rank == UNASSIGNED for each in reply.members):  # any other process may get any missing rank
             return f"{count} of {world_size} processes", ""
-        missing = [rank for rank in range(world_size) if rank not in joined]
-        which = f", {_ranks(missing)} {'is' if count == 1 else 'are'} missing"
+        others = " and perhaps others" if count > len(missing) else ""
+        which = f", {_ranks(missing)}{others} {'is' if count == 1 else 'are'} missing" if missing else ""
         size = self._node_size or 1
         nodes = sorted({rank // size for rank in missing})
         if self._node_size and len(nodes) * size == count and world_size > size:
@@ -192,11 +165,20 @@ class MissingRanks:
         return f"{min(self._deadline.elapsed(), seconds):.0f} s of {seconds:.0f} s have passed"
 
 
+def _missing(reply: JoinReply, world_size: int) -> tuple[list[int], int]:
+    """Return the missing ranks, of a large world the first ones, and the number of all."""
+    joined = {each.rank for each in reply.members}
+    missing = reply.missing
+    if world_size <= LISTED_MEMBERS:
+        missing = [rank for rank in range(world_size) if rank not in joined]
+    return missing, world_size - max(reply.joined, len(reply.members))
+
+
 def _ranks(numbers: Sequence[int]) -> str:
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {_ranges(numbers)}"
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def _ranges(numbers: Sequence[int]) -> str:
     """Return numbers as text: ``0-3, 7``; of many ranges the first."""
     named = ranges(numbers)
     return ", ".join(named[:_MAX_HOSTS]) + (", …" if len(named) > _MAX_HOSTS else "")

@@ -196,8 +196,8 @@ class Connector:
 
     def _say_goodbye(self, goodbye: Goodbye) -> None:
         """Send a GOODBYE over the ready connections: their peers read it as soon as they use them."""
-        part, payload = goodbye.encode()
-        header = frames.encode(Opcode.GOODBYE, epoch=self._epoch, part=part, length=len(payload))
+        payload = goodbye.encode()
+        header = frames.encode(Opcode.GOODBYE, epoch=self._epoch, length=len(payload))
         for connection in self.connections.values():
             with contextlib.suppress(DistNetworkError):
                 connection.send([header, payload])

@@ -542,8 +542,8 @@ class ProgressEngine:
         with self.lock:
             if self.closed or self._goodbye:
                 return
-            part, payload = goodbye.encode()
-            self._goodbye = [frames.encode(Opcode.GOODBYE, epoch=self.epoch, part=part, length=len(payload)), payload]
+            payload = goodbye.encode()
+            self._goodbye = [frames.encode(Opcode.GOODBYE, epoch=self.epoch, length=len(payload)), payload]
             for rank in self.connected():
                 self.send(rank, self._goodbye)
         self.wait(self._all_flushed, Deadline(timeout))

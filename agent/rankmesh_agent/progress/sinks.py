@@ -79,7 +79,7 @@ class SinkTable(FrameSink):
         """Receive a GOODBYE, or keep a frame until its group exists."""
         if header.opcode is Opcode.GOODBYE:
             about = header.tag - 1 if header.tag else rank
-            self._on_goodbye(rank, about, goodbye.decode(header.part, bytes(payload)))
+            self._on_goodbye(rank, about, goodbye.decode(bytes(payload)))
             return
         cost = max(header.length, _MIN_COST)
         while self._early_bytes.get(rank, 0) + cost > _MAX_EARLY_BYTES:

@@ -16,12 +16,7 @@ _BIND_SECONDS = 60.0
 
 
 def socket_path(directory: str, agent_id: str) -> str:
-    """Return the path of the unix socket of an agent.
-
-    Args:
-        directory: the agent's RANKMESH_SHM_DIR.
-        agent_id: its id, see AgentHeartbeat.
-    """
+    """Return the path of the unix socket of an agent, in its RANKMESH_SHM_DIR."""
     return f"{directory}/rankmesh-agent-{agent_id}.sock"
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.group.communicator import Communicator
@@ -30,13 +31,16 @@ from rankmesh_agent.remote.requests import (
     NumWaiting,
     RecordFailure,
     Release,
+    StoreCommand,
 )
-from rankmesh_agent.remote.store import SessionStore
-from rankmesh_agent.store.store import Store
-from rankmesh_agent.wire.errors import DistBackendError, DistError, RankFailedError
+from rankmesh_agent.store import codec
+from rankmesh_agent.store.command import Command
+from rankmesh_agent.store.store import Store, response_seconds
+from rankmesh_agent.wire.errors import DistBackendError, DistError, DistNetworkError, RankFailedError
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import AgentHeartbeat, LeaseTerms
 
+T = TypeVar("T")
 _WATCH_SECONDS = 0.2
 """Interval at which a process that has callbacks for failures asks its agent for them."""
 _MAX_CONNECT_SECONDS = 60.0
@@ -51,7 +55,7 @@ class RemoteAgent:
     Args:
         settings: of the job.
         offer: the agent that the gateway offered.
-        terms: of the lease, which gets this process as its holder; ``member.rank`` has the rank.
+        terms: of the lease, without holder and the time of the join; ``member.rank`` has the rank.
         deadline: end of the join.
 
     Attributes:
@@ -73,8 +77,8 @@ class RemoteAgent:
         self._groups: list[RemoteCommunicator] = []
         self._notify: Callable[[DistBackendError], None] = lambda error: None
         self._watchdog = Watchdog("rankmesh-failures-of-agent", CONTROL_SECONDS)
-        terms = replace(terms, holder=f"pid {os.getpid()} on {socket.gethostname()}")
-        joined = self._client.acquire(Acquire(terms, max(deadline.remaining(), _MIN_JOIN_SECONDS)), deadline)
+        holder, seconds = f"pid {os.getpid()} on {socket.gethostname()}", max(deadline.remaining(), _MIN_JOIN_SECONDS)
+        joined = self._client.acquire(Acquire(replace(terms, holder=holder, join_seconds=seconds)), deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(self._client.close)
             self._enter(joined)
@@ -170,11 +174,7 @@ class RemoteAgent:
         self.world = group
 
     def use_mpi(self, group: Communicator, compare_calls: bool) -> None:
-        """Not offered: the agent would make the calls of MPI.
-
-        Raises:
-            DistBackendError: always.
-        """
+        """Raise DistBackendError: the agent would make the calls of MPI."""
         raise DistBackendError(
             "backend 'mpi' needs the rank's agent in this process, which makes the calls of MPI: do not attach to a "
             "standalone agent (hosting=embedded)"
@@ -186,11 +186,7 @@ class RemoteAgent:
         return SessionStore(self._client)
 
     def close(self, reason: str = "", *, raised: bool = False, exit_text: str = "") -> None:
-        """Leave the job: the agent leaves for this process, and is free again. Does nothing the second time.
-
-        Args:
-            reason, raised, exit_text: see Agent.close.
-        """
+        """See Agent.close: the agent leaves for this process, and is free again. Does nothing the second time."""
         if self._client.left:
             return
         with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
@@ -210,3 +206,20 @@ class RemoteAgent:
         self._client.left = True
         for group in self._groups:
             group.end_in_child()
+
+
+class SessionStore(Store):
+    """Store of an attached process's job, by way of its agent, the only one that the process need be able to reach."""
+
+    def __init__(self, client: AgentClient) -> None:
+        self._client = client
+
+    def execute(self, command: Command[T], timeout: float | None = None) -> T:
+        if timeout is None:
+            timeout = response_seconds(command)
+        request = bytes(codec.encode_command(command, 1, timeout=timeout))
+        try:
+            result = self._client.ask(StoreCommand(request), command.seconds + timeout)
+        except RankFailedError as error:
+            raise DistNetworkError(error.message, address=error.address) from error
+        return codec.decode_result(command, result)

@@ -1,28 +1,59 @@
-"""Backends of an attached process: its agent runs the collectives, or compares those of a user's engine."""
+"""Group state and backends of an attached process: its agent runs the calls, or compares those of a user's engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.custom import CustomBackend
 from rankmesh_agent.collectives.link import as_bytes
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.remote.calls import Arguments, Collective, Verify
-from rankmesh_agent.remote.state import RemoteGroupState
+from rankmesh_agent.group.flight_recorder import FlightRecorder
+from rankmesh_agent.group.state import GroupState
+from rankmesh_agent.net.interrupts import interrupts_deferred
+from rankmesh_agent.remote.calls import ARGUMENTS, Collective, Verify, arrays_of
+from rankmesh_agent.remote.client import AgentClient
+from rankmesh_agent.remote.codec import error_data
+from rankmesh_agent.remote.requests import Abort, Request
 from rankmesh_agent.wire.dtypes import NONE, code_of
+from rankmesh_agent.wire.errors import without_traceback
 from rankmesh_agent.wire.ops import Call
 
 
-class RemoteBackend(Backend):
-    """Has the agent run the calls.
+class RemoteGroupState(GroupState):
+    """State of a group, by its id, whose calls the agent executes, and records."""
 
-    Args:
-        state: of the group.
-        rank: this group rank.
-        medium: what carries the group's data.
-    """
+    def __init__(self, client: AgentClient, group: int, name: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(group, name, ranks, FlightRecorder(0), threading.RLock())
+        self._client = client
+
+    def ask(self, request: Request[None], **arrays: Any) -> None:
+        """Have the agent execute a call of the group; see AgentClient.ask for its arrays."""
+        self._client.ask(request, self.deadline.seconds, **arrays)
+
+    def abort(self, error: BaseException) -> None:
+        """End the group because of an error; the agent reports it to the members, unless it has raised it."""
+        if self.failure is None:
+            with interrupts_deferred():
+                failure = self._client.failure(Abort(error_data(error), self.group))
+            if failure is not None:
+                self.fail(without_traceback(failure))
+
+    def check(self, missing: Callable[[], list[int]]) -> None:
+        """See CallContext. The agent checks the peers."""
+        self.raise_if_failed()
+
+    def wait(
+        self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
+    ) -> None:
+        """Not offered: the agent moves messages, and waits for them."""
+        raise AssertionError("an attached process has no messages of its own to wait for")
+
+
+class RemoteBackend(Backend):
+    """Has the agent run the calls of a group, whose data a medium carries."""
 
     name: ClassVar[str] = "mesh"
     allocates = True
@@ -34,7 +65,8 @@ class RemoteBackend(Backend):
 
     def algorithm(self, call: Call) -> Algorithm:
         def request(*values: Any) -> None:
-            inputs, outputs, in_place, root, op = Arguments.of(call.kind, self._rank, values)
+            arguments = dict(zip(ARGUMENTS[call.kind], values, strict=True))
+            inputs, outputs, in_place = arrays_of(call.kind, self._rank, arguments)
             state = self._state
             collective = Collective(
                 state.group,
@@ -44,8 +76,8 @@ class RemoteBackend(Backend):
                 [array.size for array in inputs],
                 [array.size for array in outputs],
                 in_place,
-                root,
-                op,
+                arguments.get("root", -1),
+                arguments.get("op"),
                 call.count,
                 call.subject,
                 state.describe(),
@@ -64,12 +96,7 @@ class RemoteBackend(Backend):
 
 
 class EngineBackend(CustomBackend):
-    """Runs the engine of a user in this process once the agent has compared the members' calls.
-
-    Args:
-        name, engine: see CustomBackend.
-        state: of the group.
-    """
+    """Runs the engine of a user in this process once the agent has compared the members' calls; see CustomBackend."""
 
     def __init__(self, name: str, engine: Any, state: RemoteGroupState) -> None:
         self.name = self.medium = name  # type: ignore[misc]  # each engine has a name of its own

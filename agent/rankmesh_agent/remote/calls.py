@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 import numpy as np
 from msgspec import msgpack
@@ -19,7 +19,7 @@ from rankmesh_agent.wire.dtypes import FROM_CODE, NONE
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, ProtocolError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 
-_ARGUMENTS: dict[OpType, tuple[str, ...]] = {
+ARGUMENTS: dict[OpType, tuple[str, ...]] = {
     OpType.BARRIER: (),
     OpType.ALL_REDUCE: ("array", "op"),
     OpType.REDUCE: ("array", "op", "root"),
@@ -34,40 +34,23 @@ _ARGUMENTS: dict[OpType, tuple[str, ...]] = {
 """Arguments of each collective, of the Communicator's method and of the algorithm alike; see Communicator."""
 
 
-class Arguments(NamedTuple):
-    """Arguments of a collective at one rank.
+def arrays_of(kind: OpType, rank: int, arguments: Mapping[str, Any]) -> tuple[Sequence[Any], Sequence[Any], bool]:
+    """Return the arrays of a collective, at a group rank, that are sent to the agent, and those that it fills.
 
-    Attributes:
-        inputs: arrays that are sent to the agent.
-        outputs: arrays that the agent fills and sends back.
-        in_place: whether the agent changes the inputs and sends them back.
-        root: group rank, -1 for collectives without one.
-        op: reduction of the elements, None for collectives without one.
+    Whether it also changes those that are sent, and sends them back, comes third.
     """
-
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    in_place: bool
-    root: int
-    op: ReduceOp | None
-
-    @classmethod
-    def of(cls, kind: OpType, rank: int, values: Sequence[Any]) -> Arguments:
-        """Return the arguments of an algorithm of this kind at a group rank."""
-        named = dict(zip(_ARGUMENTS[kind], values, strict=True))
-        root = named.get("root", -1)
-        inputs = [named["input"]] if "input" in named else named.get("inputs", ())
-        outputs = [named["output"]] if "output" in named else named.get("outputs", ())
-        if kind is OpType.BROADCAST and rank != root:
-            outputs = [named["array"]]
-        elif "array" in named:
-            inputs = [named["array"]]
-        in_place = kind is OpType.ALL_REDUCE or (kind is OpType.REDUCE and rank == root)
-        return cls(inputs, outputs, in_place, root, named.get("op"))
+    if "array" in arguments:
+        array, is_root = [arguments["array"]], arguments.get("root") == rank
+        if kind is OpType.BROADCAST:
+            return (array, [], False) if is_root else ([], array, False)
+        return array, [], kind is OpType.ALL_REDUCE or is_root
+    inputs = [arguments["input"]] if "input" in arguments else arguments.get("inputs", ())
+    outputs = [arguments["output"]] if "output" in arguments else arguments.get("outputs", ())
+    return inputs, outputs, False
 
 
 class Collective(Request[None]):
-    """Run a collective; see Arguments and wire.ops.Call."""
+    """Run a collective, with a group rank as root; see ``arrays_of`` and wire.ops.Call."""
 
     group: int
     kind: OpType
@@ -97,7 +80,7 @@ class Collective(Request[None]):
             "dtype": dtype,
             "count": self.count,
         }
-        arguments = [given[name] for name in _ARGUMENTS[self.kind]]
+        arguments = [given[name] for name in ARGUMENTS[self.kind]]
         options = Options(self.seconds, details=(lambda: self.details) if self.details else None)
         subject = [self.subject] if self.subject else []
         getattr(group, self.kind.name.lower())(*arguments, options, *subject)

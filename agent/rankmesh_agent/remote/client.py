@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, TypeVar
 
 from msgspec import msgpack
@@ -22,7 +22,7 @@ from rankmesh_agent.remote.requests import Acquire, Release, Request
 from rankmesh_agent.remote.staging import StagedStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
-from rankmesh_agent.wire.credentials import for_lease, job_digest, lease_key, remedy
+from rankmesh_agent.wire.credentials import job_digest, remedy
 from rankmesh_agent.wire.errors import (
     AuthenticationError,
     DistError,
@@ -59,23 +59,18 @@ class AgentDialer:
     Args:
         agent: the agent.
         path: of its unix socket, '' if it is on another host.
-        job: the job.
-        token: its credential.
+        job, token: the job, and its credential.
     """
 
     def __init__(self, agent: AgentHeartbeat, path: str, job: str, token: str) -> None:
         self._urls = list(agent.urls)
         self._path = path if path and os.path.exists(path) else ""
-        self._job, self._token = job, token
-        self._credential = token
-        self._remedy = remedy(token)
+        self._token = token
         self._attachment = Attachment(agent.id, job_digest(job))
         self._name = f"agent {agent.name!r} ({agent.host}, pid {agent.pid})"
 
     def use_lease(self, lease: str) -> None:
         """Have further connections be for the calls of a lease."""
-        self._credential = lease_key(self._token, lease)  # without a token, too
-        self._token = for_lease(self._token, self._job, lease)
         self._attachment = self._attachment._replace(lease=lease)
 
     def connect(self, deadline: Deadline) -> StagedStream:
@@ -113,8 +108,8 @@ class AgentDialer:
         sock = connect_unix(address) if address == self._path else connect(address, seconds, self._token)
         try:
             stream = StagedStream(sock)
-            refusal = AuthenticationError(f"the agent has another token than this process: {self._remedy}")
-            script = client_script(hello(self._credential, self._attachment.encode()), refusal)
+            refusal = AuthenticationError(f"the agent has another token than this process: {remedy(self._token)}")
+            script = client_script(hello(self._token, self._attachment.encode()), refusal)
             stream.greet(Handshake(sock, Service.ATTACH, script, client=True), seconds)
         except BaseException:
             sock.close()
@@ -124,10 +119,6 @@ class AgentDialer:
 
 class AgentClient:
     """Requests of an attached process to its agent, under one lease. For several threads.
-
-    Args:
-        offer: the agent that the gateway offered.
-        dialer: connects to it.
 
     Attributes:
         member: this process's rank, as its peers know it; set after the join.
@@ -179,17 +170,14 @@ class AgentClient:
         up: Views = (),
         down: Views = (),
         in_place: bool = False,
-        on_error: Callable[[BaseException], None] | None = None,
     ) -> R:
-        """Send a request over a stream of the pool, and return its result.
+        """Send a request, which may take ``seconds``, over a stream of the pool; return its result.
 
         Args:
-            request: the request.
-            seconds: how long it may take.
+            request, seconds: see above.
             up: arrays that go along.
             down: memory for the arrays that come back, if there are any.
             in_place: whether these are the arrays that went along.
-            on_error: called with the error, if the agent raised it.
 
         Raises:
             RankFailedError: the agent is gone, or does not answer.
@@ -213,8 +201,6 @@ class AgentClient:
             refusal = error_in(frame)
             if isinstance(refusal, LeaseEndedError):
                 self._raise_lost(refusal)
-            if on_error is not None:
-                on_error(refusal)
             raise refusal
         return decode(request.results(), frame.document or _NIL)
 
@@ -275,5 +261,5 @@ class AgentClient:
 
 
 def error_in(frame: Frame) -> BaseException:
-    """Return the error that a response has."""
+    """Return the error in a response."""
     return error_from(decode(_ERRORS, frame.document))

@@ -10,7 +10,7 @@ from msgspec import msgpack
 
 from rankmesh_agent.agent import Agent
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_code
+from rankmesh_agent.wire.errors import DistBackendError, DistError, ProtocolError, from_document
 from rankmesh_agent.wire.schemas import Member
 
 T = TypeVar("T")
@@ -26,22 +26,18 @@ _BUILTIN_ERRORS: dict[str, type[BaseException]] = {
 def error_data(error: BaseException) -> ErrorData:
     """Return an error as plain data."""
     if isinstance(error, DistError):
-        return {**error.details(), "code": error.code, "message": error.message}
+        return error.document()
     return {"type": type(error).__name__, "message": str(error)}
 
 
 def error_from(data: ErrorData, *, at_agent: bool = False) -> BaseException:
     """Return the error that ``error_data`` has described at the other end.
 
-    Args:
-        data: the description.
-        at_agent: this process is the agent: errors of unknown types keep their names, which the other ranks report.
+    At the agent, errors of unknown types keep their names, which the other ranks report.
     """
-    details = dict(data)
-    message = str(details.pop("message", ""))
-    if "code" in details:
-        return from_code(str(details.pop("code")), message, **details)
-    name = str(details.get("type", ""))
+    if "code" in data:
+        return from_document(data)
+    name, message = str(data.get("type", "")), str(data.get("message", ""))
     if name in _BUILTIN_ERRORS:
         return _BUILTIN_ERRORS[name](message)
     if at_agent:
@@ -72,11 +68,7 @@ def decode(decoder: msgpack.Decoder[T], document: bytes | bytearray) -> T:
 
 
 class GroupDescription(NamedTuple):
-    """A group, as the agent describes it to the attached process.
-
-    Attributes:
-        id, name, ranks, timeout, medium: see Communicator.
-    """
+    """A group, as the agent describes it to the attached process; see Communicator."""
 
     id: int
     name: str
@@ -86,7 +78,6 @@ class GroupDescription(NamedTuple):
 
     @classmethod
     def of(cls, group: LocalCommunicator) -> GroupDescription:
-        """Return the description of a group."""
         return cls(group.id, group.name, list(group.ranks), group.timeout, group.medium)
 
 
@@ -100,7 +91,6 @@ class Joined(NamedTuple):
 
     @classmethod
     def of(cls, agent: Agent, lease: str = "") -> Joined:
-        """Return the description of an agent that has joined its job."""
         return cls(
             lease,
             agent.member.rank,

@@ -15,12 +15,11 @@ from rankmesh_agent.group.communicator import Communicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend
+from rankmesh_agent.remote.backend import EngineBackend, RemoteBackend, RemoteGroupState
 from rankmesh_agent.remote.calls import Cancel, Message, Wait
 from rankmesh_agent.remote.client import AgentClient
 from rankmesh_agent.remote.codec import GroupDescription, error_data
 from rankmesh_agent.remote.requests import Failure, Request, SetGlobalRanks, SetTimeout
-from rankmesh_agent.remote.state import RemoteGroupState
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import OpType
@@ -30,12 +29,7 @@ _message_numbers = itertools.count(1)
 
 
 class RemoteCommunicator(Communicator):
-    """One attached process's side of a group.
-
-    Args:
-        client: of the agent.
-        description: of the group.
-    """
+    """One attached process's side of a group."""
 
     state: RemoteGroupState
 
@@ -106,12 +100,6 @@ class RemoteCommunicator(Communicator):
 class _Message:
     """A point-to-point message that the agent begins to transfer, and unless it is asynchronous completes.
 
-    Args:
-        client: of the agent.
-        request: begins it.
-        array: to send, or to receive into.
-        options: see Communicator.
-
     Attributes:
         op, deadline: see work.Message.
         result: of the request, once it is complete.
@@ -142,13 +130,13 @@ class _Message:
         return self._done
 
     def _ask(self, request: Request[int | None], seconds: float, up: list[memoryview], *, blocking: bool) -> None:
-        at_agent: list[BaseException] = []
         try:
-            result = self._client.ask(request, seconds, up=up, down=self._down, on_error=at_agent.append)
-        except BaseException as error:
-            if not at_agent:  # Ctrl-C, say: no thread will wait for the message any more
-                with contextlib.suppress(DistError):  # the agent is gone, and the message with it
-                    self._client.ask(Cancel(self._message.number, error_data(error), blocking))
+            result = self._client.ask(request, seconds, up=up, down=self._down)
+        except DistError:  # the agent has ended the message, if it has to
+            raise
+        except BaseException as error:  # Ctrl-C, say: no thread will wait for the message any more
+            with contextlib.suppress(DistError):  # the agent is gone, and the message with it
+                self._client.ask(Cancel(self._message.number, error_data(error), blocking))
             raise
         if result is None:
             return

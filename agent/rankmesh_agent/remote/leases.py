@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,13 @@ from rankmesh_agent.agent import Agent
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.job_membership import JoinTerms
-from rankmesh_agent.membership.gateway_client import ANY_EPOCH, GatewayClient
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import AgentTakenError, LeaseEndedError, NotLeasedError
-from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms, Leave
+from rankmesh_agent.wire.schemas import UNASSIGNED, Lease, LeaseState, LeaseTerms
 
+_JOIN_END_SECONDS = 5.0
+"""Time limit of the end of a join, when the agent ends."""
 _log = logging.getLogger("rankmesh")
 
 
@@ -33,6 +33,7 @@ class ActiveLease:
         on_end: called with the reason when the lease has ended.
 
     Attributes:
+        terms, on_end: see above.
         lease: the lease; its id is random, so a client cannot guess that of another client.
         joining: the Agent, done when the job's world is complete or the join has failed: with a LeaseEndedError if the
             lease was released meanwhile, or a DistNetworkError, as of Agent.
@@ -41,27 +42,21 @@ class ActiveLease:
     """
 
     def __init__(self, terms: LeaseTerms, on_end: Callable[[str], None]) -> None:
+        self.terms, self.on_end = terms, on_end
         self.lease = Lease(secrets.token_hex(16), terms.job, terms.rank, terms.world_size, terms.holder)
         self.joining: Future[Agent] = Future()
         self.agent: Agent | None = None
         self.end_reason: str | None = None
-        self.on_end = on_end
-        self.instance = secrets.token_hex(16)
-        self.join_deadline = Deadline(terms.timeout)
-        self.idle_seconds = terms.idle
         self.last_used = time.monotonic()
         self.failure_logged = False
 
 
 class LeaseManager:
-    """Leases of one agent. For several threads.
+    """Leases of one agent, by its name. For several threads.
 
     Args:
-        name: the agent's.
-        settings: of the agent.
-        find_gateway: returns the gateway's URL, None while it is not known.
-        host: address to listen on for peers.
-        http: the HTTP server, which outlives the leases.
+        name: see above.
+        settings, find_gateway, host, http: see Agent.
         on_change: called when the agent is leased, has joined, or is free again.
     """
 
@@ -124,30 +119,28 @@ class LeaseManager:
                 raise self._not_leased()
             return LeaseState(self._active.lease, "joining" if self._active.agent is None else "joined")
 
-    def acquire(
-        self,
-        terms: LeaseTerms,
-        *,
-        join_seconds: float | None = None,
-        on_end: Callable[[str], None] = lambda reason: None,
-    ) -> ActiveLease:
-        """Lease the agent, and have it join the job in a thread of its own.
-
-        Args:
-            terms: job, rank and holder.
-            join_seconds: seconds the join may take; those of ``terms`` if left out.
-            on_end: see ActiveLease.
+    def acquire(self, terms: LeaseTerms, on_end: Callable[[str], None] = lambda reason: None) -> ActiveLease:
+        """Lease the agent, and have it join the job in a thread of its own; for the arguments see ActiveLease.
 
         Raises:
-            AgentTakenError: the agent is leased already.
+            AgentTakenError: the agent is leased already, or about to end.
         """
-        active = self._reserve(ActiveLease(terms, on_end))
-        if join_seconds is not None:
-            active.join_deadline.restart(join_seconds)
+        active = ActiveLease(terms, on_end)
+        with self._lock:
+            if self._closed:
+                raise AgentTakenError(f"agent {self._name!r} is about to end; ask the gateway for another")
+            if self._active is not None:
+                current = self._active.lease
+                hidden = self._settings.token and current.job != terms.job
+                holder = "by another job" if hidden else _holder(current)
+                raise AgentTakenError(f"agent {self._name!r} is taken, {holder}; ask the gateway for another")
+            self._active = active
+        _log.info("agent %r is leased %s", self._name, _holder(active.lease))
+        self._on_change()
 
         def join() -> None:
             try:
-                active.joining.set_result(self._join(active, terms))
+                active.joining.set_result(self._join(active))
             except BaseException as error:
                 active.joining.set_exception(error)
 
@@ -174,7 +167,7 @@ class LeaseManager:
             reason = active.end_reason
             if reason is None:
                 active.agent = larger
-                active.lease = replace(active.lease, rank=larger.member.rank, world_size=world_size)
+                active.lease.rank, active.lease.world_size = larger.member.rank, world_size
         ended = agent if reason is None else larger
         ended.close(reason or "", exit_text="it called grow_group" if reason is None else "")
         if reason is not None:
@@ -182,16 +175,13 @@ class LeaseManager:
         self._on_change()
         return larger
 
-    def release(
-        self, lease_id: str, reason: str = "", *, failed: bool = False, raised: bool = False, exit_text: str = ""
-    ) -> bool:
-        """End a lease; a join in progress ends with it. From any thread.
+    def release(self, lease_id: str, reason: str = "", **how: Any) -> bool:
+        """End a lease; a join in progress ends with it, soon. From any thread.
 
         Args:
             lease_id: of the lease.
             reason: for the job's other ranks; empty if the holder was done.
-            failed: whether the holder died: the other ranks' errors report a failure, not that the rank left.
-            raised, exit_text: see Agent.close.
+            how: see Agent.close.
 
         Returns:
             Whether there was such a lease.
@@ -202,32 +192,24 @@ class LeaseManager:
                 return False
             active.end_reason = reason
             agent = active.agent
-            if agent is None:
-                active.join_deadline.restart(0.0)
         if agent is not None:
-            self._end(active, agent, reason, failed=failed, raised=raised, exit_text=exit_text)
-        else:
-            self._cancel_join(active, reason)
+            self._end(active, agent, reason, **how)
         return True
 
-    def release_if_idle(self) -> None:
-        """End a lease that has not been used for its idle time."""
-        with self._lock:
-            active = self._active
-            if active is None or not active.idle_seconds or time.monotonic() - active.last_used < active.idle_seconds:
-                return
-            agent = active.agent
+    def watch(self) -> None:
+        """Log the first failure of the leased agent's job; end a lease that has not been used for its idle time."""
+        active = self._active
+        if active is None:
+            return
+        self._log_failure(active)
+        agent, idle = active.agent, active.terms.idle
+        if not idle or time.monotonic() - active.last_used < idle:
+            return
         if agent is not None and any(group.inflight for group in agent.groups()):
             active.last_used = time.monotonic()
             return
-        _log.warning("agent %r was not used for %g s: the lease ends", self._name, active.idle_seconds)
-        self.release(active.lease.id, f"its HTTP client did not use it for {active.idle_seconds:g} s")
-
-    def log_failure(self) -> None:
-        """Log the first failure of the leased agent's job, once."""
-        active = self._active
-        if active is not None:
-            self._log_failure(active)
+        _log.warning("agent %r was not used for %g s: the lease ends", self._name, idle)
+        self.release(active.lease.id, f"its HTTP client did not use it for {idle:g} s")
 
     def close(self, reason: str) -> bool:
         """End the lease, and accept no other; return whether that is new."""
@@ -236,60 +218,39 @@ class LeaseManager:
             active = self._active
         if active is not None and not closed:
             self.release(active.lease.id, reason)
+            wait([active.joining], _JOIN_END_SECONDS)
         return not closed
 
-    def _reserve(self, active: ActiveLease) -> ActiveLease:
-        with self._lock:
-            if self._closed:
-                raise AgentTakenError(f"agent {self._name!r} is about to end; ask the gateway for another")
-            if self._active is not None:
-                held = self._active.lease
-                hidden = self._settings.token and held.job != active.lease.job
-                holder = "by another job" if hidden else _holder(held)
-                raise AgentTakenError(f"agent {self._name!r} is taken, {holder}; ask the gateway for another")
-            self._active = active
-        _log.info("agent %r is leased %s", self._name, _holder(active.lease))
-        self._on_change()
-        return active
+    def _join(self, active: ActiveLease) -> Agent:
+        wanted, lease = active.terms, active.lease
 
-    def _join(self, active: ActiveLease, wanted: LeaseTerms) -> Agent:
+        def check() -> None:
+            if active.end_reason is not None:
+                raise self._ended(active.end_reason)
+
+        deadline = Deadline(wanted.timeout if wanted.join_seconds is None else wanted.join_seconds)
+        terms = JoinTerms(
+            wanted.rank, wanted.world_size, wanted.timeout, deadline, awaits_growth=wanted.awaits_growth, check=check
+        )
         try:
-            terms = JoinTerms(
-                wanted.rank,
-                wanted.world_size,
-                wanted.timeout,
-                active.join_deadline,
-                active.instance,
-                awaits_growth=wanted.awaits_growth,
-            )
             settings = replace(self._settings, job=wanted.job)
             agent = Agent(settings, self._find_gateway, terms, host=self._host, http=self._http)
         except BaseException as error:
             if active.end_reason is None:
-                _log.warning("%s of job %r has not joined: %s", _rank(active.lease), wanted.job, error)
+                _log.warning("%s of job %r has not joined: %s", _rank(lease), wanted.job, error)
             self._free(active)
-            if active.end_reason is not None:
-                raise self._ended(active.end_reason) from error
+            check()
             raise
         with self._lock:
-            active.lease.rank, active.lease.world_size = agent.member.rank, agent.world.size
+            lease.rank, lease.world_size = agent.member.rank, agent.world.size
             active.agent = agent
             reason = active.end_reason
         if reason is not None:
             self._end(active, agent, reason)
             raise self._ended(reason)
-        lease = active.lease
         _log.info("rank %d of job %r has joined: all %d ranks are there", lease.rank, lease.job, lease.world_size)
         self._on_change()
         return agent
-
-    def _cancel_join(self, active: ActiveLease, reason: str) -> None:
-        """Have the gateway answer the join request that it holds; the join's deadline has passed by then."""
-        client = GatewayClient(self._find_gateway, replace(self._settings, job=active.lease.job).job_token)
-        with contextlib.suppress(Exception):
-            client.url = self._find_gateway() or ""
-            client.leave(Leave(active.lease.job, ANY_EPOCH, active.lease.rank, active.instance, reason))
-        client.close()
 
     def _end(self, active: ActiveLease, agent: Agent, reason: str, **how: Any) -> None:
         self._log_failure(active)

@@ -11,43 +11,26 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 import msgspec
 from msgspec import Meta, msgpack
 
-from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.remote.codec import ErrorData, GroupDescription, Joined, error_data, error_from
 from rankmesh_agent.remote.session import Session
 from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.store import codec, commands
-from rankmesh_agent.store.client import StoreClient, failed_wait_error
-from rankmesh_agent.store.command import Waiting
-from rankmesh_agent.store.store import MARGIN_SECONDS
+from rankmesh_agent.store.client import StoreClient
 from rankmesh_agent.wire import goodbye
-from rankmesh_agent.wire.errors import (
-    DistError,
-    KeyNotFoundError,
-    ProtocolError,
-    QueueEmptyError,
-    StoreTimeoutError,
-    StoreUnresponsiveError,
-)
+from rankmesh_agent.wire.errors import DistError, ProtocolError
 from rankmesh_agent.wire.schemas import LeaseTerms
 
 R = TypeVar("R")
 Seconds = Annotated[float, Meta(ge=0)]
 Length = Annotated[int, Meta(ge=0)]
 """Elements of an array."""
-_STORE_SLICE_SECONDS = 0.5
-"""Length of one wait at the store, after which the stream is checked: the client may have closed it."""
 
 
 class Request(msgspec.Struct, Generic[R], tag=True):
     """A request whose result is an R."""
 
     def execute(self, session: Session, stream: AgentStream) -> R:
-        """Execute the request at the agent; return its result.
-
-        Args:
-            session: of the attached process.
-            stream: has brought the request, and has its arrays.
-        """
+        """Execute the request at the agent, with the arrays of the stream that has brought it; return its result."""
         raise ProtocolError(f"an attached process sent a {type(self).__name__} where there is none")
 
     @classmethod
@@ -62,10 +45,9 @@ class Request(msgspec.Struct, Generic[R], tag=True):
 
 
 class Acquire(Request[Joined]):
-    """Lease the agent, and have it join the job within ``joining`` seconds."""
+    """Lease the agent, and have it join the job."""
 
     terms: LeaseTerms
-    joining: Seconds
 
 
 class Release(Request[None]):
@@ -93,13 +75,13 @@ class NewGroup(Request[GroupDescription]):
 
 
 class DropGroup(Request[None]):
-    """End a group at this rank; ``how`` is the frame of a Goodbye, if it needs one."""
+    """End a group at this rank; ``how`` is an encoded Goodbye, if it needs one."""
 
     group: int
-    how: tuple[int, bytes] | None
+    how: bytes | None
 
     def execute(self, session: Session, stream: AgentStream) -> None:
-        how = None if self.how is None else goodbye.decode(*self.how)
+        how = None if self.how is None else goodbye.decode(self.how)
         session.agent.drop_group(session.drop(self.group), how)
 
 
@@ -140,28 +122,10 @@ class StoreCommand(Request[bytes]):
 
 
 def _execute_command(store: StoreClient, stream: AgentStream, request: codec.Request) -> Any:
-    command = request.command
-    if not isinstance(command, Waiting):
-        return store.execute(command, request.timeout)
-    deadline = Deadline(command.seconds)
-    while True:
-        wait = min(_STORE_SLICE_SECONDS, deadline.remaining())
-        margin = deadline.remaining() - wait + MARGIN_SECONDS
-        try:
-            result = store.execute(command.with_timeout(wait), margin)
-        except StoreUnresponsiveError:
-            raise
-        except (KeyNotFoundError, StoreTimeoutError, QueueEmptyError) as error:
-            for at, failure in store.failures:
-                if at >= deadline.started:  # between two slices
-                    raise failed_wait_error(failure, error) from None
-            if error.ranks or deadline.expired() or stream.peer_closed():
-                raise
-            continue
-        if isinstance(command, commands.QueuePop) and stream.peer_closed():
-            # The client has gone, so the value goes back to the queue.
-            store.undo(command, result)
-        return result
+    command, result = request.command, store.execute(request.command, request.timeout)
+    if isinstance(command, commands.QueuePop) and stream.peer_closed():  # the value goes back to the queue
+        store.undo(command, result)
+    return result
 
 
 # Failures

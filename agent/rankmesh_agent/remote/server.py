@@ -27,7 +27,7 @@ from rankmesh_agent.remote.session import Session
 from rankmesh_agent.remote.staging import AgentStream
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import Attachment, Kind
-from rankmesh_agent.wire.credentials import Credentials, job_digest, lease_key
+from rankmesh_agent.wire.credentials import Credentials, job_digest
 from rankmesh_agent.wire.errors import DistError, DistNetworkError, ForbiddenJobError, ProtocolError
 from rankmesh_agent.wire.hello import Service, welcoming
 
@@ -42,14 +42,7 @@ _log = logging.getLogger("rankmesh")
 
 
 class SessionServer:
-    """An agent's side of all streams of processes that are attached to it.
-
-    Args:
-        leases: of the agent.
-        agent_id: its id, see AgentHeartbeat.
-        credentials: of the clients.
-        shm_dir: directory of the unix socket.
-    """
+    """An agent's side of all streams of processes that are attached to it; ``shm_dir`` has the unix socket."""
 
     def __init__(self, leases: LeaseManager, agent_id: str, credentials: str | Credentials, shm_dir: str) -> None:
         self._leases = leases
@@ -105,10 +98,8 @@ class SessionServer:
             _log.exception("a connection of an attached process had to be closed")
 
     def _accepted(self, attachment: bytes) -> str:
-        """Return the credential that the client must have: its job's, or its lease's."""
-        wanted = Attachment.decode(attachment)
-        key = self._credentials.key_of_job(wanted.job)
-        return lease_key(key, wanted.lease) if wanted.lease else key
+        """Return the credential that the client must have: its job's."""
+        return self._credentials.key_of_job(Attachment.decode(attachment).job)
 
     def _serve_lease(self, stream: AgentStream, attachment: Attachment) -> None:
         request = decode(REQUESTS, stream.receive(Deadline(_GREETING_SECONDS)).document)
@@ -119,7 +110,7 @@ class SessionServer:
                 raise DistNetworkError("this is another agent than the one that was offered; ask the gateway again")
             if job_digest(request.terms.job) != attachment.job:
                 raise ForbiddenJobError("the credential given is that of another job than the lease's")
-            session = Session(self._leases, stream, request.terms, request.joining)
+            session = Session(self._leases, stream, request.terms)
         except DistError as error:
             stream.send(attach_frames.encode(Kind.ERROR, encode(error_data(error))))
             return

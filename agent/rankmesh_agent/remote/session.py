@@ -23,13 +23,7 @@ from rankmesh_agent.wire.schemas import LeaseTerms
 
 
 class HeldMessage(NamedTuple):
-    """A message in progress.
-
-    Attributes:
-        group: its group.
-        message: the message.
-        array: the array it is received into, None if it is sent.
-    """
+    """A message in progress, and the array it is received into; None if it is sent."""
 
     group: LocalCommunicator
     message: PendingMessage
@@ -42,8 +36,7 @@ class Session:
     Args:
         leases: of the agent.
         stream: of the process; it is the lease.
-        terms: of the lease.
-        join_seconds: seconds that the join may take.
+        terms: see LeaseTerms.
 
     Attributes:
         active: the lease.
@@ -60,7 +53,7 @@ class Session:
     groups: dict[int, LocalCommunicator]
     messages: dict[int, HeldMessage]
 
-    def __init__(self, leases: LeaseManager, stream: FramedStream, terms: LeaseTerms, join_seconds: float) -> None:
+    def __init__(self, leases: LeaseManager, stream: FramedStream, terms: LeaseTerms) -> None:
         self.lost: deque[DistBackendError] = deque()
         self._leases = leases
         self._stream = stream
@@ -69,8 +62,8 @@ class Session:
         self._streams: set[FramedStream] | None = None
         """The streams for calls; None while there may be none: before the join, and after the end."""
         self._released = False
-        # The join takes as long as it takes; meanwhile, the server detects the end of the process.
-        self.active = leases.acquire(terms, join_seconds=join_seconds, on_end=self._on_end)
+        # Does not wait for the join: the server detects the end of the process meanwhile.
+        self.active = leases.acquire(terms, self._on_end)
 
     def await_join(self) -> None:
         """Have the process get the response to its lease request when the join is over."""

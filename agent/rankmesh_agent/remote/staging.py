@@ -1,8 +1,7 @@
 """Staging buffer of a stream: memory that an attached process and its agent on the same host share for arrays of calls.
 
-The process creates the memory, an anonymous file (memfd_create), and sends its descriptor with the first call whose
-arrays it has no room for. It copies the arrays into the buffer, the agent executes the call on them there, and the
-process copies the results out. The file is sealed against shrinking, so that no access of the agent raises SIGBUS.
+The process creates the memory (memfd_create), sealed against shrinking, so that no access of the agent raises SIGBUS,
+and sends its descriptor with the first call whose arrays it has no room for. It copies arrays in and results out.
 """
 
 from __future__ import annotations
@@ -101,13 +100,7 @@ class StagedStream(FramedStream):
         self._staged = False
 
     def send_request(self, document: bytes, up: Sequence[memoryview], room: int) -> None:
-        """Send a request and its arrays.
-
-        Args:
-            document: of the request.
-            up: its arrays.
-            room: bytes of arrays that the response may have behind those of the request.
-        """
+        """Send a request and its arrays, behind which the response may have ``room`` bytes of arrays."""
         nbytes = sum(map(len, up))
         descriptors = self._reserve(nbytes + room)
         staging = self._staging if self._staged else None
@@ -125,12 +118,7 @@ class StagedStream(FramedStream):
                 staging.release()
 
     def receive_arrays(self, response: Header, down: Sequence[memoryview], begin: int) -> None:
-        """Receive the arrays of a response, if it has any.
-
-        Args:
-            response: its header.
-            down: memory for them.
-            begin: their offset in the staging buffer.
+        """Receive the arrays of a response, if it has any; ``begin`` is their offset in the staging buffer.
 
         Raises:
             ProtocolError: the agent has sent another number of bytes.
@@ -156,7 +144,7 @@ class StagedStream(FramedStream):
             staging.release()
 
     def _reserve(self, nbytes: int) -> list[int]:
-        """Have the buffer for a request's arrays, if it has any; return the descriptor of a new one."""
+        """Have a buffer for the arrays; return the descriptor of a new one."""
         self._staged = bool(nbytes) and self.is_local
         if not self._staged or (self._staging is not None and self._staging.bytes.size >= nbytes):
             return []
@@ -219,7 +207,8 @@ class AgentStream(FramedStream):
         Raises:
             ProtocolError: the request has brought another number of bytes, or the arrays are too large.
         """
-        sent, filled = self._sizes(sum(inputs) * dtype.itemsize, sum(outputs) * dtype.itemsize)
+        sent, filled = sum(inputs) * dtype.itemsize, sum(outputs) * dtype.itemsize
+        self._check_sizes(sent, filled)
         if self._request.flags & STAGED:
             memory = self._staged(sent + filled)
             source, target = memory[:sent], memory[sent:]
@@ -235,11 +224,11 @@ class AgentStream(FramedStream):
             ProtocolError: see take_arrays.
         """
         nbytes = count * dtype.itemsize
-        self._sizes(nbytes if sent else 0, 0 if sent else nbytes)
-        if self._request.flags & STAGED:
-            staged = self._staged(nbytes)
-            return (staged.copy() if sent else np.empty(nbytes, np.uint8)).view(dtype)
-        return (ReusableBuffer(0).receive(self, nbytes) if sent else np.empty(nbytes, np.uint8)).view(dtype)
+        self._check_sizes(nbytes if sent else 0, 0 if sent else nbytes)
+        staged = self._staged(nbytes) if self._request.flags & STAGED else None
+        if not sent:
+            return np.empty(nbytes, np.uint8).view(dtype)
+        return (ReusableBuffer(0).receive(self, nbytes) if staged is None else staged.copy()).view(dtype)
 
     def return_arrays(self, arrays: Sequence[Array]) -> None:
         """Have the response return arrays of ``take_arrays``."""
@@ -251,24 +240,20 @@ class AgentStream(FramedStream):
         if self._request.flags & STAGED:
             self._staged(array.nbytes)[:] = array.view(np.uint8)
 
-    def _sizes(self, sent: int, filled: int) -> tuple[int, int]:
-        """Return the bytes of the arrays of a request, if they agree with the frame."""
+    def _check_sizes(self, sent: int, filled: int) -> None:
         if sent != self._request.payload or filled > attach_frames.MAX_PAYLOAD:
             raise ProtocolError(
                 f"an attached process sent {self._request.payload} bytes for a call that reads arrays of {sent} bytes "
                 f"and fills arrays of {filled} bytes"
             )
-        return sent, filled
 
     def _staged(self, nbytes: int) -> Memory:
-        """Return the start of the staging buffer."""
         if self._staging is None or nbytes > self._staging.bytes.size:
             raise ProtocolError(f"an attached process has no buffer for the {nbytes} bytes of its call's arrays")
         return self._staging.bytes[:nbytes]
 
 
 def _split(memory: Array, dtype: np.dtype[Any], lengths: Sequence[int]) -> list[Array]:
-    """Return arrays of these lengths, one behind the other in memory."""
     arrays, begin = [], 0
     for length in lengths:
         end = begin + length * dtype.itemsize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -13,13 +12,12 @@ from msgspec.msgpack import Decoder, Encoder
 
 from rankmesh_agent.store.command import Command, Seconds
 from rankmesh_agent.store.commands import COMMANDS, MultiGet
-from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import (
-    BY_CODE,
     DistStoreError,
     InvalidValueError,
     ProtocolError,
     RankFailedError,
+    from_document,
 )
 from rankmesh_agent.wire.store_frames import HEADER, HEADER_BYTES, MAX_BYTES, Frame, RequestId, decode_header
 
@@ -44,14 +42,6 @@ class Request(Struct, frozen=True, array_like=True):
     command: AnyCommand
     request_id: RequestId | None = None
     timeout: Seconds = 0.0
-
-
-class Failure(Struct, frozen=True, array_like=True):
-    """An error's code and message; if it names ranks, its data as JSON."""
-
-    code: str
-    message: str
-    details: bytes = b""
 
 
 def _plain(value: Any) -> Any:
@@ -128,9 +118,7 @@ def encode_result(seq: int, result: Any) -> bytearray:
 
 def encode_error(seq: int, error: DistStoreError | RankFailedError) -> bytearray:
     """Return a command's error as a frame."""
-    message = error.message.encode("utf-8", "replace").decode()
-    details = json.dumps(error.details()).encode() if error.ranks else b""
-    body = _encoder.encode((Failure(error.code, message, details), None))
+    body = _encoder.encode((error.document(), None))
     return bytearray(HEADER.pack(len(body), seq) + body)
 
 
@@ -144,21 +132,21 @@ def decode_result(command: Command[T], frame: Frame) -> T:
     try:
         failure, result = _responses(type(command)).decode(memoryview(frame)[HEADER_BYTES:])
         if failure is not None:
-            known = BY_CODE.get(failure.code, DistStoreError)
-            kind = known if issubclass(known, DistStoreError | RankFailedError) else DistStoreError
-            raised = kind(failure.message, **(json_text.loads(failure.details) if failure.details else {}))
+            raised = from_document(failure)
+            if not isinstance(raised, DistStoreError | RankFailedError):
+                raised = DistStoreError(raised.message)
         elif isinstance(command, MultiGet) and len(result) != len(command.keys):
             raise ValueError("it has another number of values than there are keys")
         else:
             found: T = result
             return found
-    except (DecodeError, ValueError, TypeError, AttributeError) as error:
+    except (DecodeError, ValueError, KeyError, TypeError) as error:
         raise ProtocolError(f"a response of the store's binary protocol is malformed: {error}") from None
     raise raised
 
 
 @functools.cache
-def _responses(kind: type[Command[Any]]) -> Decoder[tuple[Failure | None, Any]]:
+def _responses(kind: type[Command[Any]]) -> Decoder[tuple[dict[str, Any] | None, Any]]:
     """Return the decoder of the responses to a command: T of its class is the type of its result."""
     (result, *_) = get_args(kind.__orig_bases__[0])  # type: ignore[attr-defined]
-    return Decoder(tuple[Failure | None, result | None])  # type: ignore[valid-type]
+    return Decoder(tuple[dict[str, Any] | None, result | None])  # type: ignore[valid-type]

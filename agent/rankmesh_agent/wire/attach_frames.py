@@ -17,11 +17,10 @@ Where both are on one host, the arrays of a connection's calls are in a staging 
 descriptor comes along with a request. The agent leaves the arrays that it fills behind those that it reads, and the
 response has the flag, and no payload.
 
-The attachment of the HELLO is the agent, the job and the lease. Without a lease, the first request on the connection
-leases the agent for one rank of the job. The connection is then the lease, and the lease ends with it, for any end of
-the client. With the id of a lease, it is one of any number of connections for the calls of this lease, so that the
-calls of several threads do not wait for each other. The credential is that of the job, or that of the lease
-(wire.credentials).
+The attachment of the HELLO is the agent, the job and the lease; the credential is that of the job. Without a lease, the
+first request on the connection leases the agent for one rank of the job. The connection is then the lease, and the
+lease ends with it, for any end of the client. With the id of a lease, it is one of any number of connections for its
+calls: those of several threads do not wait for each other.
 """
 
 from __future__ import annotations
@@ -65,25 +64,17 @@ class Header(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """Purpose of a connection: an agent, a job and a lease.
-
-    Attributes:
-        agent: id of the agent.
-        job: digest of the job, see wire.credentials.
-        lease: id of the lease, 32 hexadecimal digits; empty for a new one.
-    """
+    """Purpose of a connection: ids of an agent and a lease, empty for a new one, and the digest of a job."""
 
     agent: str
     job: bytes
     lease: str = ""
 
     def encode(self) -> bytes:
-        """Return the attachment of the HELLO."""
         return _ATTACHMENT.pack(self.agent.encode(), self.job, bytes.fromhex(self.lease))
 
     @classmethod
     def decode(cls, data: bytes) -> Attachment:
-        """Return the attachment of a HELLO."""
         agent, job, lease = _ATTACHMENT.unpack(data)
         return cls(agent.rstrip(b"\0").decode("utf-8", "replace"), job, lease.hex() if any(lease) else "")
 

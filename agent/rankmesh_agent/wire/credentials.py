@@ -99,6 +99,22 @@ class Grant(NamedTuple):
             )
 
 
+class _Parts(NamedTuple):
+    """A credential's parts: the job, the role or lease by its name in the text, the lease's id, the secret."""
+
+    job: str | None
+    what: str
+    lease: str
+    key: bytes
+
+
+def _parse(credential: str) -> _Parts:
+    match = _TEXT.fullmatch(credential)
+    if match is None:
+        return _Parts(None, "", "", credential.encode())
+    return _Parts(unquote(match[1], errors="surrogatepass"), match[2], match[3] or "", match[4].encode())
+
+
 @dataclass(frozen=True, repr=False)
 class Credentials:
     """Credentials that a server accepts from its clients.
@@ -130,11 +146,10 @@ class Credentials:
         """Return what a client's credential permits; None for one that is not accepted."""
         if not self.run:
             return Grant(Role.RUN)
-        given = key_material(credential)
-        job = job_of(credential)
-        derived = () if job is None else self.of_job(job, lease_of(credential))
+        job, _, lease, key = _parse(credential)
+        derived = () if job is None else self._of_job(job, lease)
         accepted = (*_accepted(self), *derived)
-        return next((grant for grant, each in accepted if hmac.compare_digest(given, key_material(each))), None)
+        return next((grant for grant, each in accepted if hmac.compare_digest(key, key_material(each))), None)
 
     def named(self, name: str) -> str:
         """Return the credential, or its key, that a client names by ``server_name``; empty for an unknown one."""
@@ -146,7 +161,7 @@ class Credentials:
             return next((credential for credential in found if server_name(credential) == name), "")
         what, lease, digest = of_job[1], of_job[2], bytes.fromhex(of_job[3] + of_job[4])
         key = self.key_of_job(digest)
-        return lease_key(key, lease) if lease else _role_key(key, what)
+        return _lease_key(key, lease) if lease else _role_key(key, what)
 
     @property
     def of_own_job(self) -> str:
@@ -158,9 +173,9 @@ class Credentials:
         given = {Role.RUN: self.run, Role.USE: self.use, Role.READ: self.read}[role]
         return given or (derive(self.run, role) if self.run else "")
 
-    def of_job(self, job: str, lease: str = "") -> tuple[tuple[Grant, str], ...]:
+    def _of_job(self, job: str, lease: str = "") -> tuple[tuple[Grant, str], ...]:
         """Return the credentials of a job, or of a lease for it; none if the token is itself a job's."""
-        return _of_job(self.run, job, lease) if self.run and job and job_of(self.run) is None else ()
+        return _derived(self.run, job, lease) if self.run and job and job_of(self.run) is None else ()
 
     def key_of_job(self, digest: bytes) -> str:
         """Return the key of the job of a digest; an unknown one if the token is another job's."""
@@ -196,31 +211,17 @@ def for_job(token: str, job: str) -> str:
 
 
 def for_lease(key: str, job: str, lease: str) -> str:
-    """Return the credential of a lease.
-
-    Args:
-        key: the credential of the job, or its key; empty for none.
-        job: the job.
-        lease: id of the lease, 32 hexadecimal digits.
-    """
-    return key and _text(job, f"lease-{lease}", lease_key(key, lease))
+    """Return the credential of a lease, whose id has 32 hexadecimal digits; ``key`` is the job's, or its credential."""
+    return key and _text(job, f"lease-{lease}", _lease_key(key, lease))
 
 
-def lease_key(key: str, lease: str) -> str:
-    """Return the key of a lease; for the arguments see ``for_lease``."""
+def _lease_key(key: str, lease: str) -> str:
     return hkdf(key_material(key), "rankmesh lease", context=bytes.fromhex(lease)).hex()
 
 
 def job_of(credential: str) -> str | None:
     """Return the job that a credential holds for, None for one that holds for all."""
-    match = _TEXT.fullmatch(credential)
-    return None if match is None else unquote(match[1], errors="surrogatepass")
-
-
-def lease_of(credential: str) -> str:
-    """Return the lease that a credential holds for, empty for one that holds for all."""
-    match = _TEXT.fullmatch(credential)
-    return "" if match is None else match[3] or ""
+    return _parse(credential).job
 
 
 @functools.lru_cache(256)
@@ -229,11 +230,11 @@ def server_name(credential: str) -> str:
 
     It is visible on the network, and does not reveal the credential: the digest of a job's name, or of the credential.
     """
-    match = _TEXT.fullmatch(credential)
-    if match is None:
+    job, what, _, _ = _parse(credential)
+    if job is None:
         return f"{hkdf(tls_secret(credential), 'rankmesh name').hex()[:32]}.{NAMES}"
-    digest = job_digest(unquote(match[1], errors="surrogatepass")).hex()
-    return f"{match[2]}.{digest[:32]}.{digest[32:]}.{NAMES}"
+    digest = job_digest(job).hex()
+    return f"{what}.{digest[:32]}.{digest[32:]}.{NAMES}"
 
 
 def remedy(credential: str) -> str:
@@ -262,10 +263,9 @@ def check_form(credential: str) -> str:
 
 @functools.lru_cache(256)
 def tls_secret(credential: str) -> bytes:
-    """Return the secret of a credential's authority and name, of which a network sees what can be computed from it.
+    """Return the secret of a credential's authority and name, which a network sees, and could try tokens by.
 
-    Who sees that could try tokens. One that is not made of 128 random bits is therefore stretched by scrypt (RFC 7914),
-    by which a try takes some 0.1 s and 32 MiB.
+    So a token that is not made of 128 random bits is stretched by scrypt (RFC 7914): a try takes 0.1 s and 32 MiB.
     """
     material = key_material(credential)
     if not _RANDOM.fullmatch(credential) and material == credential.encode():
@@ -275,8 +275,7 @@ def tls_secret(credential: str) -> bytes:
 
 def key_material(credential: str) -> bytes:
     """Return the secret part of a credential."""
-    match = _TEXT.fullmatch(credential)
-    return (credential if match is None else match[4]).encode()
+    return _parse(credential).key
 
 
 def job_digest(job: str) -> bytes:
@@ -288,11 +287,11 @@ def job_digest(job: str) -> bytes:
 def _accepted(credentials: Credentials) -> tuple[tuple[Grant, str], ...]:
     """Return the credentials of all jobs, and of the server's."""
     of_all = tuple((Grant(role), credentials.of_role(role)) for role in ROLES)
-    return (*of_all, *credentials.of_job(credentials.job))
+    return (*of_all, *credentials._of_job(credentials.job))
 
 
 @functools.lru_cache(256)
-def _of_job(token: str, job: str, lease: str) -> tuple[tuple[Grant, str], ...]:
+def _derived(token: str, job: str, lease: str) -> tuple[tuple[Grant, str], ...]:
     run = for_job(token, job)
     if lease:
         return ((Grant(Role.LEASE, job, lease), for_lease(run, job, lease)),)
@@ -312,13 +311,6 @@ def _text(job: str, what: str, key: str) -> str:
 
 
 def hkdf(secret: bytes, info: str, salt: bytes = b"", context: bytes = b"") -> bytes:
-    """Return a key of 32 bytes: HKDF-SHA256 (RFC 5869), whose output here is one block.
-
-    Args:
-        secret: the input keying material.
-        info: purpose of the key.
-        salt: random bytes, not secret.
-        context: more of the ``info``, which binds the key to it.
-    """
+    """Return a key of 32 bytes: HKDF-SHA256 (RFC 5869), whose output here is one block; ``context`` ends the info."""
     extracted = hmac.digest(salt or bytes(_HASH_BYTES), secret, "sha256")
     return hmac.digest(extracted, info.encode() + context + b"\x01", "sha256")

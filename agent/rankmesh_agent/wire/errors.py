@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
@@ -66,9 +67,7 @@ class DistError(RuntimeError):
 
     Attributes:
         ranks: global ranks concerned (failed, missing, taken).
-        op: the operation, for example ``"all_reduce"``.
-        group: the group's name.
-        seq: the operation's sequence number in its group.
+        op, group, seq: the operation, for example ``"all_reduce"``, its group's name, and its number in the group.
         address: the network address or URL concerned.
         first_failure: the failure that ended the group, if that preceded the call.
         retryable: whether the same request may succeed later.
@@ -106,12 +105,12 @@ class DistError(RuntimeError):
         found = {name: getattr(self, name) for name in _DETAILS} | {"ranks": list(self.ranks)}
         return {name: value for name, value in found.items() if value not in (None, [])}
 
+    def document(self) -> dict[str, Any]:
+        """The error as JSON-ready values; see ``from_document``."""
+        return self.details() | {"code": self.code, "message": self.message}
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details()))
-
-
-def _rebuild(kind: type[DistError], message: str, details: dict[str, Any]) -> DistError:
-    return kind(message, **details)
+        return partial(type(self), **self.details()), (self.message,)
 
 
 class DistBackendError(DistError):
@@ -364,10 +363,19 @@ def from_code(code: str, message: str, **details: Any) -> DistError:
     return BY_CODE.get(code, DistError)(message, **known)
 
 
+def from_document(document: dict[str, Any]) -> DistError:
+    """Return the error of a document.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+    details = dict(document)
+    return from_code(str(details.pop("code")), str(details.pop("message")), **details)
+
+
 def to_frame(error: DistError) -> dict[str, Any]:
-    """Return an error as JSON-ready values that fit into a frame without a posted buffer: its ranks as ranges."""
-    found = error.details() | {"code": error.code, "message": error.message[:_MAX_CHARACTERS]}
-    return found | {"ranks": ranks_to_frame(error.ranks)}
+    """Return the document of an error that fits into a frame without a posted buffer: its ranks as ranges."""
+    return error.document() | {"message": error.message[:_MAX_CHARACTERS], "ranks": ranks_to_frame(error.ranks)}
 
 
 def ranks_to_frame(ranks: Sequence[int]) -> str:
@@ -377,13 +385,8 @@ def ranks_to_frame(ranks: Sequence[int]) -> str:
 
 
 def from_frame(found: dict[str, Any]) -> DistError:
-    """Return the error of values as ``to_frame`` returns them.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: they are none.
-    """
-    ranks = numbers_in(found.pop("ranks", ""))
-    return from_code(str(found.pop("code")), str(found.pop("message")), ranks=ranks, **found)
+    """Return the error of a document that ``to_frame`` has made; raises ValueError, too."""
+    return from_document(found | {"ranks": numbers_in(found.get("ranks", ""))})
 
 
 def without_traceback(error: E) -> E:

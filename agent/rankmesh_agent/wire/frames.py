@@ -9,8 +9,8 @@
     6       2     dtype        element type of the payload (wire.dtypes), 0 for none
     8       8     group        id of the group
     16      4     epoch        epoch of the job
-    20      4     part         round of an ENTER; generation of an RTS whose receiver may read the data itself; how the
-                               sender of a GOODBYE leaves, or the sender of an ABORT its group (wire.goodbye)
+    20      4     part         round of an ENTER; generation of an RTS whose receiver may read the data itself; GROUP
+                               of an ABORT by which its sender leaves the group (wire.goodbye)
     24      8     seq          the operation's sequence number in its group; id of a point-to-point message
     32      8     tag          point-to-point tag (signed); of a GOODBYE about another rank, that rank + 1
     40      8     length       bytes of payload that follow
@@ -107,12 +107,7 @@ def encode(
 
 
 def decode(data: bytes | bytearray | memoryview, offset: int = 0, eager_limit: int = SMALL) -> Header:
-    """Return the header at ``offset``.
-
-    Args:
-        data: at least 64 bytes from ``offset``.
-        offset: start of the header.
-        eager_limit: maximum EAGER payload in bytes.
+    """Return the header at ``offset`` of data with at least 64 bytes from there.
 
     Raises:
         ProtocolError: another magic or version, an unknown opcode or dtype, or a length over the limit.

@@ -1,27 +1,24 @@
-"""End of a rank: how and why it leaves its job, or one group, in the part and the payload of a frame. Pure: no I/O.
+"""End of a rank: how and why it leaves its job, or one group, as the JSON payload of a frame. Pure: no I/O.
 
-The frame is a GOODBYE, or for one group an ABORT whose part has GROUP: it ends the waits that need the rank.
+The frame is a GOODBYE, or for one group an ABORT whose part is GROUP: it ends the waits that need the rank.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import DistError, from_frame, ranks_to_frame, to_frame
 from rankmesh_agent.wire.ranges import numbers_in
 
-_DIED, _RAISED, _JSON = 1, 2, 4
-"""Bits of the part of the frame."""
-GROUP = 8
-"""The same: the rank leaves the group only. An ABORT without it ends the group."""
-_SILENT = 16
+GROUP = 1
+"""Part of an ABORT by which the rank leaves the group only. An ABORT without it ends the group."""
 _MAX_CHARACTERS = 4000
 """Of the reason: with a failure, it fits into a frame without a posted buffer."""
 
 
 class Goodbye(NamedTuple):
-    """End of a rank: the GOODBYE that it sends when it leaves, or the loss that its peers detect.
+    """End of a rank: the GOODBYE that it sends, or the loss that its peers detect.
 
     Attributes:
         reason: why, for the errors of ranks that wait for it; may be empty. Without a word: the connection's error.
@@ -45,30 +42,18 @@ class Goodbye(NamedTuple):
         """True if the rank has left in order: only waits that need it end."""
         return not (self.died or self.raised)
 
-    def encode(self) -> tuple[int, bytes]:
-        """Return the part and the payload of the frame."""
-        part = _DIED * self.died | _RAISED * self.raised | _SILENT * self.silent
-        reason = self.reason[:_MAX_CHARACTERS]
-        failure = self.failure
-        if failure is None and not self.ranks:
-            return part, reason.encode(errors="replace")
-        document: dict[str, Any] = {"reason": reason, "ranks": ranks_to_frame(self.ranks)}
-        if failure is not None:
-            document["failure"] = to_frame(failure)
-        return part | _JSON, json_text.encode(document)
+    def encode(self) -> bytes:
+        """Return the payload of the frame."""
+        document = self._asdict() | {"reason": self.reason[:_MAX_CHARACTERS], "ranks": ranks_to_frame(self.ranks)}
+        return json_text.encode(document | {"failure": self.failure and to_frame(self.failure)})
 
 
-def decode(part: int, payload: bytes) -> Goodbye:
-    """Return the goodbye of a frame; what cannot be read is left out."""
-    reason, failure = payload.decode(errors="replace"), None
-    ranks: tuple[int, ...] = ()
-    if part & _JSON:
-        try:
-            document: dict[str, Any] = json_text.loads(payload)
-            reason, ranks = str(document["reason"]), tuple(numbers_in(document["ranks"]))
-            error = document.get("failure")
-            if error is not None:
-                failure = from_frame(error)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            reason = "its reason cannot be read"
-    return Goodbye(reason, bool(part & _DIED), bool(part & _RAISED), failure, ranks, bool(part & _SILENT))
+def decode(payload: bytes) -> Goodbye:
+    """Return the goodbye of a frame; one that cannot be read is that of an exception."""
+    try:
+        document = json_text.loads(payload)
+        reason, failure, ranks = document["reason"], document["failure"], tuple(numbers_in(document["ranks"]))
+        died, raised, silent = (bool(document[name]) for name in ("died", "raised", "silent"))
+        return Goodbye(str(reason), died, raised, failure and from_frame(failure), ranks, silent)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Goodbye("its goodbye cannot be read", raised=True)

@@ -1,7 +1,4 @@
-"""JSON text from another process, and to it: as plain data, or as dataclasses, whose fields msgspec checks.
-
-Pure: this module performs no I/O.
-"""
+"""JSON text from another process, and to it: as plain data, or as dataclasses, whose fields msgspec checks."""
 
 from __future__ import annotations
 
@@ -57,8 +54,8 @@ def convert(kind: type[T], document: object) -> T:
     try:
         try:
             return msgspec.convert(document, kind)
-        except msgspec.ValidationError:  # 2.0 is a whole number in JSON Schema, and not for msgspec
-            return msgspec.convert(_WHOLE.decode(json.dumps(document)), kind)
+        except msgspec.ValidationError:  # perhaps of 2.0, a whole number in JSON Schema, and not for msgspec
+            return msgspec.convert(loads(json.dumps(document)), kind)
     except msgspec.ValidationError as error:
         raise _invalid(error) from None
 
@@ -90,7 +87,7 @@ def encode(document: object) -> bytes:
 
 
 def loads(text: bytes | bytearray | str) -> Any:
-    """Return the value of a JSON text (RFC 8259): its numbers are finite, and integers have at most 64 bits.
+    """Return the value of a JSON text (RFC 8259): numbers are finite, integers have at most 64 bits, 2.0 is one.
 
     Raises:
         ValueError: the text is not JSON, not UTF-8, or nested too deep for the parser; or a number is out of range.
@@ -112,12 +109,7 @@ def _float(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
         raise ValueError("a number in the JSON is out of range")
-    return number
-
-
-def _whole(digits: str) -> float:
-    number = float(digits)
-    return int(number) if number.is_integer() else number
+    return int(number) if number.is_integer() and abs(number) <= _MOST else number
 
 
 def _refuse(name: str) -> NoReturn:
@@ -125,7 +117,6 @@ def _refuse(name: str) -> NoReturn:
 
 
 _FINITE = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_refuse)
-_WHOLE = json.JSONDecoder(parse_float=_whole)
 
 
 @functools.cache

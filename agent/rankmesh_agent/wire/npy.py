@@ -37,8 +37,7 @@ def read(body: Array, named: np.dtype[Any] | None = None) -> Array:
         named: element type of the result, if the file cannot express it: NumPy stores ml_dtypes' types as opaque bytes.
 
     Raises:
-        ValueError: the bytes are no .npy file, their number differs from the header's, or ``named`` does not fit the
-            elements.
+        ValueError: the bytes are no .npy file, or of another number than the header's; or ``named`` does not fit them.
         TypeError: the elements cannot be communicated (objects, strings, dates).
     """
     file = io.BytesIO(body[: MAX_HEADER + _LONGEST_PREFIX].data)

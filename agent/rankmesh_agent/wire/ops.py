@@ -56,11 +56,7 @@ class ReduceOp(enum.IntEnum):
         return format(str(self), spec)
 
     def __call__(self, factor: complex) -> PremulSum:
-        """Return the sum of each rank's array multiplied by the factor of that rank.
-
-        Raises:
-            TypeError: this is not PREMUL_SUM, or the factor is not a number.
-        """
+        """Return the sum of each rank's array multiplied by its factor; raise TypeError unless this is PREMUL_SUM."""
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; only ReduceOp.PREMUL_SUM(factor) does")
         return PremulSum(factor)

@@ -19,14 +19,7 @@ def partners(rank: int, size: int, full_mesh: int) -> list[int]:
 
 
 def neighbours(rank: int, size: int, full_mesh: int, factor: int = _FACTOR) -> list[int]:
-    """Return the neighbours of a rank, in order; the relation is symmetric.
-
-    Args:
-        rank: the rank.
-        size: number of ranks.
-        full_mesh: number of ranks up to which all are neighbours.
-        factor: ratio of consecutive distances.
-    """
+    """Return the neighbours of a rank among ``size``, in order; up to ``full_mesh`` ranks, all are. It is symmetric."""
     if size <= full_mesh:
         return [other for other in range(size) if other != rank]
     found, distance = set[int](), 1

@@ -10,8 +10,8 @@ _MAX_NUMBERS = 1 << 20
 
 
 def named_ranks(numbers: Sequence[int]) -> str:
-    """Return ranks as text: ``rank 1``, or ``ranks 1, 2``."""
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
+    """Return ranks as text: ``rank 1``, or ``ranks 1, 2``; many as ranges."""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {shortened(numbers)}"
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

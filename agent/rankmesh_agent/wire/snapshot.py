@@ -1,10 +1,7 @@
-"""Snapshot of one rank for diagnosis: the JSON document, and the dump.
+"""Snapshot of one rank for diagnosis, and the dump, which has that of the moment in which a group failed.
 
-A client connects to the agent's port (``wire.hello``), and the agent sends the document and closes the connection.
-Unlike an HTTP request, this needs no web framework, whose import takes longer than an operator of a stuck job should
-wait; and all parts of the document are of one moment.
-
-A dump is the snapshot of the moment in which a group failed, in a file.
+A client connects to the agent's port (``wire.hello``), and the agent sends the JSON document and closes the connection:
+this needs no web framework, whose import takes longer than an operator of a stuck job should wait.
 """
 
 from __future__ import annotations
@@ -25,13 +22,7 @@ DUMP_FORMAT = "rankmesh-dump/1"
 
 @dataclass
 class SnapshotGroup:
-    """A group of the rank.
-
-    Attributes:
-        id, name: see GroupInfo.
-        ranks: the members, by their ranks in the job.
-        seq: number of the latest collective that this rank has begun.
-    """
+    """A group of the rank: its members, by their ranks in the job, and the number of its latest collective here."""
 
     id: str
     name: str
@@ -68,14 +59,7 @@ class SnapshotCall:
 
 @dataclass
 class SnapshotStoreWait:
-    """A call of the job's store that waits for keys.
-
-    Attributes:
-        op: name of the call.
-        keys: the keys, at most 10.
-        age: seconds since it began.
-        seconds: its timeout.
-    """
+    """A call of the job's store that waits for keys, of which 10 are listed; its age and its timeout in seconds."""
 
     op: str
     keys: list[str]

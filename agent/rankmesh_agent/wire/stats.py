@@ -51,13 +51,7 @@ class GroupOpStats(OpStats):
 
 @dataclass
 class HeartbeatStats:
-    """An agent's heartbeats.
-
-    Attributes:
-        answered: number of heartbeats with a response of the gateway.
-        unanswered: number of heartbeats without one.
-        age: seconds since the last response.
-    """
+    """An agent's heartbeats with and without a response of the gateway, and the seconds since the last response."""
 
     answered: int
     unanswered: int

@@ -11,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http import HTTPStatus
 
 from rankmesh._launcher.plan import Plan
+from rankmesh_agent.membership.gateway_client import RESPONSE_SECONDS, GatewayClient, UnavailableError
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError, log_failure
-from rankmesh_agent.net.http_client import HttpClient, HttpResponse, NoResponseError
-from rankmesh_agent.wire import json_text
+from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.schemas import (
     LAUNCHER_SECONDS,
     NO_NODE,
@@ -31,7 +30,6 @@ FIRST_REPORT_SECONDS = 4.0
 """Seconds after the last call, without enough nodes or without a gateway, before the first report of that."""
 REPORT_SECONDS = 10.0
 """Interval of the reports after that."""
-_RESPONSE_SECONDS = 2.0
 
 
 class RendezvousError(Exception):
@@ -78,7 +76,8 @@ class NodeRendezvous:
         self._settled = threading.Condition()
         self._unanswered = "its address is not known yet"
         self._ended_alone = False
-        self._http = HttpClient(job.token)
+        self._gateway = GatewayClient(lambda: job.url, job.token)
+        self._gateway.locate()
         self._changed = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._send_heartbeats, name="rankmesh-launcher-heartbeat", daemon=True)
@@ -160,7 +159,7 @@ class NodeRendezvous:
     def settle(self) -> None:
         """Wait for the reply to the last report, or until there is none in time."""
         with self._settled:
-            self._settled.wait_for(lambda: self._exchanged == self._reported, 2 * _RESPONSE_SECONDS)
+            self._settled.wait_for(lambda: self._exchanged == self._reported, 2 * RESPONSE_SECONDS)
 
     def acknowledge(self) -> None:
         """Make ``fd`` unreadable until the next change."""
@@ -172,7 +171,7 @@ class NodeRendezvous:
         self._closed = True
         self._changed.set()
         self._thread.join()
-        self._http.close()
+        self._gateway.close()
         os.close(self.fd)
 
     def _begin(self, latest: LauncherReply) -> Plan:
@@ -218,25 +217,19 @@ class NodeRendezvous:
             beat, number = self._beat, self._reported
         before = self.latest, self.refusal, self._ended_alone
         try:
-            url = f"{self._plan.url}/v1/launchers"
-            self._record(self._http.request("POST", url, beat, timeout=_RESPONSE_SECONDS))
-        except (NoResponseError, DescriptorLimitError, ValueError, TypeError, KeyError) as error:
-            self._unanswered = str(error) or type(error).__name__
-            # With the gateway gone, the job has ended on its node, or its launcher is lost.
-            self._ended_alone = beat.state == "ended"
+            reply = self._gateway.read(LauncherReply, "launchers", beat)
+            if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
+                self.latest = reply
+            self._unanswered, self._ended_alone = "", False
+        except (UnavailableError, DistError) as error:
+            if isinstance(error, DistError) and type(error) not in (DistNetworkError, DescriptorLimitError):
+                self.refusal = error.message
+            else:
+                self._unanswered = str(error)
+                # With the gateway gone, the job has ended on its node, or its launcher is lost.
+                self._ended_alone = beat.state == "ended"
         with self._settled:
             self._exchanged = number
             self._settled.notify_all()
         if before != (self.latest, self.refusal, self._ended_alone):
             os.eventfd_write(self.fd, 1)
-
-    def _record(self, answer: HttpResponse) -> None:
-        if answer.status == HTTPStatus.OK:
-            reply = json_text.read(LauncherReply, answer.body)
-            if reply.attempt >= self.latest.attempt:  # less only from a gateway that does not know the attempt yet
-                self.latest = reply
-            self._unanswered, self._ended_alone = "", False
-        elif answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.refusal = f"the gateway at {self._plan.url} refuses: {answer.json()['detail']}"
-        else:
-            self._unanswered = f"it answers {answer.status}"

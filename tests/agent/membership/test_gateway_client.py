@@ -197,21 +197,6 @@ class TestJoin:
             closing.join()
         assert caught.value.ranks == (1, 3)
 
-    def test_a_rank_that_has_left_is_missing_although_it_was_there(self):
-        """It left with the gateway in its process: the next gateway has never seen it."""
-        first, later = (
-            (200, asdict(JoinReply(False, "job", 1, 3, [member(rank) for rank in ranks], [])))
-            for ranks in ((0, 2), (1, 2))
-        )
-        text = "rank 0, which had joined and have left, of job"
-        with (
-            serving(Scripted(first, later)) as url,
-            client_of(lambda: url) as client,
-            pytest.raises(JoinTimeoutError, match=text) as caught,
-        ):
-            join_as(client, "job", 3, member(2), 1.0)
-        assert caught.value.ranks == (0,)
-
 
 class TestHeartbeat:
     @pytest.fixture

@@ -108,7 +108,7 @@ def test_a_rank_whose_host_is_silent_is_not_dead_at_those_who_are_told_either(
     alone: tuple[ProgressEngine, list[int]],
 ) -> None:
     engine, _ = alone
-    part, payload = Goodbye("it answers nothing", died=True, silent=True).encode()
+    payload = Goodbye("it answers nothing", died=True, silent=True).encode()
     with engine.lock:
-        engine._on_goodbye(1, 2, goodbye.decode(part, payload))
+        engine._on_goodbye(1, 2, goodbye.decode(payload))
     assert engine.lost_peers[2] == Goodbye("it answers nothing", died=True, silent=True)

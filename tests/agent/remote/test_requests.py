@@ -34,7 +34,7 @@ SEND = Message(1, 2, True, 3, -(1 << 63), 11, 5, 0.25, blocking=False)
         COLLECTIVE,
         SEND,
         Wait(2, None, own=True),
-        Acquire(LeaseTerms("job", -1, 4, math.inf, "pid 7"), 1.5),
+        Acquire(LeaseTerms("job", -1, 4, math.inf, "pid 7", join_seconds=1.5)),
         NewGroup([2, 0], math.inf, [1, 0]),
         Failure(naming=[1]),
     ],

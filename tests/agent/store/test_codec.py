@@ -151,8 +151,8 @@ def test_results(command, result):
         (MultiGet(("a", "b")), [None, [b"1"]]),
         (MultiGet(("a",)), [None, None]),
         (MultiGet(("a",)), [None, [b""] * (MAX_KEYS + 1)]),
-        (Get("k"), [["key-not-found"], None]),
-        (Get("k"), [["key-not-found", "text", b"no JSON"], None]),
+        (Get("k"), [["key-not-found", "text"], None]),
+        (Get("k"), [{"code": "key-not-found"}, None]),
     ],
 )
 def test_malformed_results(command, body):
@@ -165,7 +165,7 @@ def test_malformed_results(command, body):
     [("key-not-found", KeyNotFoundError), ("from-the-future", DistStoreError), ("network-error", DistStoreError)],
 )
 def test_errors_are_store_errors(code, kind):
-    frame = framed([[code, "what ü", b""], None])
+    frame = framed([{"code": code, "message": "what ü"}, None])
     with pytest.raises(kind, match="what ü") as caught:
         codec.decode_result(Get("k"), frame)
     assert type(caught.value) is kind

@@ -36,8 +36,7 @@ class FlightRecord:
     """A call or message in the flight recorder.
 
     Attributes:
-        group: id of its group.
-        name: name of its group.
+        group, name: id and name of its group.
         seq: see InFlight.
         op: ``all_reduce``, ``send``, ...
         call: the operation with its arguments, as text.
@@ -88,8 +87,7 @@ class ThreadStack:
     """A thread's stack, from the outermost call inwards.
 
     Attributes:
-        name: the thread's name.
-        ident: the thread's number in Python.
+        name, ident: the thread's name, and its number in Python.
         native_id: the thread's number in the operating system; 0 if unknown.
         daemon: whether the process ends without waiting for the thread.
         frames: the calls.
@@ -137,12 +135,8 @@ class RankGroupInfo:
     """A group as the gateway sees it: the data of GroupInfo, and the job of the members.
 
     Attributes:
-        job: the group's job.
-        epoch: the job's epoch.
-        id: the group's id.
-        name: name for users.
-        ranks: global ranks of the members, by group rank.
-        medium: medium of its collectives.
+        job, epoch: the group's job, and its epoch.
+        id, name, ranks, medium: see GroupInfo.
         seqs: number of operations each member (global rank, as text) has begun, as last reported.
         failure: the first failure that a member reported, empty while there is none.
         operations_rate: operations per second, from the members' last two reports.

@@ -10,13 +10,7 @@ from rankmesh_agent.wire.fields import Integer
 
 
 class Process(NamedTuple):
-    """The process of a rank.
-
-    Attributes:
-        host: host name, for users.
-        number: of the host; equal for ranks that can share memory, otherwise different.
-        pid: process id on that host.
-    """
+    """The process of a rank: host, pid, and a number of the host, equal for ranks that can share memory alone."""
 
     host: str
     number: int

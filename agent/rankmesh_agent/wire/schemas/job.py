@@ -74,13 +74,7 @@ class Member:
 
 @dataclass
 class GrowingWorld:
-    """The world that a rank of it grows.
-
-    Attributes:
-        epoch: its epoch.
-        size: its number of ranks.
-        group: the id of its group of all ranks.
-    """
+    """The world that a rank of it grows: its epoch, its number of ranks, the id of its group of all ranks."""
 
     epoch: Epoch
     size: WorldSize
@@ -157,12 +151,7 @@ class JoinReply:
 
 @dataclass
 class LostRank:
-    """A lost rank, as a connected peer reports it.
-
-    Attributes:
-        rank: the lost rank.
-        cause: the error of the connection, or the launcher's report.
-    """
+    """A lost rank, as a connected peer reports it, and the error of the connection, or the launcher's report."""
 
     rank: Integer
     cause: str
@@ -176,9 +165,7 @@ class Heartbeat(Body):
     one, because it has been restarted, for example, its reply asks for a complete one.
 
     Attributes:
-        job: its job.
-        epoch: the epoch it joined.
-        world_size: ranks in the job.
+        job, epoch, world_size: its job, the epoch it joined, and the ranks in it.
         member: the rank's process.
         groups: the rank's groups, or those that have changed. A group's ``ranks`` are empty where the gateway knows
             them, or gets them from another member, see LISTED_RANKS.
@@ -241,10 +228,8 @@ class Leave(Body):
     """A rank's goodbye.
 
     Attributes:
-        job: its job.
-        epoch: the epoch it joined.
-        rank: the rank that leaves.
-        instance: see Member.
+        job, epoch: its job, and the epoch it joined.
+        rank, instance: see Member.
         reason: empty after success, and the cause after a failure.
         failed_ranks: other ranks whose failure is the cause, as far as this rank knows.
     """
@@ -287,8 +272,7 @@ class RankInfo:
     """A rank as the gateway sees it.
 
     Attributes:
-        job: its job.
-        epoch: the epoch it joined.
+        job, epoch: its job, and the epoch it joined.
         state: ``joining`` until its world is complete; ``alive``, or ``suspect`` after SUSPECT_SECONDS without a
             heartbeat; ``left`` after a goodbye; ``failed`` after a report of it, a peer or its launcher, or after
             FAILED_SECONDS without a heartbeat if no peer is known to be connected to it. The last two are final.
@@ -340,9 +324,7 @@ class AgentInfo:
     """An agent's report of itself.
 
     Attributes:
-        job: its job.
-        epoch: the epoch it joined.
-        world_size: ranks in the job.
+        job, epoch, world_size: its job, the epoch it joined, and the ranks in it.
         member: its process, as its peers know it.
         gateway: the gateway's URL.
         transports: transport of point-to-point messages to each connected peer (global rank, as text): ``segment`` or

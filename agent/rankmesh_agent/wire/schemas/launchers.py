@@ -70,7 +70,7 @@ class LauncherReply:
             ended, those included that are silent.
         node: this node's number in the attempt; NO_NODE if it is not part of it.
         nodes: nodes of the attempt; 0 while it waits for nodes.
-        restarts: how many of the attempts began after a failure.
+        restarts: see LauncherHeartbeat.
         reason: why the attempt began, empty for the first one; if the job has failed, why it is over.
         failed: whether the job is over because of a failure.
         membership: whether the attempt began because the nodes have changed, not because a rank has failed.

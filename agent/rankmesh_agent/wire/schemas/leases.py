@@ -21,9 +21,8 @@ class Lease:
 
     Attributes:
         id: random name of the lease.
-        job: the job that the agent joins, or has joined, for it.
+        job, world_size: the job that the agent joins, or has joined, for it, and the ranks in it.
         rank: the rank; UNASSIGNED until the gateway assigns one.
-        world_size: ranks in the job.
         holder: the process as text, for users.
     """
 
@@ -47,14 +46,12 @@ class LeaseTerms:
     """Terms under which a client takes a standalone agent.
 
     Attributes:
-        job: the job to join.
-        rank: the rank to hold; UNASSIGNED for one that the gateway assigns.
-        world_size: ranks in the job.
-        timeout: seconds the join may take, and by default each operation of the job.
-        holder: the client as text.
+        job, rank, world_size, holder: see Lease.
+        timeout: seconds that each operation of the job may take by default.
         idle: seconds without use after which the lease ends; 0 for never, if the agent can detect the end of its
             holder.
         awaits_growth: whether the agent waits for the world of the job to grow; rank and world size do not matter then.
+        join_seconds: seconds that the join may take; ``timeout`` if None.
     """
 
     job: str
@@ -64,6 +61,7 @@ class LeaseTerms:
     holder: Annotated[str, Meta(max_length=MAX_REASON)]
     idle: float = 0.0
     awaits_growth: bool = False
+    join_seconds: Annotated[float, Meta(ge=0)] | None = None
 
 
 @dataclass
@@ -73,9 +71,7 @@ class AgentHeartbeat(Body):
     Attributes:
         id: random name of the agent's process.
         name: its name, for users; it also determines the order in which clients lease agents.
-        host: host name.
-        host_id: equal for processes that can share memory, otherwise different.
-        pid: process id on that host.
+        host, host_id, pid: see Member.
         urls: base URLs, in the order in which clients should try them.
         leases: its lease, or none.
     """
@@ -114,9 +110,7 @@ class LeaseRequest(Body):
     /v1/lease``).
 
     Attributes:
-        job: the job that the agent is to join.
-        rank: the rank that it is to hold, or UNASSIGNED.
-        world_size: ranks in the job.
+        job, rank, world_size: see Lease.
         host_id: the gateway prefers an agent that shares memory with the client.
         wait: maximum seconds for which the gateway holds the response while no agent is free, at most
             LONG_POLL_SECONDS.

@@ -18,8 +18,7 @@ class HostReport:
     """Properties of an agent's host, as the agent's process sees it.
 
     Attributes:
-        host: host name.
-        host_id: equal for processes that can share memory, otherwise different.
+        host, host_id: see Member.
         time: seconds since 1970, by the host's clock.
         version: RankMesh's version.
         python: Python's version.
@@ -27,8 +26,7 @@ class HostReport:
         cpus: processors that the process may use.
         transport: value of RANKMESH_TRANSPORT: ``auto``, ``tcp`` or ``shm``.
         shm_dir: directory of shared memory files.
-        shm_total: bytes of that file system, None if the directory does not exist.
-        shm_free: free bytes of that file system.
+        shm_total, shm_free: bytes of that file system, and free ones; None if the directory does not exist.
         shm_trouble: reason why processes cannot share memory there, empty if they can.
         slot_bytes: bytes of one rank's slot in a group's shared memory.
         token: whether the agent requires a token.

@@ -18,11 +18,7 @@ class Problem:
         status: the HTTP status.
         detail: the event, its place, and the remedy.
         code: stable name of the error for programs.
-        ranks: the ranks concerned.
-        op: the operation concerned.
-        group: the group concerned.
-        seq: the operation's sequence number.
-        address: the address concerned.
+        ranks, op, group, seq, address: the ranks, the operation with its group and number, the address concerned.
         missing_ranks: the ranks that did not arrive in time.
         first_failure: the failure that ended the group, if that preceded this request.
         retryable: true if the same request may succeed later, otherwise omitted.
