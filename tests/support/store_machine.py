@@ -115,13 +115,18 @@ class Subject:
         """Return the number of waits that are registered, as soon as it is the expected one or after a while."""
         deadline = Deadline(10.0)
         while True:
-            count = 0
-            for table in self.tables:
-                with table._lock:
-                    count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+            count = self.registered()
             if count == expected or deadline.expired():
                 return count
             time.sleep(0.0005)
+
+    def registered(self) -> int:
+        """Return the number of waits that are registered."""
+        count = 0
+        for table in self.tables:
+            with table._lock:
+                count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+        return count
 
     def clear(self) -> None:
         """Remove all values and queues."""
