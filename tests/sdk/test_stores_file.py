@@ -192,7 +192,7 @@ class TestFailures:
         store._store.file._lock_seconds = 0.1
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(dist.StoreTimeoutError, match=rf"{path} was locked for 0\.1 s"):
+            with pytest.raises(dist.errors.StoreTimeoutError, match=rf"{path} was locked for 0\.1 s"):
                 store.set("k", "v")
         store.set("k", "v")
 
