@@ -302,7 +302,7 @@ def main() -> int:
     options = parse()
     try:
         join()
-    except dist.JobEndedError as error:  # the others went on without us, to the end
+    except dist.errors.JobEndedError as error:  # the others went on without us, to the end
         print(error)
         return 0
     try:

@@ -34,8 +34,21 @@ def test_everything_public_is_documented() -> None:
     assert [value for value in public if callable(value) and not inspect.getdoc(value)] == []
 
 
-def test_every_error_is_exported() -> None:
-    assert {kind.__name__ for kind in BY_CODE.values()} <= set(rankmesh.__all__)
+def test_all_errors_are_in_a_module_and_nine_in_the_package() -> None:
+    for kind in BY_CODE.values():
+        assert getattr(rankmesh.errors, kind.__name__) is kind
+        assert kind.__module__ == ("rankmesh" if kind.__name__ in rankmesh.__all__ else "rankmesh.errors")
+        assert pickle.loads(pickle.dumps(kind)) is kind
+    assert [name for name in rankmesh.__all__ if name.endswith("Error")] == [
+        *("CollectiveMismatchError", "CollectiveTimeoutError", "DistBackendError", "DistError", "DistNetworkError"),
+        *("DistStoreError", "GroupAbortedError", "QueueEmptyError", "RankFailedError"),
+    ]
+
+
+def test_the_other_errors_are_in_the_package_for_one_more_version() -> None:
+    with pytest.warns(DeprecationWarning, match=r"rankmesh.JoinTimeoutError is rankmesh.errors.JoinTimeoutError"):
+        from rankmesh import JoinTimeoutError
+    assert JoinTimeoutError is rankmesh.errors.JoinTimeoutError
 
 
 def test_classes_and_functions_are_rankmeshs_and_can_be_pickled() -> None:

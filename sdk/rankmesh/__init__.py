@@ -38,7 +38,7 @@ Functions, with the names, arguments and meaning of torch.distributed:
 * Debugging: breakpoint, set_debug_level, get_debug_level
 
 All errors derive from DistError. A RankFailedError, CollectiveTimeoutError or CollectiveMismatchError names the ranks
-that failed, are missing, or made another call.
+that failed, are missing, or made another call. rankmesh.errors has all of them.
 
 Submodules: rankmesh.torch (backend of torch.distributed), rankmesh.nn (GradientBucketer, DistributedDataParallel),
 rankmesh.utils.data (DistributedSampler), rankmesh.multiprocessing (spawn).
@@ -50,6 +50,7 @@ rankmesh.utils.data (DistributedSampler), rankmesh.multiprocessing (spawn).
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from rankmesh import errors as errors
     from rankmesh._face import *  # noqa: F403
     from rankmesh._face import __version__ as __version__
 else:
@@ -60,10 +61,16 @@ else:
         face = vars(import_module("rankmesh._face"))
         offered = {each: value for each, value in face.items() if each == "__version__" or not each.startswith("__")}
         public = [each for each in offered if each == "__version__" or not each.startswith("_")]
-        if name not in offered and name != "__all__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals().update(offered, __all__=public)
-        return globals()[name]
+        if name in globals():  # rankmesh.errors, too
+            return globals()[name]
+        if name.endswith("Error") and hasattr(errors := import_module("rankmesh.errors"), name):
+            import warnings
+
+            moved = f"rankmesh.{name} is rankmesh.errors.{name} from the next version on"
+            warnings.warn(moved, DeprecationWarning, stacklevel=2)
+            return getattr(errors, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         __getattr__("__all__")

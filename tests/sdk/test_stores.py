@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 from support.store_machine import Subject, drive
@@ -17,6 +19,35 @@ FILE = ("delete_key", "queue_push", "queue_pop", "queue_len")
 
 def prefixed(stores: list, prefix: str = "p") -> list:
     return [dist.PrefixStore(prefix, store) for store in stores]
+
+
+class FileSubject(Subject):
+    """Stores of one file, whose waits are calls under way."""
+
+    def __init__(self, stores: list[dist.FileStore], *, prefix: bool) -> None:
+        self.waiting: set[object] = set()
+        self.files = [store._store for store in stores]
+        for file in self.files:
+            file.execute = self.counted(file.execute)
+        super().__init__(prefixed(stores) if prefix else stores, [], hidden=1, unsupported=FILE)
+
+    def counted(self, execute: Callable[..., Any]) -> Callable[..., Any]:
+        def call(command: Any, timeout: float | None = None) -> Any:
+            mark = object()
+            if command.seconds:
+                self.waiting.add(mark)
+            try:
+                return execute(command, timeout)
+            finally:
+                self.waiting.discard(mark)
+
+        return call
+
+    def registered(self) -> int:
+        return len(self.waiting)
+
+    def clear(self) -> None:
+        self.files[0].file.change(lambda values: (None, dict.fromkeys(values)))
 
 
 def test_hash_store():
@@ -35,8 +66,7 @@ def test_file_store(tmp_path, prefix):
         def make() -> Subject:
             path = str(tmp_path / str(next(numbers)))
             stores = [made.enter_context(closing(dist.FileStore(path))) for _ in range(2)]
-            tables = [store._store._table for store in stores]
-            return Subject(prefixed(stores) if prefix else stores, tables, hidden=1, unsupported=FILE)
+            return FileSubject(stores, prefix=prefix)
 
         drive(make, examples=15 if prefix else 30)
 

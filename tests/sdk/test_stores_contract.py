@@ -56,7 +56,7 @@ def in_thread() -> Iterator[Callable[..., Future]]:
 def raises_timeout(call: Callable[[], object], *named: str) -> None:
     """Check that the call waits for 0.05 s, and that its error names the keys."""
     began = time.monotonic()
-    with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.05 s") as caught:
+    with pytest.raises(dist.errors.StoreTimeoutError, match=r"waited 0\.05 s") as caught:
         call()
     assert time.monotonic() - began < 15
     assert isinstance(caught.value, dist.DistStoreError)
@@ -70,7 +70,7 @@ def test_texts_large_values_and_numbers(store):
     store.set("k", bytes(5 << 20))
     assert len(store.get("k")) == 5 << 20
     assert store.add("n", True) == 1
-    with pytest.raises(dist.NotANumberError, match="gr") as caught:
+    with pytest.raises(dist.errors.NotANumberError, match="gr") as caught:
         store.add("grüße", 1)
     assert isinstance(caught.value, dist.DistStoreError)
     assert isinstance(caught.value, ValueError)
@@ -89,7 +89,7 @@ class TestTheStore:
             lambda: store.multi_get(["missing"]),
         ):
             raises_timeout(call, "missing")
-        with pytest.raises(dist.StoreTimeoutError, match="waited 0 s"):
+        with pytest.raises(dist.errors.StoreTimeoutError, match="waited 0 s"):
             store.wait(["missing"], timedelta(0))
 
     def test_a_clone_has_the_same_keys(self, store, kind):
@@ -131,16 +131,16 @@ WRONG = [
     (lambda store: store.multi_set(["k"], "v"), TypeError, "values must be a list of str or bytes, got str"),
     (lambda store: store.multi_set(["k"], [1]), TypeError, "value must be str or bytes, got int"),
     (lambda store: store.multi_set(["a"], ["1", "2"]), ValueError, "1 keys and 2 values"),
-    (lambda store: store.set(b"\xff", "v"), dist.InvalidKeyError, "UTF-8"),
+    (lambda store: store.set(b"\xff", "v"), dist.errors.InvalidKeyError, "UTF-8"),
     (lambda store: store.wait([1]), TypeError, "key must be a str, got int"),
     (lambda store: store.wait(["k"], "1"), TypeError, "timeout must be a datetime.timedelta or seconds, got str"),
     (lambda store: store.wait(["k"], timedelta(seconds=-1)), ValueError, "must not be negative"),
     (lambda store: store.set_timeout(None), TypeError, "timeout must be a datetime.timedelta or seconds, got NoneType"),
     (lambda store: store.set_timeout(-1), ValueError, "must not be negative"),
     (lambda store: store.set_timeout(float("nan")), ValueError, "must not be negative"),
-    (lambda store: store.set("k", bytes((64 << 20) + 1)), dist.InvalidValueError, "64"),
+    (lambda store: store.set("k", bytes((64 << 20) + 1)), dist.errors.InvalidValueError, "64"),
     *(
-        (call, dist.InvalidKeyError, "the key")
+        (call, dist.errors.InvalidKeyError, "the key")
         for key in ("\ud800", "k" * 8193)
         for call in (
             lambda store, key=key: store.set(key, "v"),
@@ -156,7 +156,7 @@ def test_wrong_calls_change_nothing(store, kind):
         with pytest.raises(error, match=message):
             call(store)
     if "prefix" not in kind:
-        with pytest.raises(dist.InvalidKeyError):
+        with pytest.raises(dist.errors.InvalidKeyError):
             store.set("", "v")
     assert store.list_keys() == []
     store.set("k", "v")

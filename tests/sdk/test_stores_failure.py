@@ -203,5 +203,5 @@ def test_a_job_of_one_rank_waits(alone):
         time.sleep(0.1)
         dist.get_default_store().set("k", "1")
         assert waiting.result(30) == b"1"
-    with pytest.raises(dist.StoreTimeoutError, match="'none'"):
+    with pytest.raises(dist.errors.StoreTimeoutError, match="'none'"):
         store.wait(["none"], 0.1)

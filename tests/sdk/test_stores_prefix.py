@@ -61,7 +61,7 @@ def test_prefixes_of_a_store():
     assert repr(outer) == "PrefixStore('out', PrefixStore('in', HashStore()))"
     outer.set_timeout(0.05)
     assert outer.timeout == inner.timeout == timedelta(seconds=0.05)
-    with pytest.raises(dist.StoreTimeoutError, match=r"'in/out/missing'"):
+    with pytest.raises(dist.errors.StoreTimeoutError, match=r"'in/out/missing'"):
         outer.get("missing")
 
 
@@ -89,9 +89,9 @@ class TestAUsersStore:
     def test_methods_that_it_lacks(self):
         store = dist.PrefixStore("p", Minimal())
         for method in sorted(EVERYTHING.keys() - {"set", "get", "add", "wait", "multi_get", "multi_set"}):
-            with pytest.raises(dist.UnsupportedStoreError, match=rf"Minimal has no {method}\(\)"):
+            with pytest.raises(dist.errors.UnsupportedStoreError, match=rf"Minimal has no {method}\(\)"):
                 getattr(store, method)(*EVERYTHING[method])
-        with pytest.raises(dist.UnsupportedStoreError, match=r"Minimal has no set_timeout\(\)"):
+        with pytest.raises(dist.errors.UnsupportedStoreError, match=r"Minimal has no set_timeout\(\)"):
             store.set_timeout(1)
 
     def test_not_a_store(self):
@@ -116,9 +116,9 @@ class TestSubclassesOfStore:
             return self.values[key]
 
     def test_methods_that_are_not_overridden(self):
-        assert {dist.DistStoreError, NotImplementedError} <= {*dist.UnsupportedStoreError.__mro__}
+        assert {dist.DistStoreError, NotImplementedError} <= {*dist.errors.UnsupportedStoreError.__mro__}
         for method, arguments in EVERYTHING.items():
-            with pytest.raises(dist.UnsupportedStoreError, match=r"Store has no \w+\(\)"):
+            with pytest.raises(dist.errors.UnsupportedStoreError, match=r"Store has no \w+\(\)"):
                 getattr(dist.Store(), method)(*arguments)
 
     def test_methods_that_use_overridden_ones(self):

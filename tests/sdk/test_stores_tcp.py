@@ -167,7 +167,9 @@ class TestFailures:
             dist.TCPStore("no.such.host.invalid", 29500, timeout=SHORT)
 
     def test_too_few_participants(self, made):
-        with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.2 s for 2 participants, and 1 came") as caught:
+        with pytest.raises(
+            dist.errors.StoreTimeoutError, match=r"waited 0\.2 s for 2 participants, and 1 came"
+        ) as caught:
             made(0, 2, True, timeout=SHORT)
         assert isinstance(caught.value, TimeoutError)
 
@@ -175,7 +177,7 @@ class TestFailures:
         with socket.create_server(("127.0.0.1", 0)) as other:
             for port in (other.getsockname()[1], made(is_master=True).port):  # a shared server needs both to share it
                 message = rf"127\.0\.0\.1:{port} is in use by .*pid {os.getpid()}"
-                with pytest.raises(dist.AddressInUseError, match=message):
+                with pytest.raises(dist.errors.AddressInUseError, match=message):
                     made(port, is_master=True, multi_tenant=True)
 
     def test_another_server(self, made):

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.users import OTHER_USER, as_other_user, as_root
 
 from rankmesh._rendezvous.file import FileLocator
+from rankmesh._stores.key_file import KeyFile
 from rankmesh_agent.config.settings import Settings, create_token, read_token
 from rankmesh_agent.remote import address
 from rankmesh_agent.transports import shared_memory
 
-ENTRY = '{"gateways": {"job": {"url": "http://127.0.0.1:9", "id": "planted"}}}'
+ENTRY = b'{"url": "http://127.0.0.1:9", "id": "planted"}'
+
+
+def plant(path: Path) -> None:
+    """Write the address of a gateway, as a job does."""
+    with contextlib.closing(KeyFile(str(path))) as file:
+        file.change(lambda _: (None, {"rankmesh/gateway/job": ENTRY}))
 
 
 @pytest.fixture
@@ -60,28 +68,31 @@ def test_a_rendezvous_does_not_wait_for_a_fifo(locator: FileLocator, path: Path)
 
 
 @as_root
-@pytest.mark.parametrize("content", ["", ENTRY])
-def test_a_rendezvous_does_not_trust_another_users_file(locator: FileLocator, path: Path, content: str):
-    path.write_text(content)
+@pytest.mark.parametrize("make", [Path.touch, plant])
+def test_a_rendezvous_does_not_trust_another_users_file(
+    locator: FileLocator, path: Path, make: Callable[[Path], object]
+):
+    make(path)
+    content = path.read_bytes()
     os.chown(path, OTHER_USER, OTHER_USER)
     with pytest.raises(ValueError, match=f"it belongs to user {OTHER_USER}, and this process to user 0"):
         locator.find()
-    assert path.read_text() == content
+    assert path.read_bytes() == content
 
 
 def test_a_rendezvous_does_not_trust_a_file_that_all_can_write(locator: FileLocator, path: Path):
-    path.write_text(ENTRY)
+    plant(path)
     path.chmod(0o666)
     with pytest.raises(ValueError, match=r"other users can write to it \(mode 666\)"):
         locator.find()
 
 
-@pytest.mark.parametrize("content", [None, "", ENTRY, '{"gateways": {', ENTRY + " " * 999])
+@pytest.mark.parametrize("make", [None, Path.touch, plant])
 def test_a_rendezvous_file_of_an_earlier_job_is_taken_over_for_its_user_alone(
-    locator: FileLocator, path: Path, content: str | None
+    locator: FileLocator, path: Path, make: Callable[[Path], object] | None
 ):
-    if content is not None:
-        path.write_text(content)
+    if make is not None:
+        make(path)
         path.chmod(0o644)
     assert locator.find()
     assert mode(path) == 0o600

@@ -32,13 +32,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.TCPStore]:
 def test_a_store_refuses_what_exceeds_its_limits_on_every_road(store: dist.TCPStore) -> None:
     url = f"http://127.0.0.1:{store.port}"
     with contextlib.closing(StoreClient(url)) as client:
-        with pytest.raises(dist.StoreFullError, match=r"100.*RANKMESH_STORE_BYTES"):
+        with pytest.raises(dist.errors.StoreFullError, match=r"100.*RANKMESH_STORE_BYTES"):
             client.execute(Set("k", bytes(100)))
-        with pytest.raises(dist.StoreFullError, match=r"2.*RANKMESH_STORE_KEYS"):
+        with pytest.raises(dist.errors.StoreFullError, match=r"2.*RANKMESH_STORE_KEYS"):
             client.execute(MultiSet((("a", b""), ("b", b""), ("c", b""))))
-        with pytest.raises(dist.StoreFullError, match="RANKMESH_STORE_BYTES"):
+        with pytest.raises(dist.errors.StoreFullError, match="RANKMESH_STORE_BYTES"):
             client.execute(QueuePush("q", bytes(100)))
-    with pytest.raises(dist.StoreFullError, match="RANKMESH_STORE_BYTES"):
+    with pytest.raises(dist.errors.StoreFullError, match="RANKMESH_STORE_BYTES"):
         store.set("k", bytes(100))
     request = urllib.request.Request(f"{url}/v1/store/k", bytes(100), method="PUT")
     with pytest.raises(urllib.error.HTTPError) as caught:
@@ -56,7 +56,7 @@ def test_a_full_store_serves_on_and_takes_more_after_a_removal(store: dist.TCPSt
         lambda: store.queue_push("q", b""),
         lambda: store.append("a", bytes(40)),
     ):
-        with pytest.raises(dist.StoreFullError):
+        with pytest.raises(dist.errors.StoreFullError):
             write()
     store.set("a", bytes(50))  # in the place of the earlier value
     assert store.queue_pop("q") == bytes(40)

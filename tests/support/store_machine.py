@@ -46,7 +46,7 @@ class Model:
     def add(self, key: str, amount: int) -> int:
         value = self.values.get(key) or b"0"
         if not _NUMBER.fullmatch(value) or not -_EDGE <= int(value) + amount < _EDGE:
-            raise dist.NotANumberError("")
+            raise dist.errors.NotANumberError("")
         self.values[key] = b"%d" % (int(value) + amount)
         return int(self.values[key])
 
@@ -115,13 +115,18 @@ class Subject:
         """Return the number of waits that are registered, as soon as it is the expected one or after a while."""
         deadline = Deadline(10.0)
         while True:
-            count = 0
-            for table in self.tables:
-                with table._lock:
-                    count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+            count = self.registered()
             if count == expected or deadline.expired():
                 return count
             time.sleep(0.0005)
+
+    def registered(self) -> int:
+        """Return the number of waits that are registered."""
+        count = 0
+        for table in self.tables:
+            with table._lock:
+                count += len(set().union(*table._watches.values())) + sum(map(len, table._pending_pops.values()))
+        return count
 
     def clear(self) -> None:
         """Remove all values and queues."""
@@ -156,13 +161,13 @@ def drive(make: Callable[[], Subject], *, examples: int = 40, steps: int = 50) -
             """Make a call of the store and of the model, and compare; then settle the waiters."""
             store = self.store(number)
             if name in self.subject.unsupported:
-                with pytest.raises(dist.UnsupportedStoreError, match=rf"\w+Store has no {name}\(\)"):
+                with pytest.raises(dist.errors.UnsupportedStoreError, match=rf"\w+Store has no {name}\(\)"):
                     getattr(store, name)(*arguments)
                 return
             try:
                 expected = getattr(self.model, name)(*plain(arguments))
-            except dist.NotANumberError:
-                with pytest.raises(dist.NotANumberError):
+            except dist.errors.NotANumberError:
+                with pytest.raises(dist.errors.NotANumberError):
                     getattr(store, name)(*arguments)
             except Model.Blocked:
                 self.block(store, name, *arguments, in_vain=number >= 14)
@@ -180,7 +185,7 @@ def drive(make: Callable[[], Subject], *, examples: int = 40, steps: int = 50) -
                 self.waiters.append((name, several, self.threads.submit(getattr(store, name), keys)))
                 return
             store.set_timeout(SHORT)
-            with pytest.raises(dist.StoreTimeoutError, match=r"waited 0\.004 s") as caught:
+            with pytest.raises(dist.errors.StoreTimeoutError, match=r"waited 0\.004 s") as caught:
                 getattr(store, name)(keys)
             store.set_timeout(LONG)
             missing = several if name == "queue_pop" else [key for key in several if key not in self.model.values]

@@ -17,8 +17,8 @@ from rankmesh.torch._errors import to_torch_error
         (rankmesh.DistError, c10d.DistError),
         (rankmesh.RankFailedError, c10d.DistBackendError),
         (rankmesh.CollectiveTimeoutError, c10d.DistBackendError),
-        (rankmesh.JoinTimeoutError, c10d.DistNetworkError),
-        (rankmesh.StoreTimeoutError, c10d.DistStoreError),
+        (rankmesh.errors.JoinTimeoutError, c10d.DistNetworkError),
+        (rankmesh.errors.StoreTimeoutError, c10d.DistStoreError),
         (rankmesh.QueueEmptyError, c10d.QueueEmptyError),
     ],
 )

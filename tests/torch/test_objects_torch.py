@@ -112,7 +112,7 @@ class TestTensors:
         ids=repr,
     )
     def test_a_damaged_tensor_is_refused(self, parts: Any) -> None:
-        with pytest.raises(dist.ProtocolError, match="a torch tensor is damaged"):
+        with pytest.raises(dist.errors.ProtocolError, match="a torch tensor is damaged"):
             tensor_of(*parts)
 
     @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

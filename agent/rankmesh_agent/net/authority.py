@@ -27,7 +27,7 @@ from rankmesh_agent.wire.credentials import hkdf, tls_secret
 
 _BEGIN, _END = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
 """Validity of all certificates: hosts' clocks may be wrong, and a token has no end."""
-_SIGNS = x509.KeyUsage(
+SIGNS = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,
     key_encipherment=False,
@@ -38,19 +38,20 @@ _SIGNS = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
+"""Use of the key of an authority."""
 
 
 @functools.lru_cache(64)
 def _authority(credential: str) -> tuple[Ed25519PrivateKey, x509.Certificate]:
     secret = tls_secret(credential)
     key = Ed25519PrivateKey.from_private_bytes(hkdf(secret, "rankmesh authority"))
-    name = _name(f"RankMesh {hkdf(secret, 'rankmesh name').hex()[:32]}")
+    name = name_of(f"RankMesh {hkdf(secret, 'rankmesh name').hex()[:32]}")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
         x509.CertificateBuilder(name, name, key.public_key(), 1, _BEGIN, _END)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(identifier, critical=False)
-        .add_extension(_SIGNS, critical=True)
+        .add_extension(SIGNS, critical=True)
     )
     return key, builder.sign(key, None)
 
@@ -69,9 +70,9 @@ def load(context: ssl.SSLContext, credential: str, names: Iterable[str] = ()) ->
     key = _own_key()
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     builder = x509.CertificateBuilder(
-        issued_by.subject, _name("RankMesh process"), key.public_key(), x509.random_serial_number(), _BEGIN, _END
+        issued_by.subject, name_of("RankMesh process"), key.public_key(), x509.random_serial_number(), _BEGIN, _END
     ).add_extension(issuer, critical=False)
-    if alternatives := [_alternative(name) for name in names]:
+    if alternatives := [alternative(name) for name in names]:
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with _file_with(secret + builder.sign(authority, None).public_bytes(Encoding.PEM)) as path:
@@ -87,11 +88,13 @@ def _own_key() -> Ed25519PrivateKey:
 after_fork(_own_key.cache_clear)
 
 
-def _name(text: str) -> x509.Name:
+def name_of(text: str) -> x509.Name:
+    """Return the name of a certificate's subject."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _alternative(name: str) -> x509.GeneralName:
+def alternative(name: str) -> x509.GeneralName:
+    """Return a host name or an address for a certificate."""
     with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(name))
     return x509.DNSName(name)

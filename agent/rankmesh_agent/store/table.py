@@ -111,14 +111,11 @@ class Table:
 
     # Values
 
-    def change(
-        self, plan: Callable[[Values], tuple[T, Changes]], persist: Callable[[Changes], None] | None = None
-    ) -> T:
+    def change(self, plan: Callable[[Values], tuple[T, Changes]]) -> T:
         """Change values in one atomic step.
 
         Args:
             plan: called with all values, which it must not change; returns a result, and the changes to make.
-            persist: called with the changes before they are made; if it raises, they are not made.
 
         Returns:
             The plan's result.
@@ -130,8 +127,6 @@ class Table:
             result, changes = plan(self._values)
             entries, size = self._growth(changes)
             self._check_quota(entries, size)
-            if changes and persist is not None:
-                persist(changes)
             if changes and self.log is not None:
                 self.log.changed(changes, result)
             if None in changes.values():

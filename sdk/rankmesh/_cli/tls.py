@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import ipaddress
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -18,6 +17,8 @@ from rankmesh._cli.exit_codes import USAGE, CommandError, command, write
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    _Pair: TypeAlias = tuple[x509.Certificate, EllipticCurvePrivateKey]
 
 app = typer.Typer(name="tls", help="Make certificates for jobs whose connections are encrypted.", no_args_is_help=True)
 _ALSO = ("localhost", "127.0.0.1", "::1")
@@ -87,15 +88,12 @@ def make_certificates(directory: Path, hosts: list[list[str]], validity: datetim
         CommandError: the files of an authority are there, but invalid.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority, authority_key = _load_authority(directory) or _make_authority(directory)
+    authority = _load_authority(directory) or _issue(directory, _AUTHORITY, datetime.timedelta(days=3650))
     for names in hosts:
-        key = _new_key()
-        unique = list(dict.fromkeys([*names, *_ALSO]))
-        certificate = _sign(names[0], key, validity, authority_key, authority, names=unique)
-        _write_pair(directory, names[0], certificate, key)
+        _issue(directory, names[0], validity, authority, list(dict.fromkeys([*names, *_ALSO])))
 
 
-def _load_authority(directory: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey] | None:
+def _load_authority(directory: Path) -> _Pair | None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -113,84 +111,47 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, EllipticCurvePri
     return certificate, key
 
 
-def _make_authority(directory: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-    key = _new_key()
-    certificate = _sign("RankMesh authority", key, datetime.timedelta(days=3650), key, None)
-    _write_pair(directory, _AUTHORITY, certificate, key)
-    return certificate, key
-
-
-def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _sign(
+def _issue(
+    directory: Path,
     subject: str,
-    key: EllipticCurvePrivateKey,
     validity: datetime.timedelta,
-    signing_key: EllipticCurvePrivateKey,
-    authority: x509.Certificate | None,
-    *,
-    names: list[str] | None = None,
-) -> x509.Certificate:
-    """Return a certificate: of a host if it has names, else of an authority."""
+    authority: _Pair | None = None,
+    names: Sequence[str] = (),
+) -> _Pair:
+    """Write and return a certificate and its key: of a host if it has names, else of an authority."""
     from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    now = datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])])
-    of_host = names is not None
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name if authority is None else authority.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + validity)
-        .add_extension(x509.BasicConstraints(ca=not of_host, path_length=None if of_host else 0), critical=True)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=of_host,
-                key_cert_sign=not of_host,
-                crl_sign=not of_host,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
-    )
-    if names is not None:
-        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_general_name, names))), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
-    return builder.sign(signing_key, hashes.SHA256())
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
-    with contextlib.suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(name))
-    return x509.DNSName(name)
-
-
-def _write_pair(directory: Path, name: str, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    _write(
-        directory / f"{name}-key.pem", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600
+    from rankmesh_agent.net.authority import SIGNS, alternative, name_of
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = name_of(subject[:64] if names else "RankMesh authority")
+    issuer, signing_key = (authority[0].subject, authority[1]) if authority else (name, key)
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        issuer, name, key.public_key(), x509.random_serial_number(), now - _CLOCK_SKEW, now + validity
     )
-    _write(directory / f"{name}.pem", certificate.public_bytes(Encoding.PEM), mode=0o644)
+    extensions: list[x509.ExtensionType] = [
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+    ]
+    if names:
+        extensions += [x509.SubjectAlternativeName(list(map(alternative, names))), x509.ExtendedKeyUsage(both)]
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    else:
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(SIGNS, critical=True)
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    certificate = builder.sign(signing_key, SHA256())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _write(directory / f"{subject}-key.pem", secret, mode=0o600)
+    _write(directory / f"{subject}.pem", certificate.public_bytes(Encoding.PEM), mode=0o644)
+    return certificate, key
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from rankmesh._launcher.pdeathsig import kill_when_closed, pdeathsig
-from rankmesh._session.process_exit import exit_status
 from rankmesh_agent.net.interrupts import deliver_interrupts
 
 
@@ -113,6 +112,11 @@ def run(
         if not isinstance(error, KeyboardInterrupt):
             report.write(1, _traceback(error))
             sys.exit(1)
+
+
+def exit_status(error: SystemExit) -> int:
+    """Return the exit status of the process that a SystemExit ends."""
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def _traceback(error: BaseException) -> str:

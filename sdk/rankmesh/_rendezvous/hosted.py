@@ -24,6 +24,8 @@ from rankmesh_agent.wire.errors import DistNetworkError
 _CLOSE_SECONDS = 5.0
 """Limit for the gateway's answer, whether it ends at once."""
 
+_HEALTH_SECONDS = 2.0
+
 _log = logging.getLogger("rankmesh")
 
 
@@ -47,6 +49,19 @@ class GatewayAddress(NamedTuple):
 
         return gateway_id(self.url) == self.id
 
+    def is_gone(self) -> bool:
+        """Return whether this gateway has ended: nothing listens at the URL, or something else answers there."""
+        from rankmesh_agent.net.http_client import HttpClient, NoResponseError
+
+        with contextlib.closing(HttpClient()) as http:
+            try:
+                health = http.request("GET", f"{self.url}/health", timeout=_HEALTH_SECONDS).json()
+            except NoResponseError as error:
+                return isinstance(error.__cause__, ConnectionRefusedError)
+            except ValueError:
+                return True
+        return not isinstance(health, dict) or health.get("id") != self.id
+
     def to_json(self) -> str:
         """Return the address as JSON text."""
         return json.dumps(self._asdict())
@@ -54,17 +69,10 @@ class GatewayAddress(NamedTuple):
     @classmethod
     def from_json(cls, text: str | bytes) -> GatewayAddress | None:
         """Parse the output of ``to_json``; None if the text is something else."""
-        try:
-            return cls.from_document(json_text.loads(text))
-        except ValueError:
-            return None
-
-    @classmethod
-    def from_document(cls, document: object) -> GatewayAddress | None:
-        """Return the address in decoded JSON, None if it is something else."""
-        match document:
-            case {"url": str(url), "id": str(id)}:
-                return cls(url, id)
+        with contextlib.suppress(ValueError):
+            match json_text.loads(text):
+                case {"url": str(url), "id": str(id)}:
+                    return cls(url, id)
         return None
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from rankmesh._rendezvous import handlers
-from rankmesh._rendezvous.file import FileLocator
 from rankmesh._rendezvous.launcher_env import with_master_address
 from rankmesh._rendezvous.locator import LOOPBACK, GatewayLocator, KnownGateway
 from rankmesh._rendezvous.multicast import MulticastLocator
@@ -174,6 +173,8 @@ def _locator(url: SplitResult, method: str, rank: int, world_size: int, settings
                 return MulticastLocator(host, port, rank, settings)
             return _at_address(host, port, rank, world_size, settings)
         case "file":
+            from rankmesh._rendezvous.file import FileLocator  # with SQLite
+
             return FileLocator(path_of(url, method), settings)
         case "http" | "https":
             host, port = host_and_port(url, method)

@@ -37,13 +37,10 @@ def at_exit() -> ProcessExit:
     if error is None or hasattr(sys, "ps1"):  # an interactive session goes on after an exception
         return ProcessExit(exit_text="it exited without destroy_process_group")
     if isinstance(error, SystemExit):
+        from rankmesh._launcher.child import exit_status
+
         return ProcessExit(f"it exited with status {exit_status(error)} without destroy_process_group")
     return ProcessExit(f"it ended with {_text(error)}", True, _dist_error(error), place=_place(error))
-
-
-def exit_status(error: SystemExit) -> int:
-    """Return the exit status of the process that a SystemExit ends."""
-    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
 def at_destroy(error: BaseException | None) -> ProcessExit:

@@ -32,7 +32,7 @@ def require_member(group: Group) -> ProcessGroup:
     """
     if isinstance(group, NonMember):
         raise ValueError(
-            "this process is not a member of the group: make this call only at its members, where get_rank(group) is not -1"
+            "this process is not a member of the group: make this call only at its members; elsewhere get_rank() is -1"
         )
     communicator_of(group)
     return require_session().group if group is None else group

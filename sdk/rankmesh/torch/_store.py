@@ -34,7 +34,7 @@ class Store(torch.distributed.Store):
         torch.distributed.init_process_group("gloo", store=Store(rankmesh.FileStore(path)), rank=rank, world_size=size)
 
     Methods, results and errors are those of RankMesh's store; the errors are torch's, too: a timeout is a
-    ``rankmesh.StoreTimeoutError`` and a ``torch.distributed.DistStoreError``.
+    ``rankmesh.errors.StoreTimeoutError`` and a ``torch.distributed.DistStoreError``.
 
     The timeout is at first that of RankMesh's store, and set here afterwards: the timeout given to ``set_timeout``, by
     the program or by torch, becomes that of RankMesh's store with the next call that waits. As with torch's stores, a

@@ -155,7 +155,7 @@ def test_where_it_is_not_allowed_nothing_is_unpickled(
     world("secret", "")
     hostile = dumps([1, {"x": Touch(path)}], "obj")
     world(token, setting)
-    with pytest.raises(dist.ProtocolError, match=f"a pickled object arrived and was not read; .*{says}"):
+    with pytest.raises(dist.errors.ProtocolError, match=f"a pickled object arrived and was not read; .*{says}"):
         loads(hostile)
     assert not path.exists()
     world("secret", "")

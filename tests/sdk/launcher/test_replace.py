@@ -123,7 +123,7 @@ if joining:
     write("joining")
 try:
     dist.init_process_group()
-except dist.JobEndedError as error:
+except dist.errors.JobEndedError as error:
     print("over:", error, flush=True)
     sys.exit(0)
 if rank == 1:

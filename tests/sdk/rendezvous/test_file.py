@@ -1,23 +1,23 @@
-"""What is in the file, and who hosts the gateway it names. Locks are between processes, so some of these start one."""
+"""What is in the file, and who hosts the gateway it names."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import free_port, wait_until
+from support.processes import wait_until
 
 from rankmesh._rendezvous.file import FileLocator
-from rankmesh._rendezvous.hosted import HostedGateway
+from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
+from rankmesh._stores.key_file import KeyFile
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.wire.errors import DistNetworkError
+from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
 
 OTHER_PROCESS = """\
 import sys
@@ -65,15 +65,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "meet"
 
 
-def gateways(path: Path) -> dict[str, dict[str, str]]:
-    return json.loads(path.read_text())["gateways"]
+def gateways(path: Path) -> dict[str, GatewayAddress | None]:
+    with contextlib.closing(KeyFile(str(path))) as file:
+        keys = file.keys("rankmesh/gateway/")
+        return {key.rpartition("/")[2]: GatewayAddress.from_json(file.value(key)) for key in keys}
+
+
+def write(path: Path, value: bytes | GatewayAddress, job: str = "job") -> None:
+    """Write what an earlier job may have left."""
+    content = value.to_json().encode() if isinstance(value, GatewayAddress) else value
+    with contextlib.closing(KeyFile(str(path))) as file:
+        file.change(lambda _: (None, {f"rankmesh/gateway/{job}": content}))
 
 
 def test_who_finds_no_gateway_hosts_it_and_removes_the_file_at_the_end(opened, settings, path, answers):
     locator = opened(FileLocator, path, settings)
     url = locator.find()
     assert answers(url)
-    assert gateways(path) == {"job": {"url": url, "id": locator._hosted.address.id}}
+    assert gateways(path) == {"job": locator._hosted.address}
     assert locator.find() == url
     locator.close()
     assert not answers(url)
@@ -87,7 +96,7 @@ def test_another_process_finds_it(opened, settings, path):
     with another_process(path) as other:
         assert other.url == url
         other.close()
-    assert gateways(path)["job"]["url"] == url
+    assert gateways(path)["job"].url == url
 
 
 def test_one_whose_host_died_is_followed_by_another(opened, settings, path, answers):
@@ -100,21 +109,20 @@ def test_one_whose_host_died_is_followed_by_another(opened, settings, path, answ
     assert answers(locator.find())
 
 
-def test_while_another_process_decides_nothing_is_known(opened, settings, path):
-    """It holds the job's lock, or writes; what the file says may be from before."""
-    locator = opened(FileLocator, path, settings)
-    path.write_text(json.dumps({"gateways": {"job": {"url": f"http://127.0.0.1:{free_port()}", "id": "old"}}}))
-    for byte in (locator._job_byte, 1 << 40):
-        script = (
-            f"import fcntl; f = open({str(path)!r}, 'r+'); fcntl.lockf(f, fcntl.LOCK_EX, 1, {byte}); "
-            "print(flush=True); input()"
-        )
-        with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            holder.stdout.readline()
-            assert locator.find() is None
-            assert locator._hosted is None
-            holder.kill()
+def test_one_that_does_not_answer_yet_is_waited_for(opened, settings, path, monkeypatch):
+    monkeypatch.setattr("rankmesh._rendezvous.hosted._HEALTH_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write(path, GatewayAddress(f"http://127.0.0.1:{silent.getsockname()[1]}", "starting"))
+        locator = opened(FileLocator, path, settings)
+        assert locator.find() is None
+        assert locator._hosted is None
     assert locator.find() is not None
+
+
+def test_of_several_processes_one_hosts(path):
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(another_process(path)) for _ in range(3)]
+        assert len({other.url for other in others}) == 1
 
 
 class TestSeveralJobs:
@@ -123,10 +131,7 @@ class TestSeveralJobs:
         url = ours.find()
         with another_process(path, "other") as other:
             assert answers(other.url)
-            assert {job: reported["url"] for job, reported in gateways(path).items()} == {
-                "job": url,
-                "other": other.url,
-            }
+            assert {job: there.url for job, there in gateways(path).items()} == {"job": url, "other": other.url}
             ours.close()
             assert set(gateways(path)) == {"other"}
             other.close()
@@ -136,6 +141,7 @@ class TestSeveralJobs:
         with another_process(path, "died") as other:
             assert other.url
             other.die()
+            wait_until(gateways(path)["died"].is_gone, "the end of its gateway")
         ours = opened(FileLocator, path, settings)
         ours.find()
         assert set(gateways(path)) == {"died", "job"}
@@ -145,36 +151,17 @@ class TestSeveralJobs:
     def test_an_old_entry_whose_port_is_another_jobs_gateway_now_is_not_believed(self, opened, settings, path):
         foreign = HostedGateway("127.0.0.1", 0, Settings(job="foreign"))
         try:
-            path.write_text(json.dumps({"gateways": {"job": {"url": foreign.address.url, "id": "before"}}}))
+            write(path, foreign.address._replace(id="before"))
             assert opened(FileLocator, path, settings).find() != foreign.address.url
         finally:
             foreign.close()
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"gateways": 1}', '{"gateways": {"job": "http://"}}'])
-def test_a_spoiled_file_of_an_earlier_job_does_not_matter(opened, settings, path, content):
-    path.write_text(content)
+@pytest.mark.parametrize("content", [b"", b"{", b'{"url": 1}', b"\xff"])
+def test_a_spoiled_entry_of_an_earlier_job_does_not_matter(opened, settings, path, content):
+    write(path, content)
     url = opened(FileLocator, path, settings).find()
-    assert gateways(path)["job"]["url"] == url
-
-
-def test_a_file_that_was_removed_is_made_anew_by_who_still_has_it_open(opened, settings, path, monkeypatch):
-    """The last job may remove the file between another's opening and locking it: that one must not host there."""
-    locator = opened(FileLocator, path, settings)
-    opening = os.open
-
-    def removed_in_between(*arguments: object) -> int:
-        descriptor = opening(*arguments)
-        if arguments[1] & os.O_CREAT:
-            path.unlink()
-            monkeypatch.setattr(os, "open", opening)
-        return descriptor
-
-    monkeypatch.setattr(os, "open", removed_in_between)
-    assert locator.find() is None
-    assert not path.exists()
-    assert locator.find() is not None
-    assert path.exists()
+    assert gateways(path)["job"].url == url
 
 
 class TestErrors:
@@ -182,23 +169,16 @@ class TestErrors:
         with pytest.raises(ValueError, match="directory must exist"):
             opened(FileLocator, tmp_path / "none" / "meet", settings).find()
 
-    def test_a_file_system_without_locks(self, opened, settings, path, monkeypatch):
-        def refuse(*arguments: object) -> None:
-            raise OSError(37, "No locks available")
-
-        monkeypatch.setattr(fcntl, "lockf", refuse)
-        with pytest.raises(DistNetworkError, match="No locks available; use tcp"):
-            opened(FileLocator, path, settings).find()
-
-    def test_a_full_disk_leaves_no_gateway(self, opened, settings, path, monkeypatch):
-        def full(*arguments: object) -> int:
-            raise OSError(28, "No space left on device")
+    def test_a_file_that_cannot_be_written_leaves_no_gateway(self, opened, settings, path, monkeypatch):
+        def full(*arguments: object) -> None:
+            raise DistStoreError("database or disk is full")
 
         descriptors = len(os.listdir("/proc/self/fd"))
         locator = opened(FileLocator, path, settings)
+        change = KeyFile.change
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", full)
-            with pytest.raises(DistNetworkError, match="No space left"):
+            patched.setattr(KeyFile, "change", lambda self, plan: change(self, lambda values: full(plan(values))))
+            with pytest.raises(DistNetworkError, match="disk is full; tcp://host:port needs no file"):
                 locator.find()
         assert len(os.listdir("/proc/self/fd")) <= descriptors
         assert locator.find() is not None

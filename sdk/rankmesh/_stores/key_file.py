@@ -1,0 +1,267 @@
+"""Keys and values in an SQLite file that several processes use; the file of a FileStore and of ``file://``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.net.fork import reset_lock
+from rankmesh_agent.store.table import Changes, Values
+from rankmesh_agent.wire.errors import DistStoreError, StoreTimeoutError
+
+_LOCK_SECONDS = 60.0
+"""Time limit for the file's lock: each operation holds it for microseconds."""
+_LEAVE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.001
+_APPLICATION_ID = 0x524D6B76
+_SCHEMA = (
+    "CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE users (now INTEGER NOT NULL, left INTEGER NOT NULL)",
+    "INSERT INTO users VALUES (0, 0)",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+)
+
+T = TypeVar("T")
+
+_opening = threading.Lock()
+"""Held while a file is created: closing a descriptor of a file releases all of this process's locks on it."""
+_Identity = tuple[int, int] | None
+
+
+class KeyFile:
+    """A connection to the file, with the methods of a Table that commands on keys and values call.
+
+    Args:
+        path: the file; created if needed, in a directory that exists.
+        user: whether to count this connection among the file's users.
+
+    Raises:
+        DistStoreError: the file cannot be used, or is not one of this class. All methods raise it, too.
+        StoreTimeoutError: other processes held the file's lock for a minute. All methods raise it, too.
+    """
+
+    def __init__(self, path: str, *, user: bool = False) -> None:
+        self.path = os.path.abspath(path)
+        self._lock = threading.RLock()
+        self._lock_seconds = _LOCK_SECONDS
+        self._file: _Identity = None
+        deadline = Deadline(_LOCK_SECONDS)
+        while not self._opened(user):  # its last user has removed it meanwhile
+            if deadline.expired():
+                raise self._unusable(f"other processes have removed it again and again for {deadline.seconds:g} s")
+        self._set_modes()
+
+    # The methods of a Table
+
+    def value(self, key: str) -> bytes | None:
+        """Return the value of a key, None if it has none."""
+        rows = self._rows("SELECT value FROM kv WHERE key = ?", key)
+        return rows[0][0] if rows else None
+
+    def values(self, keys: Collection[str]) -> list[bytes] | None:
+        """Return the values of keys at one moment, None if one of them has none."""
+        with self._transaction("BEGIN"):
+            found = [value for key in keys if (value := self.value(key)) is not None]
+        return found if len(found) == len(keys) else None
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        return [key for (key,) in self._rows("SELECT key FROM kv ORDER BY key") if key.startswith(prefix)]
+
+    def count(self, prefix: str = "") -> int:
+        """Return the number of keys that begin with a prefix."""
+        return len(self.keys(prefix)) if prefix else int(self._rows("SELECT count(*) FROM kv")[0][0])
+
+    def has(self, keys: Iterable[str]) -> bool:
+        """Return whether each of some keys has a value."""
+        return all(self.value(key) is not None for key in keys)
+
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Return those of some keys that have no value."""
+        return [key for key in keys if self.value(key) is None]
+
+    def change(self, plan: Callable[[Values], tuple[T, Changes]]) -> T:
+        """Change values in one transaction: those that ``plan`` returns with its result, given all values."""
+        with self._transaction():
+            result, changes = plan(_FileValues(self))
+            for key, value in changes.items():
+                if value is None:
+                    self._rows("DELETE FROM kv WHERE key = ?", key)
+                else:
+                    self._rows("INSERT OR REPLACE INTO kv VALUES (?, ?)", key, value)
+        return result
+
+    # The file
+
+    def remove_if_empty(self) -> None:
+        """Remove the file if there is no key left."""
+        with self._transaction():
+            if not self.count():
+                self._remove()
+
+    def leave(self, expected: int) -> None:
+        """Count a user less; the last of so many expected users, unless negative, removes the file."""
+        self._lock_seconds = _LEAVE_SECONDS
+        with self._transaction():
+            ((now, left),) = self._rows("SELECT now, left FROM users")
+            if now == 1 and 0 <= expected <= left + 1:
+                self._remove()
+            else:
+                self._rows("UPDATE users SET now = now - 1, left = left + 1")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    def reopen_in_child(self) -> None:
+        """Open the file anew in a forked child, which must never close the parent's connection."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+        reset_lock(self._lock)
+        self._connect()
+        self._set_modes()
+
+    def _opened(self, user: bool) -> bool:
+        """Open the file; return whether the path still names it once it is locked."""
+        try:
+            with _opening:
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                identity = _identity(self.path)
+                self._connect()
+        except FileNotFoundError as error:
+            raise self._unusable("its directory does not exist") from error
+        except OSError as error:
+            raise self._unusable(str(error.strerror)) from error
+        try:
+            with self._transaction():
+                in_place = identity is not None and _identity(self.path) == identity
+                if in_place:
+                    self._prepare(user)
+        except BaseException:
+            self._database.close()
+            raise
+        if in_place:
+            self._file = identity
+        else:
+            self._database.close()
+        return in_place
+
+    def _connect(self) -> None:
+        try:
+            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._unusable("Is a directory" if os.path.isdir(self.path) else str(error)) from error
+
+    def _set_modes(self) -> None:
+        """Choose speed: a killed process leaves a journal, but nothing has to survive a crash of the host."""
+        self._rows("PRAGMA synchronous = OFF")
+        self._rows("PRAGMA journal_mode = PERSIST")
+
+    def _prepare(self, user: bool) -> None:
+        """Create the tables of an empty file, check that others are of this class, and count the user."""
+        if not os.stat(self.path).st_size:
+            for statement in _SCHEMA:
+                self._rows(statement)
+        elif self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
+            raise self._foreign()
+        if user:
+            self._rows("UPDATE users SET now = now + 1")
+
+    def _remove(self) -> None:
+        os.unlink(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.path}-journal")
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
+        with self._lock:
+            self._rows(begin)
+            try:
+                self._check_in_place()
+                yield
+                self._rows("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def _rows(self, statement: str, *values: Any) -> list[Any]:
+        """Execute a statement as soon as no other process has locked the file; return its rows."""
+        deadline = None
+        while True:
+            try:
+                with self._lock:
+                    if not self._database.in_transaction:
+                        self._check_in_place()
+                    return self._database.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise self._error(error) from error
+            deadline = deadline or Deadline(self._lock_seconds)
+            if deadline.expired():
+                how_long = f"{deadline.seconds:g} s; is one of its users stopped?"
+                raise StoreTimeoutError(f"{self.path} was locked for {how_long}")
+            time.sleep(_PAUSE_SECONDS)
+
+    def _check_in_place(self) -> None:
+        """Raise if the path names no file or another one; not while it is being opened."""
+        if self._file is not None and (identity := _identity(self.path)) != self._file:
+            if identity is None:
+                raise self._unusable("it was removed while it was in use")
+            raise DistStoreError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
+
+    def _error(self, error: sqlite3.Error) -> DistStoreError:
+        self._check_in_place()
+        damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        if damaged and self._file is None:
+            return self._foreign()
+        if damaged:
+            what = "Stop all users of the file, remove it, and check the disk"
+            return DistStoreError(f"{self.path} is damaged: {error}. {what}")
+        return self._unusable(str(error))
+
+    def _foreign(self) -> ForeignFileError:
+        return ForeignFileError(f"{self.path} is no FileStore's file of this version; give another path, or remove it")
+
+    def _unusable(self, why: str) -> DistStoreError:
+        return DistStoreError(f"cannot use {self.path} as a FileStore: {why}")
+
+
+class ForeignFileError(DistStoreError):
+    """The file has other content."""
+
+
+class _FileValues(Mapping[str, bytes]):
+    """All values, for the plan of a change."""
+
+    def __init__(self, file: KeyFile) -> None:
+        self._keys = file
+
+    def __getitem__(self, key: str) -> bytes:
+        value = self._keys.value(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys.keys())
+
+    def __len__(self) -> int:
+        return self._keys.count()
+
+
+def _identity(path: str) -> _Identity:
+    """Return what tells a file from another one of its name, None if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
