@@ -346,7 +346,7 @@ class MessageLink(DirectLink):
                 assert found is not None
                 with self._engine.lock:
                     calls.merge(found[1])
-        return calls.texts()
+        return calls.descriptions()
 
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
         fingerprint = self._fingerprint

@@ -84,38 +84,44 @@ class CallTable:
 
     Attributes:
         calls: the calls, by group rank; this rank's own once it has reported one.
-        latest: the highest number of them.
+        differing: the latest calls of which ranks know that others have made different ones, which later ones leave.
+        latest: the highest number of all.
         oldest: the first number that other ranks need to hear of.
-        seconds: see above.
+        seconds: time that a rank waits before it reports.
     """
 
     def __init__(self, group: int, rank: int, size: int, send: Callable[[Sequence[int], bytes], object]) -> None:
-        few = size <= FEW_RANKS
         self.calls: dict[int, Status] = {}
+        self.differing: dict[int, Status] = {}
         self.latest = self.oldest = -1
-        self.seconds = max(_SECONDS, _SECONDS_EACH * size) if few else _SECONDS_LARGE
-        self._group, self._rank, self._size, self._few = group, rank, size, few
+        self._few = size <= FEW_RANKS
+        self.seconds = max(_SECONDS, _SECONDS_EACH * size) if self._few else _SECONDS_LARGE
+        self._group, self._rank, self._size = group, rank, size
         self._neighbours = neighbours(rank, size, FEW_RANKS)
         self._send = send
         self._unshared = False
 
     def report(self, seq: int, fingerprint: int, text: str = "") -> None:
         """Report this rank's call to the other ranks, unless they know; pass on what this rank has heard."""
-        self._unshared |= self._add(self._rank, Status(self._group, seq, fingerprint, text))
+        status = Status(self._group, seq, fingerprint, text)
+        if self._add(self._rank, status):
+            if self._few:
+                self._send(self._neighbours, encode([(status, 1 << self._rank)]))
+            else:
+                self._unshared = True
         self.share()
 
     def share(self) -> None:
-        """Report the calls to the neighbours, if there are new ones."""
+        """Report all calls to the neighbours, if there are new ones."""
         if self._unshared:
             self._unshared = False
-            own = self.calls.get(self._rank)
-            self._send(self._neighbours, encode([(own, 1 << self._rank)]) if self._few and own else self.encode())
+            self._send(self._neighbours, self.encode())
 
     def encode(self) -> bytes:
         """Return the calls as bytes: the latest first, those without text before the others, the rarest texts first."""
         bare: dict[Status, int] = {}
         described: dict[Status, int] = {}
-        for rank, status in self.calls.items():
+        for rank, status in [*self.calls.items(), *self.differing.items()]:
             if status.seq >= self.oldest:
                 short = status._replace(text="")
                 bare[short] = bare.get(short, 0) | 1 << rank
@@ -136,11 +142,12 @@ class CallTable:
                     self._unshared = True
 
     def _add(self, rank: int, status: Status) -> bool:
-        """Keep a rank's call if it is later than the one known, or tells more of it; return whether it is."""
-        known = self.calls.get(rank)
-        if known is not None and _order(status) <= _order(known):
+        """Keep a rank's call if it is later than the one known, or has a text that was missing; return whether so."""
+        calls = self.differing if status.fingerprint == DIFFERENT else self.calls
+        known = calls.get(rank)
+        if known is not None and (status.seq, bool(status.text)) <= (known.seq, bool(known.text)):
             return False
-        self.calls[rank] = status
+        calls[rank] = status
         self.latest = max(self.latest, status.seq)
         return True
 
@@ -155,22 +162,19 @@ class CallTable:
             seq: the call's number.
             arrived: ranks that have, as messages show.
         """
-        calls, others = self.calls, (rank for rank in range(self._size) if rank != self._rank)
-        return [rank for rank in others if (rank not in calls or calls[rank].seq < seq) and rank not in arrived]
+        come = {rank for calls in (self.calls, self.differing) for rank, status in calls.items() if status.seq >= seq}
+        return [rank for rank in range(self._size) if rank not in come and rank not in arrived and rank != self._rank]
 
     def differs(self, seq: int, fingerprint: int) -> bool:
-        """Return whether a rank makes another call of a number."""
-        return any(status.seq == seq and status.fingerprint != fingerprint for status in self.calls.values())
-
-    def texts(self) -> list[str]:
-        """Return the calls in words, by rank; empty where a rank has reported none, or where it did not fit."""
-        return [self.calls[rank].text if rank in self.calls else "" for rank in range(self._size)]
+        """Return whether a rank makes another call of a number, or knows of one that does."""
+        statuses = [*self.calls.values(), *self.differing.values()]
+        return any(status.seq == seq and status.fingerprint != fingerprint for status in statuses)
 
     def undescribed(self, seq: int) -> list[int]:
-        """Return the ranks that do not know that the calls of a number differ."""
-        known = (seq, DIFFERENT)
-        return [rank for rank in range(self._size) if rank not in self.calls or self.calls[rank][1:3] != known]
+        """Return the ranks that have not reported that the calls of a number differ."""
+        found = self.differing
+        return [rank for rank in range(self._size) if rank not in found or found[rank].seq < seq]
 
-
-def _order(status: Status) -> tuple[int, bool, bool]:
-    return status.seq, status.fingerprint == DIFFERENT, bool(status.text)
+    def descriptions(self) -> list[str]:
+        """Return the texts of the calls that differ, by rank; empty where one did not fit into a frame."""
+        return [self.differing[rank].text if rank in self.differing else "" for rank in range(self._size)]

@@ -182,13 +182,18 @@ def test_a_report_of_a_later_call_counts_for_those_before_it() -> None:
     assert not made[0].differs(4, 78)
 
 
-def test_a_rank_that_knows_of_a_mismatch_replaces_its_report_and_keeps_its_description() -> None:
+def test_a_description_stays_when_its_rank_goes_on() -> None:
+    """A rank that has no time looks at it only when the other one waits in the next call already."""
     made, sent = tables(2)
-    for fingerprint, text in ((5, "a call"), (DIFFERENT, "the call, and more"), (5, "a call"), (DIFFERENT, "")):
-        made[1].report(4, fingerprint, text)
-        deliver(made, sent)
-    assert made[0].texts() == ["", "the call, and more"]
+    for seq, fingerprint, text in ((4, 5, "a call"), (4, DIFFERENT, "the call, and more"), (4, DIFFERENT, "")):
+        made[1].report(seq, fingerprint, text)
+    made[1].report(5, 6, "the next call")
+    deliver(made, sent)
+    assert made[0].descriptions() == ["", "the call, and more"]
     assert made[0].undescribed(4) == [0]
+    assert made[0].undescribed(5) == [0, 1]
+    assert made[0].differs(4, 5)
+    assert made[0].missing(5) == []
 
 
 @pytest.mark.parametrize("length", [10, 1500, 3000])
@@ -203,7 +208,7 @@ def test_a_report_fits_into_a_frame_and_loses_texts_first(length: int) -> None:
         for each in made:
             each.share()
     assert all(each.undescribed(9) == [] for each in made)
-    found = sum(bool(text) for text in made[0].texts())
+    found = sum(bool(text) for text in made[0].descriptions())
     assert found == size if length < 1000 else 20 <= found < size
     made[0].oldest = 10
     assert made[0].encode() == b"[]"
