@@ -8,7 +8,7 @@ log2 size reports every rank that waits knows which ranks are missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.wire import frames, json_text
@@ -24,6 +24,8 @@ _SECONDS_LARGE = 0.3
 """Seconds between reports in a large group."""
 _MAX_WAITS = 100
 """Ranks in a status."""
+_Entries = list[tuple[int, int, int, str, tuple[tuple[int, int], ...], str]]
+"""The statuses of a frame, as JSON; the last member has the ranks as hexadecimal bits."""
 
 
 class Status(NamedTuple):
@@ -61,15 +63,11 @@ def encode(statuses: Iterable[tuple[Status, int]]) -> bytes:
 def decode(payload: memoryview | bytes) -> list[tuple[Status, int]]:
     """Return statuses as ``encode`` got them, none if the payload cannot be read."""
     try:
-        document: Any = json_text.loads(bytes(payload))
         return [
-            (
-                Status(int(group), int(seq), int(fingerprint), str(text), tuple((int(r), int(n)) for r, n in waits)),
-                int(ranks, 16),
-            )
-            for group, seq, fingerprint, text, waits, ranks in document
+            (Status(group, seq, fingerprint, text, waits_for), int(ranks, 16))
+            for group, seq, fingerprint, text, waits_for, ranks in json_text.read(_Entries, bytes(payload))
         ]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError):
         return []
 
 
