@@ -116,6 +116,17 @@ def test_a_rank_that_is_elsewhere(clock):
     assert ranks.blamed(1) == [2]
 
 
+def test_a_rank_that_waits_elsewhere_for_a_stopped_one_is_not_blamed(clock):
+    ranks = Ranks({0: [1], 1: []})
+    elsewhere = Status(GROUP + 1, SEQ, 5, "another call", ((2, 2),))
+    ranks.graphs[1]._engine.own_waits = [lambda: [elsewhere]]
+    ranks.graphs[0].inquire([1])
+    ranks.deliver()
+    clock.now += wait_graph.ASK_SECONDS
+    found = ranks.graphs[0].stragglers([1], GROUP, SEQ)
+    assert (found.ranks, found.present, found.elsewhere) == ([2], set(), {1: elsewhere})
+
+
 def test_an_answer_that_cannot_be_read(clock):
     ranks = Ranks({1: [0]})
     header = frames.decode(frames.encode(frames.Opcode.ENTER, group=wait_graph.GROUP, epoch=1, part=1), 0, frames.SMALL)
