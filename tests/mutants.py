@@ -224,9 +224,9 @@ FAULTS = [
     Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
     # The ranks that hold up a call
-    Fault(P + "status.py", "self.differing if status.fingerprint == DIFFERENT else self.calls", "self.calls", STATUS, "a description goes when its rank goes on"),
-    Fault(P + "status.py", "if status.seq >= self.oldest:", "if True:", STATUS, "reports have all earlier calls"),
-    Fault(P + "status.py", "self._add(rank, status) and not self._few", "self._add(rank, status)", STATUS, "few ranks pass on each other's reports"),
+    Fault(P + "status.py", "(item[0].fingerprint == DIFFERENT) == differs", "True", STATUS, "a description goes when its rank goes on"),
+    Fault(P + "status.py", " if status.seq >= self.oldest]", "]", STATUS, "reports have all earlier calls"),
+    Fault(P + "status.py", " and not self._few:", ":", STATUS, "few ranks pass on each other's reports"),
     Fault(P + "wait_graph.py", "unreachable or silent or absent or unknown", "unreachable or absent or silent or unknown", STATUS, "a rank that waits for a stopped one is blamed"),
     # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "if not self._queued and self._turn.acquire(False):", "if self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),

@@ -336,7 +336,10 @@ class MessageLink(DirectLink):
         with self._engine.lock:  # wakes the neighbours, which wake theirs
             calls.report(seq, DIFFERENT, description)
         if self.size <= FEW_RANKS:
-            self._wait(lambda: not calls.undescribed(seq), lambda: calls.undescribed(seq))
+            self._wait(
+                lambda: len(calls.descriptions(seq)) == self.size,
+                lambda: [member for member in self._others if member not in calls.descriptions(seq)],
+            )
         else:
             for number, distance in enumerate(distances(self.size)):
                 to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
@@ -346,7 +349,8 @@ class MessageLink(DirectLink):
                 assert found is not None
                 with self._engine.lock:
                     calls.merge(found[1])
-        return calls.descriptions()
+        texts = calls.descriptions(seq)
+        return [texts.get(member, "") for member in range(self.size)]
 
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
         fingerprint = self._fingerprint

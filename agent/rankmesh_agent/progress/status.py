@@ -81,16 +81,12 @@ class CallTable:
         send: sends a report to group ranks.
 
     Attributes:
-        calls: the calls, by group rank; this rank's own once it has reported one.
-        differing: the latest calls of which ranks know that others have made different ones, which later ones leave.
-        latest: the highest number of all.
+        latest: the highest number of a call.
         oldest: the first number that other ranks need to hear of.
         seconds: time that a rank waits before it reports.
     """
 
     def __init__(self, group: int, rank: int, size: int, send: Callable[[Sequence[int], bytes], object]) -> None:
-        self.calls: dict[int, Status] = {}
-        self.differing: dict[int, Status] = {}
         self.latest = self.oldest = -1
         self._few = size <= FEW_RANKS
         self.seconds = max(_SECONDS, _SECONDS_EACH * size) if self._few else _SECONDS_LARGE
@@ -98,13 +94,15 @@ class CallTable:
         self._neighbours = neighbours(rank, size, FEW_RANKS)
         self._send = send
         self._unshared = False
+        self._ranks: dict[Status, int] = {}
+        """The ranks of each call, as bits: those of its text, and of the call without a text, which always fits."""
 
     def report(self, seq: int, fingerprint: int, text: str = "") -> None:
         """Report this rank's call to the other ranks, unless they know; pass on what this rank has heard."""
-        status = Status(self._group, seq, fingerprint, text)
-        if self._add(self._rank, status):
+        status, own = Status(self._group, seq, fingerprint, text), 1 << self._rank
+        if self._add(status._replace(text=""), own) | self._add(status, own):
             if self._few:
-                self._send(self._neighbours, encode([(status, 1 << self._rank)]))
+                self._send(self._neighbours, encode([(status, own)]))
             else:
                 self._unshared = True
         self.share()
@@ -116,42 +114,46 @@ class CallTable:
             self._send(self._neighbours, self.encode())
 
     def encode(self) -> bytes:
-        """Return the calls as bytes: the latest first, those without text before the others, the rarest texts first."""
-        bare: dict[Status, int] = {}
-        described: dict[Status, int] = {}
-        for rank, status in [*self.calls.items(), *self.differing.items()]:
-            if status.seq >= self.oldest:
-                short = status._replace(text="")
-                bare[short] = bare.get(short, 0) | 1 << rank
-                if status.text:
-                    described[status] = described.get(status, 0) | 1 << rank
-        return encode(
-            [
-                *sorted(bare.items(), key=lambda item: -item[0].seq),
-                *sorted(described.items(), key=lambda item: (-item[0].seq, item[1].bit_count())),
-            ]
-        )
+        """Return the calls as bytes: first those without text, the latest first; then the rarest texts first."""
+        needed = [(status, ranks) for status, ranks in self._ranks.items() if status.seq >= self.oldest]
+        return encode(sorted(needed, key=lambda item: (bool(item[0].text), -item[0].seq, item[1].bit_count())))
 
     def merge(self, payload: memoryview | bytes) -> None:
         """Add the calls of another rank's report."""
         for status, ranks in decode(payload):
-            for rank in range(self._size):
-                if ranks >> rank & 1 and rank != self._rank and self._add(rank, status) and not self._few:
-                    self._unshared = True
+            if self._add(status, ranks & ((1 << self._size) - 1 & ~(1 << self._rank))) and not self._few:
+                self._unshared = True
 
-    def _add(self, rank: int, status: Status) -> bool:
-        """Keep a rank's call if it is later than the one known, or has a text that was missing; return whether so."""
-        calls = self.differing if status.fingerprint == DIFFERENT else self.calls
-        known = calls.get(rank)
-        if known is not None and (status.seq, bool(status.text)) <= (known.seq, bool(known.text)):
+    def _add(self, status: Status, ranks: int) -> bool:
+        """Add a call of those of the ranks of which no later one is known; return whether there are any.
+
+        A call of which a rank knows that others have made different ones stays when the rank goes on.
+        """
+        ranks &= ~self._ranks.get(status, 0)
+        if not ranks:
             return False
-        calls[rank] = status
+        differs = status.fingerprint == DIFFERENT
+        alike = [item for item in self._ranks.items() if (item[0].fingerprint == DIFFERENT) == differs]
+        for known, others in alike:
+            if known.seq > status.seq or (known.seq == status.seq and bool(known.text) == bool(status.text)):
+                ranks &= ~others
+        if not ranks:
+            return False
+        for known, others in alike:
+            if known.seq < status.seq:
+                self._ranks[known] = others & ~ranks
+                if not self._ranks[known]:
+                    del self._ranks[known]
+        self._ranks[status] = self._ranks.get(status, 0) | ranks
         self.latest = max(self.latest, status.seq)
         return True
 
     def of_others(self) -> dict[int, Status]:
-        """Return the calls of the other ranks."""
-        return {rank: status for rank, status in self.calls.items() if rank != self._rank}
+        """Return the latest call of each other rank that has reported one."""
+        calls = sorted(self._ranks, key=lambda status: (status.seq, bool(status.text)))
+        found = {rank: call for call in calls if call.fingerprint != DIFFERENT for rank in self._of(self._ranks[call])}
+        found.pop(self._rank, None)
+        return found
 
     def missing(self, seq: int, arrived: Collection[int] = ()) -> list[int]:
         """Return the other ranks that have not come to a call.
@@ -160,19 +162,20 @@ class CallTable:
             seq: the call's number.
             arrived: ranks that have, as messages show.
         """
-        come = {rank for calls in (self.calls, self.differing) for rank, status in calls.items() if status.seq >= seq}
-        return [rank for rank in range(self._size) if rank not in come and rank not in arrived and rank != self._rank]
+        come = 1 << self._rank
+        for status, ranks in self._ranks.items():
+            if status.seq >= seq:
+                come |= ranks
+        return [rank for rank in self._of(~come) if rank not in arrived]
 
     def differs(self, seq: int, fingerprint: int) -> bool:
         """Return whether a rank makes another call of a number, or knows of one that does."""
-        statuses = [*self.calls.values(), *self.differing.values()]
-        return any(status.seq == seq and status.fingerprint != fingerprint for status in statuses)
+        return any(status.seq == seq and status.fingerprint != fingerprint for status in self._ranks)
 
-    def undescribed(self, seq: int) -> list[int]:
-        """Return the ranks that have not reported that the calls of a number differ."""
-        found = self.differing
-        return [rank for rank in range(self._size) if rank not in found or found[rank].seq < seq]
+    def descriptions(self, seq: int) -> dict[int, str]:
+        """Return the texts of the ranks that know that the calls of a number differ; empty where one does not fit."""
+        calls = sorted(call for call in self._ranks if call.fingerprint == DIFFERENT and call.seq == seq)
+        return {rank: call.text for call in calls for rank in self._of(self._ranks[call])}
 
-    def descriptions(self) -> list[str]:
-        """Return the texts of the calls that differ, by rank; empty where one did not fit into a frame."""
-        return [self.differing[rank].text if rank in self.differing else "" for rank in range(self._size)]
+    def _of(self, ranks: int) -> list[int]:
+        return [rank for rank in range(self._size) if ranks >> rank & 1]

@@ -155,7 +155,7 @@ def test_reports_of_calls_reach_all_ranks_by_way_of_neighbours() -> None:
         for each in made:
             each.share()
     assert all(each.missing(3) == sorted(late - {rank}) for rank, each in enumerate(made))
-    assert made[0].calls[50].text == "a call"
+    assert made[0].of_others()[50].text == "a call"
     assert frames_sent <= size * 10 * (size - 1).bit_length()
 
 
@@ -189,9 +189,9 @@ def test_a_description_stays_when_its_rank_goes_on() -> None:
         made[1].report(seq, fingerprint, text)
     made[1].report(5, 6, "the next call")
     deliver(made, sent)
-    assert made[0].descriptions() == ["", "the call, and more"]
-    assert made[0].undescribed(4) == [0]
-    assert made[0].undescribed(5) == [0, 1]
+    assert made[0].descriptions(4) == {1: "the call, and more"}
+    assert made[0].descriptions(5) == {}
+    assert made[0].of_others()[1].text == "the next call"
     assert made[0].differs(4, 5)
     assert made[0].missing(5) == []
 
@@ -207,8 +207,8 @@ def test_a_report_fits_into_a_frame_and_loses_texts_first(length: int) -> None:
         assert deliver(made, sent) <= SMALL
         for each in made:
             each.share()
-    assert all(each.undescribed(9) == [] for each in made)
-    found = sum(bool(text) for text in made[0].descriptions())
+    assert all(len(each.descriptions(9)) == size for each in made)
+    found = sum(bool(text) for text in made[0].descriptions(9).values())
     assert found == size if length < 1000 else 20 <= found < size
     made[0].oldest = 10
     assert made[0].encode() == b"[]"
