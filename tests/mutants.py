@@ -63,6 +63,7 @@ PROOF = "security/test_authority.py security/test_hello.py security/test_credent
 MATCHING = "agent/progress/test_matching.py"
 QUEUES = "agent/progress/test_message_queues.py"
 P2P = "agent/group/test_p2p_read.py"
+STATUS = "agent/progress/test_status.py agent/progress/test_wait_graph.py -k 'not mismatch_names and not ahead and not missing_ranks'"
 QUEUE = "agent/group/test_call_queue.py agent/group/test_work.py"
 FAILURE = "agent/group agent/progress sdk/test_failure.py"
 TABLE = (
@@ -222,6 +223,11 @@ FAULTS = [
     Fault(P + "matching.py", "            self.on_misfit(why)", "            pass", MATCHING, "the sender of a refused message is not told"),
     Fault(P + "message_queues.py", "return dtype == self.dtype and nbytes", "return nbytes", MATCHING + " agent/group", "a message of another dtype is taken"),
     Fault(P + "matching.py", "max(len(view), _MIN_COST)", "len(view)", MATCHING, "empty messages cost nothing"),
+    # The ranks that hold up a call
+    Fault(P + "status.py", "(item[0].fingerprint == DIFFERENT) == differs", "True", STATUS, "a description goes when its rank goes on"),
+    Fault(P + "status.py", " if status.seq >= self.oldest]", "]", STATUS, "reports have all earlier calls"),
+    Fault(P + "status.py", " and not self._few:", ":", STATUS, "few ranks pass on each other's reports"),
+    Fault(P + "wait_graph.py", "unreachable or silent or absent or unknown", "unreachable or absent or silent or unknown", STATUS, "a rank that waits for a stopped one is blamed"),
     # Calls of a group, in order
     Fault(GROUP + "call_queue.py", "and not self._queued and self._turn.acquire(False):", "and self._turn.acquire(False):", QUEUE, "a call overtakes those in the queue"),
     Fault(GROUP + "call_queue.py", "self._worker is not None and threading.current_thread() is self._worker:\n            name", "False:\n            name", QUEUE, "a callback waits for itself"),

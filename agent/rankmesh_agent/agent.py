@@ -29,7 +29,7 @@ from rankmesh_agent.liveness import Liveness
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import limit_named, raise_limit
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.progress.wait_graph import Wait
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.store.job_store import JobStore
 from rankmesh_agent.wire.credentials import Grant
 from rankmesh_agent.wire.errors import DistBackendError, DistError, ForbiddenJobError, RankFailedError
@@ -367,9 +367,9 @@ class Agent:
         if unread and self.engine.on_demand:  # perhaps they left in order, which the gateway knows
             self._liveness.pass_on({rank: end for rank, end in self._job.ended().items() if rank in unread})
 
-    def _own_store_waits(self) -> list[Wait]:
+    def _own_store_waits(self) -> list[Status]:
         """Return a wait for the job's store, as other ranks are answered. With the engine's lock held."""
-        return [Wait(0, -1, "a call of the job's store", [])] if self.store.waits_under_way() else []
+        return [Status(0, -1, 0, "a call of the job's store")] if self.store.waits_under_way() else []
 
     def _limits(self, since: float) -> list[tuple[Member, str]]:
         """Return the ranks of the world that have had no free descriptor since a time, with their reports."""

@@ -15,10 +15,11 @@ from support.hostile import fuzzed, memory_within, sequences_like
 from rankmesh_agent.group.flight_recorder import FlightRecorder
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.local_state import LocalGroupState
-from rankmesh_agent.progress import matching, message_link, wait_graph
+from rankmesh_agent.progress import matching, message_link, status, wait_graph
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.matching import WINDOW
 from rankmesh_agent.progress.message_queues import ANY
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.transports.base import Connection
 from rankmesh_agent.wire import frames, goodbye
 from rankmesh_agent.wire.dtypes import code_of
@@ -109,7 +110,7 @@ class Rank:
                 self.matcher.receive(1, np.zeros(16, np.uint8).data, BYTES, TAG)
         self.engine.progress()
         self.engine.waits.stragglers([1, 2], GROUP, 3)
-        self.group.link.lagging(3)
+        self.group.link.calls.missing(3)
         self.group.link.begin(4, 44, lambda ready, missing, idle=None: None)
 
     def ending(self) -> str:
@@ -130,11 +131,13 @@ def corpus() -> Iterator[bytes]:
     reason = goodbye.Goodbye("it left", raised=True, ranks=(1,)).encode()
     yield frame(Opcode.ENTER, b"small", seq=3, fingerprint=33)
     yield frame(Opcode.ENTER, seq=4, part=1, fingerprint=44)
-    yield frame(Opcode.ENTER, b"\1", seq=4, part=message_link._ARRIVED, fingerprint=44)
-    yield frame(Opcode.ENTER, b"barrier()", seq=3, part=message_link._PROGRESS, fingerprint=33)
-    yield frame(Opcode.ENTER, b'["barrier()", ""]', seq=3, part=message_link._DESCRIPTIONS)
+    for seq, fingerprint in ((4, 44), (3, 33), (3, status.DIFFERENT)):
+        calls = status.encode([(Status(GROUP, seq, fingerprint, "barrier()"), 0b010)])
+        yield frame(Opcode.ENTER, calls, part=message_link._STATUS)
+        yield frame(Opcode.ENTER, calls, part=message_link._LAUNCHES)
+        yield frame(Opcode.ENTER, calls, seq=3, part=message_link._DESCRIPTIONS)
     yield frame(Opcode.ENTER, b"early", group=99, seq=1)
-    waits = json.dumps([[GROUP, 3, "barrier", [[2, 2]]], [0, -1, "limit", [[1, 1]]]]).encode()
+    waits = status.encode([(Status(GROUP, 3, 5, "barrier", ((2, 2),)), 0), (Status(0, -1, 0, "limit", ((1, 1),)), 0)])
     yield frame(Opcode.ENTER, waits, group=wait_graph.GROUP, part=wait_graph._ANSWER)
     yield frame(Opcode.ENTER, group=wait_graph.GROUP, part=wait_graph._QUESTION)
     yield frame(Opcode.PART, bytes(64), seq=3, fingerprint=33)
@@ -166,7 +169,7 @@ def test_mutated_frames_end_in_our_errors() -> None:
     @fuzzed
     @given(sequences_like(list(corpus()), fixed=8))
     @example([[frame(Opcode.ABORT, b"[" * 60_000)]])
-    @example([[frame(Opcode.ENTER, b"[[0,0,0,[[1e999,0]]]]", group=wait_graph.GROUP, part=wait_graph._ANSWER)]])
+    @example([[frame(Opcode.ENTER, b'[[0,0,0,"",[[1e999,0]],"0"]]', group=wait_graph.GROUP, part=wait_graph._ANSWER)]])
     def run(sequences: list[list[bytes]]) -> None:
         for sent in sequences:
             with contextlib.closing(Rank()) as rank, contextlib.suppress(DistError):

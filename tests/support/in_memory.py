@@ -120,7 +120,7 @@ class MemoryWorld:
         for engine, link in zip(self.engines, self.links, strict=True):
             engine.link = link
             link.shares_cores = shares_cores
-            link._arrivals.seconds = 1e6  # threads of one process wait for long; announcements are for errors only
+            link.calls.seconds = 1e6  # threads of one process wait for long; reports are for errors only
         self._seq = 0
 
     def run(self, function: Callable[[MessageLink], Any]) -> list[Any]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.message_link import MessageLink
+from rankmesh_agent.progress.status import DIFFERENT
 from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.wire import json_text
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ranges import ranges
 
 _MAX_DETAILS = 4096
 """Characters of a rank's details that the other ranks receive."""
+_DETAILS = "\0"
+"""Separates a rank's call from its details."""
 _UNKNOWN = "a call that does not fit into the report", ""
 """Stands for the description of a rank in a large group with many different calls."""
 
@@ -41,19 +41,10 @@ def raise_mismatch(link: MessageLink, context: CallContext) -> NoReturn:
     Raises:
         CollectiveMismatchError: always.
     """
-    mine = json.dumps([str(context.call), context.describe()[:_MAX_DETAILS]]).encode()
-    link.begin(context.seq, 0, context.wait)
-    calls = [_described_call(bytes(payload)) for payload in link.exchange_descriptions(mine)]
-    raise mismatch_error(context, calls) from None
-
-
-def _described_call(payload: bytes) -> Sequence[str]:
-    """Return a rank's call and its details; of a description that cannot be read, that it is unknown."""
-    with contextlib.suppress(ValueError):
-        match json_text.loads(payload):
-            case [str(call), str(details)]:
-                return call, details
-    return _UNKNOWN
+    mine = f"{context.call}{_DETAILS}{context.describe()[:_MAX_DETAILS]}"
+    link.begin(context.seq, DIFFERENT, context.wait)
+    calls = [tuple(text.split(_DETAILS, 1)) for text in link.exchange_descriptions(mine)]
+    raise mismatch_error(context, [call if len(call) == 2 else _UNKNOWN for call in calls]) from None
 
 
 def mismatch_error(context: CallContext, calls: Sequence[Sequence[str]]) -> CollectiveMismatchError:

@@ -201,16 +201,16 @@ class GpuWatchdog:
             return
         if first.seq > self._reported:
             self._reported = first.seq
-            self._comm.report_progress(first.seq, first.fingerprint, first.description)
-        self._comm.progress_of_others()
+            self._comm.report_launch(first.seq, first.fingerprint, first.description)
+        self._comm.launches_of_others()
 
     def _timeout_error(self, launch: Launch) -> CollectiveTimeoutError:
         """Return the error of a call that passed its deadline. It names the ranks that have not reported the call."""
         seq, ranks, group = launch.seq, self._comm.global_ranks, self._comm.name
-        reports = self._comm.progress_of_others()
+        reports = self._comm.launches_of_others()
         others = [rank for rank in launch.peers if rank not in reports or reports[rank].seq < seq]
         calls = {ranks[self._comm.rank]: launch.description}
-        calls |= {ranks[rank]: report.description for rank, report in reports.items() if seq and report.seq == seq}
+        calls |= {ranks[rank]: report.text for rank, report in reports.items() if seq and report.seq == seq}
         message = (
             f"{launch.description} in group {group!r} did not end on the GPU within {launch.deadline.seconds:.1f} s"
         )

@@ -19,7 +19,7 @@ from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.state import START_UP, GroupState
 from rankmesh_agent.group.work import Work
 from rankmesh_agent.net.deadline import seconds_of
-from rankmesh_agent.progress.call_reports import CallProgress
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.wire.errors import DistBackendError, DistError
 from rankmesh_agent.wire.ops import OpType, ReduceOp
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT, GroupInfo
@@ -170,11 +170,11 @@ class Communicator(ABC):
         """
         return None
 
-    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:  # noqa: B027  # see below
-        """Report a call under way to the other members, without waiting; an attached process cannot."""
+    def report_launch(self, seq: int, fingerprint: int, description: str) -> None:  # noqa: B027  # see below
+        """Report a call that runs on a GPU to the other members; an attached process cannot."""
 
-    def progress_of_others(self) -> Mapping[int, CallProgress]:
-        """Return the calls that the other members have reported last, by group rank."""
+    def launches_of_others(self) -> Mapping[int, Status]:
+        """Return the calls on GPUs that the other members have reported last, by group rank."""
         return {}
 
     @abstractmethod

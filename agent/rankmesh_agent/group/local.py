@@ -21,11 +21,10 @@ from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.group.messages import GroupMessages
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.group.work import Work
-from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.progress.framing import FrameSink
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.progress.wait_graph import Wait
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.wire.errors import DistError, DistNetworkError
 from rankmesh_agent.wire.frames import Header, Opcode
 from rankmesh_agent.wire.goodbye import Goodbye
@@ -61,6 +60,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.recorder = state.recorder
         self.link = MessageLink(engine, group, self.ranks, self.rank)
         self.link.departed = self.state.departed
+        self.link.describe = lambda: str(self.state.call)
         self.matcher = MessageMatcher(engine, group, self.state.global_rank, self.state.on_misfit)
         self.messages = GroupMessages(self.state, self.matcher)
         self.queue = CallQueue(self.state, first_backend(self.link))
@@ -88,15 +88,17 @@ class LocalCommunicator(Communicator, FrameSink):
             return error
         return None
 
-    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
+    def report_launch(self, seq: int, fingerprint: int, description: str) -> None:
         """See Communicator."""
-        self.link.report_progress(seq, fingerprint, description)
+        with self.engine.lock:
+            self.link.launches.report(seq, fingerprint, description)
 
-    def progress_of_others(self) -> Mapping[int, CallProgress]:
+    def launches_of_others(self) -> Mapping[int, Status]:
         """See Communicator."""
         self.engine.progress()
-        self.link.pass_on_progress()
-        return self.link.progress
+        with self.engine.lock:
+            self.link.launches.share()
+            return self.link.launches.of_others()
 
     def raise_if_member_lost(self, during: str) -> None:
         """Raise the group's failure, or the error of the loss of a member.
@@ -213,7 +215,7 @@ class LocalCommunicator(Communicator, FrameSink):
         self.state.forget_wait()
         self.recorder.remove_group(self)
 
-    def _waits(self) -> list[Wait]:
+    def _waits(self) -> list[Status]:
         return self.state.waits() + self.messages.waits()
 
     def end_in_child(self) -> None:

@@ -11,7 +11,8 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
 from rankmesh_agent.net.interrupts import interrupts_deferred
 from rankmesh_agent.progress.engine import ProgressEngine
-from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
+from rankmesh_agent.progress.status import Status
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS
 from rankmesh_agent.wire import frames, goodbye, json_text
 from rankmesh_agent.wire.errors import (
     CollectiveTimeoutError,
@@ -104,14 +105,15 @@ class LocalGroupState(GroupState):
         deadline = self.deadline
         return deadline.seconds >= MIN_SECONDS and deadline.remaining() <= ASK_SECONDS
 
-    def waits(self) -> list[Wait]:
+    def waits(self) -> list[Status]:
         """Return the wait of the call under way, as other ranks are answered. With the engine's lock held."""
         if self.started_at is None:
             return []
         seq, missing = self._latest_wait
         members = missing() if seq == self.seq else []
-        ranks = [(self.ranks[member], self.global_ranks[member]) for member in members]
-        return [Wait(self.group, self.seq, f"{self.call.name} #{self.seq} in group {self.name!r}", ranks, self.ranks)]
+        ranks = tuple((self.ranks[member], self.global_ranks[member]) for member in members)
+        text = f"{self.call.name} #{self.seq} in group {self.name!r}"
+        return [Status(self.group, self.seq, self.call.fingerprint, text, ranks, self.ranks)]
 
     def wait(
         self, ready: Callable[[], bool], missing: Callable[[], list[int]], idle: Callable[[], object] | None = None
@@ -171,7 +173,7 @@ class LocalGroupState(GroupState):
         missing = {*blamed, *(rank for rank in waiting_for if rank not in present)}
         arrived = shortened([numbers[rank] for rank in self.ranks if rank not in missing])
         unaddressed = self.engine.unaddressed
-        others = [f"rank {numbers.get(rank, rank)} waits in {wait.what}" for rank, wait in elsewhere.items()][:FEW]
+        others = [f"rank {numbers.get(rank, rank)} waits in {wait.text}" for rank, wait in elsewhere.items()][:FEW]
         others += [f"{self._describe(rank)} reports: {limit}" for rank, limit in limits.items()][:FEW]
         others += [f"rank {numbers[rank]}: {unaddressed[rank]}" for rank in waiting_for if rank in unaddressed][:FEW]
         return CollectiveTimeoutError(

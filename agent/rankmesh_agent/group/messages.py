@@ -23,7 +23,8 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.matching import MessageMatcher
 from rankmesh_agent.progress.message_queues import ANY
-from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS, Wait
+from rankmesh_agent.progress.status import Status
+from rankmesh_agent.progress.wait_graph import ASK_SECONDS, MIN_SECONDS
 from rankmesh_agent.wire.dtypes import code_of
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, without_traceback
 from rankmesh_agent.wire.schemas import MAX_IN_FLIGHT
@@ -137,16 +138,16 @@ class GroupMessages:
         text = "" if error is None else error_text(error)
         self.state.recorder.record((owner, message, seq, started, ended, text, nbytes))
 
-    def waits(self) -> list[Wait]:
+    def waits(self) -> list[Status]:
         """Return the waits for messages, as other ranks are answered. With the engine's lock held."""
         state, me = self.state, self.state.engine.rank
         waits = []
         for message in self.waiting.copy().values():
             # A rank that waits for itself says nothing about others.
             known = [rank for rank in message.partners if len(message.partners) == 1 and rank != me]
-            awaited = [(rank, state.global_rank(rank)) for rank in known]
+            awaited = tuple((rank, state.global_rank(rank)) for rank in known)
             what = f"{describe(message.record)} in group {state.name!r}"
-            waits.append(Wait(int(state.id, 16), -1, what, awaited, state.ranks))
+            waits.append(Status(int(state.id, 16), -1, 0, what, awaited, state.ranks))
         return waits
 
     def active_records(self) -> list[Record]:

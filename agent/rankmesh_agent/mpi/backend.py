@@ -59,7 +59,7 @@ class MpiBackend(Backend):
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
         if self._lost:
-            context.check(lambda: self._link.lagging(context.seq))
+            context.check(lambda: self._link.calls.missing(context.seq))
         if self._compare_calls or algorithm is verify or context.call.subject == OBJECTS:
             verify(self._link, context)
             if algorithm is verify:

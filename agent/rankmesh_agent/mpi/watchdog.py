@@ -20,6 +20,7 @@ from rankmesh_agent.group.state import START_UP
 from rankmesh_agent.group.watchdog import Watchdog
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.messages import MpiMessages, poll_orphaned
+from rankmesh_agent.progress.status import Status
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistError
 from rankmesh_agent.wire.ops import Call
 
@@ -51,7 +52,7 @@ class CallWatchdog:
         self._state = group.state
         self._link = group.link
         self._messages = messages
-        self._reported = 0
+        self._reported = group.state.seq  # what the set-up has reported needs no answer
         self._reported_at = 0.0
 
     def check(self) -> float:
@@ -67,15 +68,16 @@ class CallWatchdog:
         now = time.monotonic()
         active = started_at is not None and self.in_call and state.seq == seq
         late = active and now > deadline
-        peers_at = max((report.seq for report in link.progress.values() if report.seq <= seq), default=0)
+        with state.engine.lock:
+            link.calls.share()
+            reports, missing = link.calls.of_others(), [state.ranks[member] for member in link.calls.missing(seq)]
+        peers_at = max((report.seq for report in reports.values() if report.seq <= seq), default=0)
         if self._reported < (seq if late or (active and now - (started_at or now) > _REPORT_SECONDS) else peers_at):
             self.report_progress()
-        link.pass_on_progress()
         if active:
-            missing = [state.ranks[member] for member in link.lagging(seq)]
-            error = self._error(call, seq, missing)
+            error = self._error(call, seq, missing, reports)
             if error is None and late and now > max(deadline, self._reported_at) + _REPLY_SECONDS:
-                error = self._timeout_error(call, seq, missing)
+                error = self._timeout_error(call, seq, missing, reports)
             if error is not None:
                 self._end(error, seq)
         return POLL_SECONDS
@@ -85,15 +87,16 @@ class CallWatchdog:
         call, seq = self._state.call, self._state.seq
         if call is not START_UP:
             self._reported, self._reported_at = seq, time.monotonic()
-            self._link.report_progress(seq, call.fingerprint, str(call))
+            with self._state.engine.lock:
+                self._link.calls.report(seq, call.fingerprint, str(call))
 
-    def _timeout_error(self, call: Call, seq: int, missing: list[int]) -> DistError:
+    def _timeout_error(self, call: Call, seq: int, missing: list[int], reports: dict[int, Status]) -> DistError:
         """Return the error of a call that passed its deadline, with the calls of members that are in other ones."""
         state = self._state
         error = state.timeout_error(missing, f"{call.name} #{seq}", state.deadline, seq)
         others = [
-            f"rank {state.global_ranks[member]} has come to {report.description} #{report.seq}"
-            for member, report in sorted(self._link.progress.items())
+            f"rank {state.global_ranks[member]} has come to {report.text} #{report.seq}"
+            for member, report in sorted(reports.items())
             if report.seq != seq
         ]
         if not others:
@@ -101,7 +104,7 @@ class CallWatchdog:
         message = f"{error.message}. This is {call} #{seq}; {'; '.join(others)}"
         return CollectiveTimeoutError(message, **error.details())
 
-    def _error(self, call: Call, seq: int, missing: list[int]) -> DistError | None:
+    def _error(self, call: Call, seq: int, missing: list[int], reports: dict[int, Status]) -> DistError | None:
         """Return why the active call cannot complete, None if it can."""
         state = self._state
         try:
@@ -109,11 +112,11 @@ class CallWatchdog:
             state.raise_if_peer_lost(missing, f"{call.name} #{seq}")
         except DistError as error:
             return error
-        reports = {member: report for member, report in self._link.progress.items() if report.seq == seq}
+        reports = {member: report for member, report in reports.items() if report.seq == seq}
         different = [member for member, report in reports.items() if report.fingerprint != call.fingerprint]
         if not different:
             return None
-        calls = {self._link.rank: str(call), **{member: report.description for member, report in reports.items()}}
+        calls = {self._link.rank: str(call), **{member: report.text for member, report in reports.items()}}
         table = call_table({state.global_ranks[member]: calls[member] for member in sorted(calls)})
         return CollectiveMismatchError(
             f"the ranks did not make the same call as #{seq} of group {state.name!r}: {table}",

@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.net.descriptors import exhausted_since
 from rankmesh_agent.net.fork import reset_lock
 from rankmesh_agent.progress import wait_graph
 from rankmesh_agent.progress.framing import REMOTE_READ_BYTES, FramedConnection, FrameSink, RemoteRead, Transfer
 from rankmesh_agent.progress.poller import POLL_INTERVAL, Poller
 from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThread
 from rankmesh_agent.progress.sinks import SinkTable
-from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
+from rankmesh_agent.progress.status import Status
+from rankmesh_agent.progress.wait_graph import WaitGraph
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.unconnected import Unconnected
 from rankmesh_agent.wire import frames
@@ -129,17 +129,8 @@ class ProgressEngine:
         self._background = ProgressThread(self)
         self._sinks = SinkTable(epoch, self._on_goodbye, self._on_violation)
         self._sink_for = self._sinks.sink_for
-        self.own_waits: list[Callable[[], list[Wait]]] = []
-        self.waits = WaitGraph(
-            rank,
-            epoch,
-            lambda: [wait for waits in self.own_waits for wait in waits()],
-            self.send,
-            lambda peer: self._peers[peer].connection.silent_seconds() if self.is_connected(peer) else 0.0,
-            exhausted_since,
-            self.is_connected,
-            self._is_rank,
-        )
+        self.own_waits: list[Callable[[], list[Status]]] = []
+        self.waits = WaitGraph(self)
         self._sinks.add(wait_graph.GROUP, self.waits)
         self.departures: deque[tuple[tuple[int, ...], list[bytes]]] = deque(maxlen=_MAX_DEPARTURES)
         self._goodbye: list[bytes] = []
@@ -213,6 +204,14 @@ class ProgressEngine:
     def is_connected(self, rank: int) -> bool:
         """Return whether a rank is connected."""
         return rank in self._peers and rank not in self.lost_peers and self._peers[rank].connection is not _UNCONNECTED
+
+    def is_rank(self, rank: int) -> bool:
+        """Return whether the world has a rank of this number."""
+        return rank == self.rank or rank in self._peers or (self.on_demand and 0 <= rank < self._world_size)
+
+    def silent_seconds(self, rank: int) -> float:
+        """Return how long a rank's host has not acknowledged what was sent to it."""
+        return self._peers[rank].connection.silent_seconds() if self.is_connected(rank) else 0.0
 
     def connected(self) -> list[int]:
         """Return the ranks that are connected."""
@@ -500,7 +499,7 @@ class ProgressEngine:
         """Record that a peer leaves, or that another rank is lost, as a peer reports it."""
         if about == rank:
             self._drop_peer(self._peers[rank], end)
-        elif not self._is_rank(about):
+        elif not self.is_rank(about):
             raise ProtocolError(f"rank {rank} reports the end of rank {about}, which is not in the world")
         elif about != self.rank:
             self.lose(about, end)
@@ -509,10 +508,6 @@ class ProgressEngine:
         """End the connection of a peer that violates the protocol."""
         if rank in self._peers:
             self._drop_peer(self._peers[rank], Goodbye(error.message, died=True))
-
-    def _is_rank(self, rank: int) -> bool:
-        """Return whether the world has a rank of this number."""
-        return rank == self.rank or rank in self._peers or (self.on_demand and 0 <= rank < self._world_size)
 
     def _drop_peer(self, peer: FramedConnection, end: Goodbye) -> None:
         if peer.rank in self.lost_peers or self.closed:

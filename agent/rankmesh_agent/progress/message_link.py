@@ -14,11 +14,9 @@ import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import FEW_RANKS, DirectLink
 from rankmesh_agent.collectives.rounds import distances, fold_by_tree
-from rankmesh_agent.progress import call_reports, descriptions
-from rankmesh_agent.progress.arrivals import Arrivals
-from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
+from rankmesh_agent.progress.status import DIFFERENT, CallTable
 from rankmesh_agent.transports.slots import CallMismatchError
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import ProtocolError
@@ -39,12 +37,12 @@ Payload = memoryview | bytes
 
 _DESCRIPTIONS = 0xFFFFFFFF
 """The part of an ENTER with descriptions in the first round; that of the next round is one less."""
-_PROGRESS = 0xFFFFFF00
-"""The part of an ENTER that reports a rank's latest call; no rank waits for it."""
-_ARRIVED = 0xFFFFFF01
-"""The part of an ENTER that announces arrivals; no rank waits for it."""
-_MISMATCH = 0
-"""The fingerprint in an announcement of a mismatch; no call has it."""
+_STATUS = 0xFFFFFF00
+"""The part of an ENTER that reports calls, see CallTable; no rank waits for it."""
+_LAUNCHES = 0xFFFFFF01
+"""The same of the calls that run on GPUs."""
+_MAX_TEXT = 200
+"""Characters of a call in such a report."""
 _DIRECT_RANKS = 3
 """Most ranks in a group that arrive by messages between all of them: one step, but size (size - 1) messages."""
 _CONNECT_SECONDS = 0.1
@@ -67,7 +65,9 @@ class MessageLink(DirectLink):
         rank: this process's group rank.
 
     Attributes:
-        progress: the latest calls that the other ranks have reported, by group rank; see report_progress.
+        calls: the latest calls that the ranks have reported.
+        launches: the same of the calls that run on GPUs, at which a rank does not wait for the others.
+        describe: returns the call under way in words.
         departed: the global ranks that have left the group.
     """
 
@@ -81,7 +81,10 @@ class MessageLink(DirectLink):
         self._group_rank = {member: number for number, member in enumerate(ranks)}
         # No rank ends a call before all have begun it, so peers are at most one call ahead.
         self._arrived: dict[tuple[int, int], dict[int, tuple[int, Payload]]] = {}
-        self._arrivals = Arrivals(rank, self.size)
+        send = self._send_arrival
+        self.calls = CallTable(group, rank, self.size, lambda to, payload: send(to, _STATUS, payload))
+        self.launches = CallTable(group, rank, self.size, lambda to, payload: send(to, _LAUNCHES, payload))
+        self.describe: Callable[[], str] = str
         self._sources: list[int] = []
         """The ranks from which messages of this call's rounds have come."""
         self._posted: defaultdict[int, deque[tuple[int, memoryview, Transfer]]] = defaultdict(deque)
@@ -91,15 +94,12 @@ class MessageLink(DirectLink):
         self._round = 0
         self._complete = False
         """Whether all ranks are known to have arrived at the call."""
-        self._announce_at = 0.0
+        self._report_at = 0.0
         self._fingerprint = 0
         self._wait: Wait = _outside_call
         self._awaited: list[int] | None = None
         """The ranks whose messages the next wait is for; None: all that are missing."""
         self._scratch = np.empty(0, np.uint8)
-        self.progress: dict[int, CallProgress] = {}
-        self._own_progress: dict[int, CallProgress] = {}
-        self._unshared_progress = False
         self.departed: Collection[int] = ()
 
     def begin(self, seq: int, fingerprint: int, wait: Wait) -> None:
@@ -121,8 +121,10 @@ class MessageLink(DirectLink):
             self._round = 0
             self._sources.clear()
             self._complete = False
-            self._announce_at = monotonic() + self._arrivals.seconds
-            if self._arrivals.begin(seq) - {fingerprint}:
+            calls = self.calls
+            calls.oldest = seq
+            self._report_at = monotonic() + calls.seconds
+            if calls.latest >= seq and calls.differs(seq, fingerprint):
                 self._mismatched = seq
 
     def arrive(self) -> None:
@@ -152,8 +154,29 @@ class MessageLink(DirectLink):
         Raises:
             CallMismatchError: the ranks have made different calls.
         """
-        arrived = self._exchange_with_all(self._round, payload, each)
-        self._round += 1
+        part, self._round = self._round, self._round + 1
+        expected = len(self._others)
+        with self._engine.lock:
+            arrivals = self._arrived.setdefault((self._seq, part), {})
+            if each is None:
+                pending_sends = self._send_arrival(self._others, part, payload)
+            else:
+                pending_sends = []
+                for member in self._others:
+                    pending_sends += self._send_arrival((member,), part, each[member])
+        if pending_sends or len(arrivals) < expected:
+            self._wait(
+                lambda: (
+                    (
+                        len(arrivals) == expected
+                        and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
+                    )
+                    or self._mismatched == self._seq
+                ),
+                lambda: [member for member in self._others if member not in arrivals],
+            )
+        arrived = self._arrived.pop((self._seq, part))
+        arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
         self._compare(arrived)
         self._complete = True
         return [arrived[member][1] for member in range(self.size)]
@@ -184,7 +207,7 @@ class MessageLink(DirectLink):
             received = self._arrived.setdefault((seq, part), {}) if source is not None else {}
             if to is not None:
                 pending = self._send_arrival((to,), part, payload)
-        self._announce_at = monotonic() + self._arrivals.seconds
+        self._report_at = monotonic() + self.calls.seconds
 
         def ready() -> bool:
             if (source is None or source in received) and (not pending or all(sent.done for _, sent in pending)):
@@ -195,11 +218,11 @@ class MessageLink(DirectLink):
             waited = [member for member, sent in pending if not sent.done]
             if source is not None and source not in received:
                 waited = [source]
-            return waited if describing else self.not_arrived(waited)
+            return self.not_arrived(waited)
 
         if pending or (source is not None and source not in received):
             self._awaited = [] if source is None else [source]
-            self._wait(ready, missing, self._announce_if_late)
+            self._wait(ready, missing, self._report_if_late)
         if source is None:
             return None
         arrived = self._arrived.pop((seq, part)).get(source)
@@ -225,11 +248,11 @@ class MessageLink(DirectLink):
         self._round += 2
         with self._engine.lock:
             arrivals = self._arrived.setdefault((seq, part), {})
-        self._announce_at = monotonic() + self._arrivals.seconds
+        self._report_at = monotonic() + self.calls.seconds
         self._wait(
             lambda: len(arrivals) == self.size - 1 or self._mismatched == seq,
             lambda: [member for member in self._others if member not in arrivals],
-            self._announce_if_late,
+            self._report_if_late,
         )
         arrived = {root: (self._fingerprint, payload), **self._arrived.pop((seq, part))}
         self._compare(arrived)
@@ -257,11 +280,11 @@ class MessageLink(DirectLink):
         if lost or self._complete:
             return lost or waited
         # Another rank that has left may have made the call: the ranks that wait for a message from it know.
-        self._arrivals.add(self._sources)
-        return [member for member in self._arrivals.missing() if self._ranks[member] not in gone] or waited
+        missing = self.calls.missing(self._seq, self._sources)
+        return [member for member in missing if self._ranks[member] not in gone] or waited
 
     def check(self) -> None:
-        """Announce this rank, in a wait for other means than messages.
+        """Report this rank's call, in a wait for other means than messages.
 
         Raises:
             CallMismatchError: the ranks have made different calls.
@@ -270,7 +293,7 @@ class MessageLink(DirectLink):
             if self._mismatched == self._seq:
                 raise CallMismatchError
             if not self._complete:
-                self._announce_if_late()
+                self._report_if_late()
 
     def _wait_and_connect(
         self,
@@ -298,63 +321,36 @@ class MessageLink(DirectLink):
 
         wait(ready, missing, connect)
 
-    def _announce_if_late(self) -> None:
-        """Announce the known arrivals to the neighbours now and then, if they do not know them. With the lock held."""
-        if monotonic() <= self._announce_at:
-            return
-        self._announce_at = monotonic() + self._arrivals.seconds
-        self._arrivals.add(self._sources)
-        payload = self._arrivals.announcement()
-        if payload:
-            self._send_arrival(self._arrivals.neighbours, _ARRIVED, payload)
+    def _report_if_late(self) -> None:
+        """Report this rank's call now and then, if the others do not know it. With the lock held."""
+        if monotonic() > self._report_at:
+            self._report_at = monotonic() + self.calls.seconds
+            self.calls.report(self._seq, self._fingerprint, self.describe()[:_MAX_TEXT])
 
-    def exchange_descriptions(self, payload: Payload) -> list[Payload]:
+    def exchange_descriptions(self, description: str) -> list[str]:
         """Exchange descriptions after a mismatch, at any point of the call; return one for each rank.
 
         In a large group, descriptions that would make a message too long are empty.
         """
-        if self.size <= FEW_RANKS:
-            arrived = self._exchange_with_all(_DESCRIPTIONS, payload)
-            return [arrived[member][1] for member in range(self.size)]
+        seq, calls = self._seq, self.calls
         with self._engine.lock:  # wakes the neighbours, which wake theirs
-            self._send_arrival(self._arrivals.neighbours, _ARRIVED, b"", _MISMATCH)
-        table = {bytes(payload): 1 << self.rank}
-        for number, distance in enumerate(distances(self.size)):
-            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            encoded = descriptions.encode(table, self.size)
-            found = self._step(_DESCRIPTIONS - number, to, encoded, source, describing=True)
-            assert found is not None
-            descriptions.merge(table, bytes(found[1]), self.size)
-        return descriptions.by_rank(table, self.size)
-
-    def _exchange_with_all(
-        self, part: int, payload: Payload, each: Sequence[Payload] | None = None
-    ) -> dict[int, tuple[int, Payload]]:
-        """Send to all ranks and wait for all; return the payloads by rank. Some are missing only after a mismatch."""
-        expected = len(self._others)
-        describing = part == _DESCRIPTIONS
-        with self._engine.lock:
-            arrivals = self._arrived.setdefault((self._seq, part), {})
-            if each is None:
-                pending_sends = self._send_arrival(self._others, part, payload)
-            else:
-                pending_sends = []
-                for member in self._others:
-                    pending_sends += self._send_arrival((member,), part, each[member])
-        if pending_sends or len(arrivals) < expected:
+            calls.report(seq, DIFFERENT, description)
+        if self.size <= FEW_RANKS:
             self._wait(
-                lambda: (
-                    (
-                        len(arrivals) == expected
-                        and (not pending_sends or all(transfer.done for _, transfer in pending_sends))
-                    )
-                    or (self._mismatched == self._seq and not describing)
-                ),
-                lambda: [member for member in self._others if member not in arrivals],
+                lambda: len(calls.descriptions(seq)) == self.size,
+                lambda: [member for member in self._others if member not in calls.descriptions(seq)],
             )
-        arrived = self._arrived.pop((self._seq, part))
-        arrived[self.rank] = self._fingerprint, payload if each is None else each[self.rank]
-        return arrived
+        else:
+            for number, distance in enumerate(distances(self.size)):
+                to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+                with self._engine.lock:
+                    payload = calls.encode()
+                found = self._step(_DESCRIPTIONS - number, to, payload, source, describing=True)
+                assert found is not None
+                with self._engine.lock:
+                    calls.merge(found[1])
+        texts = calls.descriptions(seq)
+        return [texts.get(member, "") for member in range(self.size)]
 
     def _compare(self, arrived: dict[int, tuple[int, Payload]]) -> None:
         fingerprint = self._fingerprint
@@ -364,15 +360,11 @@ class MessageLink(DirectLink):
             if other != fingerprint:
                 raise CallMismatchError
 
-    def _send_arrival(
-        self, members: Sequence[int], part: int, payload: Payload, fingerprint: int | None = None
-    ) -> list[tuple[int, Transfer]]:
+    def _send_arrival(self, members: Sequence[int], part: int, payload: Payload) -> list[tuple[int, Transfer]]:
         """Send an ENTER; return the unfinished transfers. With the engine's lock held."""
         pending_sends = []
-        if fingerprint is None:
-            fingerprint = self._fingerprint
         header = frames.encode(
-            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), fingerprint
+            Opcode.ENTER, 0, self._group, self._engine.epoch, part, self._seq, 0, len(payload), self._fingerprint
         )
         buffers = [header, payload] if len(payload) else [header]
         for member in members:
@@ -420,36 +412,6 @@ class MessageLink(DirectLink):
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch[:nbytes]
 
-    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
-        """Report this rank's latest call to the other ranks, without waiting; see call_reports."""
-        if self.size > FEW_RANKS:
-            with self._engine.lock:
-                self._own_progress = {self.rank: CallProgress(seq, fingerprint, description)}
-                self._unshared_progress = True
-            self.pass_on_progress()
-            return
-        with self._engine.lock:
-            self._send_report(self._others, seq, fingerprint, description.encode()[: frames.SMALL])
-
-    def pass_on_progress(self) -> None:
-        """Send the reports that this rank has to its neighbours, if there are new ones; called now and then."""
-        with self._engine.lock:
-            if self._unshared_progress:
-                self._unshared_progress = False
-                payload = call_reports.encode(self.progress | self._own_progress, self.size)
-                self._send_report(self._arrivals.neighbours, 0, 0, payload)
-
-    def _send_report(self, members: Sequence[int], seq: int, fingerprint: int, payload: bytes) -> None:
-        epoch = self._engine.epoch
-        header = frames.encode(Opcode.ENTER, 0, self._group, epoch, _PROGRESS, seq, 0, len(payload), fingerprint)
-        for member in members:
-            self._engine.send(self._ranks[member], [header, payload])
-
-    def lagging(self, seq: int) -> list[int]:
-        """Return the other ranks that have not reported call number ``seq`` or a later one."""
-        reached = self.progress
-        return [member for member in self._others if member not in reached or reached[member].seq < seq]
-
     # Received frames; with the engine's lock held
 
     def buffer_for(self, rank: int, header: Header) -> memoryview | None:
@@ -462,30 +424,18 @@ class MessageLink(DirectLink):
     def on_frame(self, rank: int, header: Header, payload: Payload) -> None:
         """Receive an ENTER, or note that a PART is complete."""
         if header.opcode is Opcode.ENTER:
-            if header.part == _PROGRESS:
-                if self.size > FEW_RANKS:
-                    reports = self.progress | self._own_progress
-                    if call_reports.merge(reports, bytes(payload), self.size):
-                        self._unshared_progress = True
-                        reports.pop(self.rank, None)
-                        self.progress = reports
-                    return
-                description = bytes(payload).decode(errors="replace")
-                self.progress[self._group_rank[rank]] = CallProgress(header.seq, header.fingerprint, description)
+            if header.part == _LAUNCHES:
+                self.launches.merge(payload)
+                return
+            if header.part == _STATUS:
+                self.calls.merge(payload)
+                if self.calls.differs(self._seq, self._fingerprint):
+                    self._mismatched = self._seq
                 return
             seq = header.seq
             if seq < self._seq:
-                return  # the call has ended without this announcement
-            if header.part == _ARRIVED:
-                if seq > self._seq:
-                    self._arrivals.heard_ahead(seq, header.fingerprint, bytes(payload))
-                    return
-                self._arrivals.heard(bytes(payload))
+                return  # the call has ended without this arrival
             if seq == self._seq and header.fingerprint != self._fingerprint:
-                self._mismatched = seq
-            if header.part == _ARRIVED:
-                return
-            if header.part == _DESCRIPTIONS:
                 self._mismatched = seq
             arrived = self._arrived.get((seq, header.part))
             if arrived is None:

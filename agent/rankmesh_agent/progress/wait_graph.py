@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh_agent.collectives.link import FEW_RANKS
+from rankmesh_agent.net.descriptors import exhausted_since
+from rankmesh_agent.progress import status
 from rankmesh_agent.progress.framing import FrameSink
-from rankmesh_agent.transports.base import Buffer
-from rankmesh_agent.wire import frames, json_text
+from rankmesh_agent.progress.status import Status
+from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import Header, Opcode
+
+if TYPE_CHECKING:
+    from rankmesh_agent.progress.engine import ProgressEngine
 
 GROUP = 2**64 - 1
 """Stands for the group in the frames."""
@@ -38,26 +43,6 @@ _QUESTION, _ANSWER = 0, 1
 """Part of the frames."""
 _MAX_MEMBERS = 64
 """Members of a group to all of which waits are reported."""
-_MAX_WAITS = 100
-"""Waits in an answer, and ranks in each: fewer waits if those do not fit into a frame."""
-
-
-class Wait(NamedTuple):
-    """A wait of a rank in a group.
-
-    Attributes:
-        group: id of the group.
-        seq: number of the collective, -1 for a message.
-        what: description, for error messages.
-        ranks: the ranks that it waits for, each with the number by which errors name it.
-        members: ranks of the group; not in frames.
-    """
-
-    group: int
-    seq: int
-    what: str
-    ranks: list[tuple[int, int]]
-    members: tuple[int, ...] = ()
 
 
 class Stragglers(NamedTuple):
@@ -73,7 +58,7 @@ class Stragglers(NamedTuple):
 
     ranks: list[int]
     present: set[int]
-    elsewhere: dict[int, Wait]
+    elsewhere: dict[int, Status]
     limits: dict[int, str]
 
 
@@ -81,42 +66,20 @@ class WaitGraph(FrameSink):
     """The waits that other ranks have reported. All methods are called with the engine's lock held.
 
     Args:
-        rank: this process's rank.
-        epoch: the job's epoch.
-        own: returns the waits of this process.
-        send: sends a frame to a rank.
-        silent_seconds: returns how long a rank's host has not acknowledged what was sent to it.
+        engine: the progress engine, which has the waits of this process.
         limit: returns what in this process has had to wait for a free descriptor since a time, empty if nothing has.
-        is_connected: returns whether a rank is connected: waits are reported to no other rank.
-        is_rank: returns whether the world has a rank of a number: no other one is asked.
 
     Attributes:
         numbers: the numbers by which errors name ranks, as other ranks have reported them.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        epoch: int,
-        own: Callable[[], list[Wait]],
-        send: Callable[[int, list[Buffer]], None],
-        silent_seconds: Callable[[int], float],
-        limit: Callable[[float], str] = lambda since: "",
-        is_connected: Callable[[int], bool] = lambda rank: True,
-        is_rank: Callable[[int], bool] = lambda rank: True,
-    ) -> None:
+    def __init__(self, engine: ProgressEngine, limit: Callable[[float], str] = exhausted_since) -> None:
         self.numbers: dict[int, int] = {}
-        self._rank = rank
-        self._epoch = epoch
-        self._own = own
-        self._send = send
-        self._silent_seconds = silent_seconds
+        self._engine = engine
         self._limit = limit
-        self._is_connected = is_connected
-        self._is_rank = is_rank
         self._inquired = self._reported = -_VALID_SECONDS
         self._asked: dict[int, float] = {}
-        self._answers: dict[int, tuple[float, list[Wait]]] = {}
+        self._answers: dict[int, tuple[float, list[Status]]] = {}
         self._limits: dict[int, tuple[float, str]] = {}
 
     def inquire(self, ranks: Iterable[int]) -> None:
@@ -131,7 +94,7 @@ class WaitGraph(FrameSink):
         self._ask(ranks)
         for at, waits in self._answers.values():  # reported before this rank has asked
             if now - at <= _VALID_SECONDS:
-                self._ask(rank for wait in waits for rank, _ in wait.ranks)
+                self._ask(rank for wait in waits for rank, _ in wait.waits_for)
         self._report()
 
     def stragglers(self, ranks: Collection[int], group: int, seq: int, since: float = 0.0) -> Stragglers:
@@ -152,8 +115,8 @@ class WaitGraph(FrameSink):
         absent: list[int] = []
         unknown: list[int] = []
         present = set()
-        elsewhere: dict[int, Wait] = {}
-        todo, seen = list(ranks), {self._rank, *ranks}
+        elsewhere: dict[int, Status] = {}
+        todo, seen = list(ranks), {self._engine.rank, *ranks}
         while todo:
             rank = todo.pop(0)
             at, waits = self._answers.get(rank, (-_VALID_SECONDS, []))
@@ -169,9 +132,9 @@ class WaitGraph(FrameSink):
                 if waits:
                     elsewhere[rank] = waits[0]
             for wait in waits:
-                todo += [each for each, _ in wait.ranks if each not in seen]
-                seen.update(each for each, _ in wait.ranks)
-        unreachable = [rank for rank in silent if self._silent_seconds(rank) > _ANSWER_SECONDS / 2]
+                todo += [each for each, _ in wait.waits_for if each not in seen]
+                seen.update(each for each, _ in wait.waits_for)
+        unreachable = [rank for rank in silent if self._engine.silent_seconds(rank) > _ANSWER_SECONDS / 2]
         blamed = unreachable or silent or absent or unknown or list(ranks)
         return Stragglers(blamed, present, elsewhere, {} if unreachable else self.limits(since))
 
@@ -180,7 +143,7 @@ class WaitGraph(FrameSink):
         since = max(since, time.monotonic() - _LIMIT_VALID_SECONDS)
         found = {rank: text for rank, (at, text) in self._limits.items() if at > since}
         own = self._own_limit(since)
-        return {self._rank: own, **found} if own else found
+        return {self._engine.rank: own, **found} if own else found
 
     def report_limit(self, ranks: Iterable[int]) -> None:
         """Report to these ranks that this process has no free descriptor, if that is so."""
@@ -197,15 +160,14 @@ class WaitGraph(FrameSink):
                 self._frame(rank, _ANSWER, self._encode())
         else:
             waits = []
-            for wait in _decode(bytes(payload)):
-                if not all(self._is_rank(each) for each, _ in wait.ranks):
-                    continue
-                if [each for each, _ in wait.ranks] == [rank]:
-                    self._limits[rank] = now, wait.what
-                else:
+            for wait, _ in status.decode(payload):
+                awaited = [each for each, _ in wait.waits_for]
+                if awaited == [rank]:
+                    self._limits[rank] = now, wait.text
+                elif all(map(self._engine.is_rank, awaited)):
                     waits.append(wait)
             self._answers[rank] = now, waits
-            named = [pair for wait in waits for pair in wait.ranks]
+            named = [pair for wait in waits for pair in wait.waits_for]
             self.numbers.update(named)
             if now - self._inquired <= _VALID_SECONDS:
                 self._ask(each for each, _ in named)
@@ -215,13 +177,16 @@ class WaitGraph(FrameSink):
         """See FrameSink."""
         self._answers.pop(rank, None)
 
+    def _own(self) -> list[Status]:
+        return [wait for waits in self._engine.own_waits for wait in waits()]
+
     def _own_limit(self, since: float = 0.0) -> str:
         return self._limit(max(since, time.monotonic() - _LIMIT_SECONDS))
 
     def _ask(self, ranks: Iterable[int]) -> None:
         now = time.monotonic()
         for rank in ranks:
-            if rank != self._rank and now - self._asked.get(rank, -_VALID_SECONDS) > _VALID_SECONDS:
+            if rank != self._engine.rank and now - self._asked.get(rank, -_VALID_SECONDS) > _VALID_SECONDS:
                 self._asked[rank] = now
                 self._frame(rank, _QUESTION, b"")
 
@@ -234,30 +199,17 @@ class WaitGraph(FrameSink):
         if members:
             self._reported = now
             payload = self._encode()
-            for rank in members - {self._rank}:
-                if self._is_connected(rank):
+            for rank in members - {self._engine.rank}:
+                if self._engine.is_connected(rank):
                     self._frame(rank, _ANSWER, payload)
 
     def _encode(self) -> bytes:
-        waits = [(wait.group, wait.seq, wait.what, wait.ranks[:_MAX_WAITS]) for wait in self._own()[:_MAX_WAITS]]
-        limit = self._own_limit()
+        waits, limit, me = self._own(), self._own_limit(), self._engine.rank
         if limit:
-            waits.insert(0, (0, -1, limit, [(self._rank, self._rank)]))
-        while len(payload := json_text.encode(waits)) > frames.SMALL:
-            waits = waits[: len(waits) // 2]
-        return payload
+            waits.insert(0, Status(0, -1, 0, limit, ((me, me),)))
+        return status.encode((wait, 0) for wait in waits)
 
     def _frame(self, rank: int, part: int, payload: bytes) -> None:
-        header = frames.encode(Opcode.ENTER, group=GROUP, epoch=self._epoch, part=part, length=len(payload))
-        self._send(rank, [header, payload])
-
-
-def _decode(payload: bytes) -> list[Wait]:
-    try:
-        document: Any = json_text.loads(payload)
-        return [
-            Wait(int(group), int(seq), str(what), [(int(rank), int(number)) for rank, number in ranks[:_MAX_WAITS]])
-            for group, seq, what, ranks in document[:_MAX_WAITS]
-        ]
-    except (ValueError, TypeError, KeyError):
-        return []
+        epoch = self._engine.epoch
+        header = frames.encode(Opcode.ENTER, group=GROUP, epoch=epoch, part=part, length=len(payload))
+        self._engine.send(rank, [header, payload])

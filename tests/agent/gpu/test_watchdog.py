@@ -13,7 +13,6 @@ from support.processes import wait_until
 
 from rankmesh_agent.gpu import watchdog
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.call_reports import CallProgress
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistError
 
 SECONDS = 30.0
@@ -54,10 +53,10 @@ class Group:
     def abort(self, error: DistError) -> None:
         self.failure = error
 
-    def report_progress(self, seq: int, fingerprint: int, description: str) -> None:
+    def report_launch(self, seq: int, fingerprint: int, description: str) -> None:
         pass
 
-    def progress_of_others(self) -> dict[int, CallProgress]:
+    def launches_of_others(self) -> dict[int, Any]:
         return {}
 
     def peer_lost_error(self, members: object, during: str) -> None:

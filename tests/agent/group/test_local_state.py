@@ -27,13 +27,13 @@ class Engine(SimpleNamespace):
             epoch=1,
             on_demand=False,
             lock=threading.RLock(),
-            waits=WaitGraph(rank, 1, list, lambda to, frame: None, lambda peer: 0.0),
             unaddressed={},
             sent=sent,
             send=lambda to, frame: sent.append((to, frame)),
             unregister_sink=lambda group: None,
             flush=lambda seconds: None,
         )
+        self.waits = WaitGraph(self)  # type: ignore[arg-type]
 
 
 def state_of(rank: int, size: int) -> tuple[LocalGroupState, Any]:

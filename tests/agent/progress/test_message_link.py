@@ -124,6 +124,8 @@ def test_a_late_one_is_waited_for(ranks: World, odd: int) -> None:
                 members.receive(np.ones(1), (odd + 1) % SIZE, 0, Options(0.4))
         check_it_goes_on(members)
         assert all(seq >= SIZE for seq, _ in members.link._arrived)
+        for other in set(range(SIZE)) - {odd, members.rank}:
+            assert members.link.calls.of_others()[other].text in ("all_reduce(float64[3], SUM)", "barrier()")
 
     ranks.run(run)
 

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
 from rankmesh_agent.progress import wait_graph
-from rankmesh_agent.progress.wait_graph import Wait, WaitGraph
+from rankmesh_agent.progress.status import Status
+from rankmesh_agent.progress.wait_graph import WaitGraph
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header
 
 GROUP, SEQ = 7, 3
+
+
+def engine_of(rank: int, waits: list[Status], send, silent: float = 0.0):
+    """Return as much of a progress engine as a wait-for graph uses."""
+    return SimpleNamespace(
+        rank=rank,
+        epoch=1,
+        own_waits=[lambda: waits.copy()],
+        send=send,
+        is_connected=lambda peer: True,
+        is_rank=lambda peer: True,
+        silent_seconds=lambda peer: silent,
+    )
 
 
 class Ranks:
@@ -21,20 +36,18 @@ class Ranks:
     def __init__(self, waits_for: dict[int, list[int]]) -> None:
         self.waits_for = waits_for
         self.queue: deque[tuple[int, int, Header, bytes]] = deque()
-        self.graphs = {
-            rank: WaitGraph(rank, 1, self.own(rank), self.sender(rank), lambda peer: 0.0) for rank in range(4)
-        }
+        self.graphs = {rank: self.graph(rank) for rank in range(4)}
 
-    def own(self, rank: int):
-        ranks = [(peer, peer) for peer in self.waits_for.get(rank, [])]
-        return lambda: [Wait(GROUP, SEQ, "a call", ranks, (0, 1, 2, 3))] if rank in self.waits_for else []
+    def graph(self, rank: int, silent: float = 0.0, limit: str = "") -> WaitGraph:
+        """Return the graph of a rank, whose peers' hosts have been silent for some seconds."""
+        ranks = tuple((peer, peer) for peer in self.waits_for.get(rank, []))
+        waits = [Status(GROUP, SEQ, 5, "a call", ranks, (0, 1, 2, 3))] if rank in self.waits_for else []
 
-    def sender(self, rank: int):
         def send(peer: int, buffers: list) -> None:
             whole = b"".join(map(bytes, buffers))
             self.queue.append((rank, peer, frames.decode(whole, 0, frames.SMALL), whole[HEADER_BYTES:]))
 
-        return send
+        return WaitGraph(engine_of(rank, waits, send, silent), lambda since: limit)
 
     def deliver(self) -> None:
         while self.queue:
@@ -95,12 +108,23 @@ def test_a_rank_that_has_had_no_time_to_answer(clock):
 
 def test_a_rank_that_is_elsewhere(clock):
     ranks = Ranks(CHAIN)
-    ranks.graphs[2]._own = list
     ranks.waits_for[2] = []
+    ranks.graphs[2]._engine.own_waits = [list]
     ranks.graphs[1].inquire(CHAIN[1])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
     assert ranks.blamed(1) == [2]
+
+
+def test_a_rank_that_waits_elsewhere_for_a_stopped_one_is_not_blamed(clock):
+    ranks = Ranks({0: [1], 1: []})
+    elsewhere = Status(GROUP + 1, SEQ, 5, "another call", ((2, 2),))
+    ranks.graphs[1]._engine.own_waits = [lambda: [elsewhere]]
+    ranks.graphs[0].inquire([1])
+    ranks.deliver()
+    clock.now += wait_graph.ASK_SECONDS
+    found = ranks.graphs[0].stragglers([1], GROUP, SEQ)
+    assert (found.ranks, found.present, found.elsewhere) == ([2], set(), {1: elsewhere})
 
 
 def test_an_answer_that_cannot_be_read(clock):
@@ -117,7 +141,7 @@ LIMIT = "a client of the store waits: no free descriptor"
 def test_a_rank_without_descriptors_is_the_cause_wherever_it_waits(clock, stopped):
     """Rank 2 is blocked in a call that needs rank 3, which reports its limit to all."""
     ranks = Ranks({0: [2], 3: [2]})
-    graph = ranks.graphs[3] = WaitGraph(3, 1, ranks.own(3), ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
+    graph = ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
     graph.report_limit(range(3))
     ranks.deliver()
     if not stopped:
@@ -131,8 +155,8 @@ def test_a_rank_without_descriptors_is_the_cause_wherever_it_waits(clock, stoppe
 
 def test_a_limit_is_no_cause_of_a_call_that_begins_later_or_of_a_network_that_is_down(clock):
     ranks = Ranks({0: [2], 3: [2]})
-    graph = ranks.graphs[3] = WaitGraph(3, 1, ranks.own(3), ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
-    silent = ranks.graphs[0] = WaitGraph(0, 1, ranks.own(0), ranks.sender(0), lambda peer: 5.0)
+    graph = ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
+    silent = ranks.graphs[0] = ranks.graph(0, silent=5.0)
     graph.report_limit(range(3))
     ranks.deliver()
     clock.now += 0.1
@@ -147,7 +171,8 @@ def test_a_limit_is_no_cause_of_a_call_that_begins_later_or_of_a_network_that_is
 
 def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock):
     ranks = Ranks({0: [3], 3: []})
-    ranks.graphs[3] = WaitGraph(3, 1, list, ranks.sender(3), lambda peer: 0.0, lambda since: LIMIT)
+    ranks.graphs[3] = ranks.graph(3, limit=LIMIT)
+    ranks.graphs[3]._engine.own_waits = [list]
     ranks.graphs[0].inquire([3])
     ranks.deliver()
     clock.now += wait_graph.ASK_SECONDS
@@ -156,11 +181,10 @@ def test_a_rank_that_is_not_in_the_call_is_not_there_because_of_its_limit(clock)
 
 def test_a_report_of_many_waits_fits_into_a_frame():
     """Of fewer waits than there are, whole: a cut one could not be read at all."""
-    waits = [Wait(GROUP, SEQ, "a call", [(10_000 + peer, 20_000 + peer) for peer in range(2000)])] * 150
+    waits = [Status(GROUP, SEQ, 5, "a call", tuple((10_000 + peer, 20_000 + peer) for peer in range(2000)))] * 150
     sent: list[bytes] = []
-    nobody = lambda peer: 0.0  # noqa: E731
-    busy = WaitGraph(0, 1, lambda: waits, lambda peer, buffers: sent.append(b"".join(buffers)), nobody)
-    asker = WaitGraph(1, 1, list, lambda peer, buffers: None, nobody)
+    busy = WaitGraph(engine_of(0, waits, lambda peer, buffers: sent.append(b"".join(buffers))))
+    asker = WaitGraph(engine_of(1, [], lambda peer, buffers: None))
     busy.report_limit([1])
     busy.on_frame(1, frames.decode(frames.encode(frames.Opcode.ENTER, part=0), 0, frames.SMALL), b"")
     asker.on_frame(0, frames.decode(sent[0], 0, frames.SMALL), sent[0][HEADER_BYTES:])

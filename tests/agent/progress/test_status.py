@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from support.in_memory import MemoryWorld
 from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
-from rankmesh_agent.progress import descriptions
-from rankmesh_agent.progress.arrivals import Arrivals
+from rankmesh_agent.progress.status import DIFFERENT, CallTable, decode
 from rankmesh_agent.wire.errors import CollectiveMismatchError, CollectiveTimeoutError, DistBackendError
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import ReduceOp
@@ -127,56 +125,95 @@ def test_a_timeout_names_the_missing_ranks(size: int, call: Callable[..., None])
                 assert set(error.ranks) == set(ODD), error.message
 
 
-def test_announcements_reach_all_in_a_few_rounds() -> None:
-    size, missing = 100, {3, 50, 51}
-    ranks = {rank: Arrivals(rank, size) for rank in range(size) if rank not in missing}
-    for _ in range(2 * (size - 1).bit_length()):
-        sent = [(each.neighbours, each.announcement()) for each in ranks.values()]
-        for receivers, mask in sent:
-            for to in receivers:
-                if to in ranks:
-                    ranks[to].heard(mask)
-    assert all(each.missing() == sorted(missing) for each in ranks.values())
-    assert max(len(each.neighbours) for each in ranks.values()) <= 2 * (size - 1).bit_length()
+def tables(size: int) -> tuple[list[CallTable], list[list[tuple[Sequence[int], bytes]]]]:
+    """Return the tables of the ranks of a group, and the reports that each one has sent."""
+    sent: list[list[tuple[Sequence[int], bytes]]] = [[] for _ in range(size)]
+    made = [CallTable(7, rank, size, lambda *report, to=sent[rank]: to.append(report)) for rank in range(size)]
+    return made, sent
 
 
-def test_announcements_of_the_next_call_are_kept() -> None:
-    arrivals = Arrivals(0, 3)
-    arrivals.heard_ahead(5, 77, b"\x04")
-    assert arrivals.begin(4) == set()
-    assert arrivals.missing() == [1, 2]
-    assert arrivals.begin(5) == {77}
-    assert arrivals.missing() == [1]
-    assert arrivals.begin(6) == set()
+def deliver(made: list[CallTable], sent: list[list[tuple[Sequence[int], bytes]]]) -> int:
+    """Deliver all reports that have been sent; return the bytes of the longest one."""
+    reports = [report for each in sent for report in each]
+    for each in sent:
+        each.clear()
+    for receivers, payload in reports:
+        for to in receivers:
+            made[to].merge(payload)
+    return max((len(payload) for _, payload in reports), default=0)
 
 
 def test_reports_of_calls_reach_all_ranks_by_way_of_neighbours() -> None:
-    ranks = MemoryWorld(40)
-    late = {7, 21}
-    for link in ranks.links:
-        link.report_progress(2 if link.rank in late else 3, 5, "a call")
-    for _ in range(12):
-        for engine in ranks.engines:
-            engine._deliver()
-            engine.link.pass_on_progress()
-    for link in ranks.links:
-        assert set(link.lagging(3)) == late - {link.rank}
-    assert ranks.links[0].progress[7].description == "a call"
-    assert all(len(engine.sent) <= 10 for engine in ranks.engines)
+    size, late = 100, {3, 50, 51}
+    made, sent = tables(size)
+    for rank, each in enumerate(made):
+        each.report(2 if rank in late else 3, 5, "a call")
+    frames_sent = 0
+    for _ in range(2 * (size - 1).bit_length()):
+        frames_sent += sum(len(receivers) for each in sent for receivers, _ in each)
+        deliver(made, sent)
+        for each in made:
+            each.share()
+    assert all(each.missing(3) == sorted(late - {rank}) for rank, each in enumerate(made))
+    assert made[0].of_others()[50].text == "a call"
+    assert frames_sent <= size * 10 * (size - 1).bit_length()
 
 
-def test_descriptions_of_many_ranks_travel_once_each() -> None:
-    table = {b"a call": 0b1011}
-    other = {b"a call": 0b0100, b"another": 1 << 19}
-    descriptions.merge(table, descriptions.encode(other, 20), 20)
-    found = descriptions.by_rank(table, 20)
-    assert (found[2], found[19], found[5]) == (b"a call", b"another", b"")
+def test_few_ranks_report_once_to_all() -> None:
+    made, sent = tables(FEW_RANKS)
+    made[3].report(4, 5)
+    made[3].report(4, 5)
+    assert [receivers for receivers, _ in sent[3]] == [[rank for rank in range(FEW_RANKS) if rank != 3]]
+    deliver(made, sent)
+    made[0].share()
+    assert not sent[0]
+    assert 3 not in made[0].missing(4)
 
 
-def test_descriptions_that_do_not_fit_are_left_out() -> None:
-    table = {bytes([letter]) * 5000: 1 << letter for letter in range(64)}
-    encoded = descriptions.encode(table, 64)
-    assert len(encoded) <= SMALL
-    merged: descriptions.Table = {}
-    descriptions.merge(merged, encoded, 64)
-    assert 0 < len(merged) < 64
+def test_a_report_of_a_later_call_counts_for_those_before_it() -> None:
+    made, sent = tables(3)
+    made[2].report(5, 77)
+    deliver(made, sent)
+    assert made[0].missing(4) == made[0].missing(5) == [1]
+    assert made[0].missing(5, arrived=[1]) == []
+    assert made[0].missing(6) == [1, 2]
+    assert made[0].differs(5, 78)
+    assert not made[0].differs(5, 77)
+    assert not made[0].differs(4, 78)
+
+
+def test_a_description_stays_when_its_rank_goes_on() -> None:
+    """A rank that has no time looks at it only when the other one waits in the next call already."""
+    made, sent = tables(2)
+    for seq, fingerprint, text in ((4, 5, "a call"), (4, DIFFERENT, "the call, and more"), (4, DIFFERENT, "")):
+        made[1].report(seq, fingerprint, text)
+    made[1].report(5, 6, "the next call")
+    deliver(made, sent)
+    assert made[0].descriptions(4) == {1: "the call, and more"}
+    assert made[0].descriptions(5) == {}
+    assert made[0].of_others()[1].text == "the next call"
+    assert made[0].differs(4, 5)
+    assert made[0].missing(5) == []
+
+
+@pytest.mark.parametrize("length", [10, 1500, 3000])
+def test_a_report_fits_into_a_frame_and_loses_texts_first(length: int) -> None:
+    """Of many different descriptions; and of ranks in earlier calls only while a call may still be under way."""
+    size = 64
+    made, sent = tables(size)
+    for rank, each in enumerate(made):
+        each.report(9, DIFFERENT, f"{rank:0{length}}")
+    for _ in range(2 * size.bit_length()):
+        assert deliver(made, sent) <= SMALL
+        for each in made:
+            each.share()
+    assert all(len(each.descriptions(9)) == size for each in made)
+    found = sum(bool(text) for text in made[0].descriptions(9).values())
+    assert found == size if length < 1000 else 20 <= found < size
+    made[0].oldest = 10
+    assert made[0].encode() == b"[]"
+
+
+@pytest.mark.parametrize("payload", [b"", b"[[", b"[[1, 2, 3]]", b'[[1, 2, 3, "", [], "x"]]', b'{"no": "list"}'])
+def test_a_report_that_cannot_be_read_is_empty(payload: bytes) -> None:
+    assert decode(payload) == []
