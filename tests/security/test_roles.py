@@ -190,6 +190,6 @@ def test_an_error_names_both_jobs_and_the_remedy():
 def test_an_endpoint_that_nobody_has_thought_of_needs_run(service):
     guard = SERVICES[service]()
     for path in ("/v1/new", "/v1/groups/a/b/c", "/v1/storage", "/", "/v1/info/", "/metrics\n"):
-        assert guard._role_of("GET", path) is Role.RUN
-    assert guard._role_of("POST", "/v1/groups") is Role.RUN
-    assert guard._role_of("DELETE", "/v1/groups/world") is Role.RUN
+        assert guard._policy.role_of("GET", path) is Role.RUN
+    assert guard._policy.role_of("POST", "/v1/groups") is Role.RUN
+    assert guard._policy.role_of("DELETE", "/v1/groups/world") is Role.RUN
