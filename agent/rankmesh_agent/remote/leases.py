@@ -199,7 +199,7 @@ class LeaseManager:
     def watch(self) -> None:
         """Log the first failure of the leased agent's job; end a lease that has not been used for its idle time."""
         active = self._active
-        if active is None:
+        if active is None or active.end_reason is not None:
             return
         self._log_failure(active)
         agent, idle = active.agent, active.terms.idle
