@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from support.processes import Me, Rank, Ranks, free_port, plain_http_server, wai
 
 import rankmesh as dist
 from rankmesh._session.init import _counting
+from rankmesh._stores.key_file import KeyFile
 from rankmesh_agent.config.launched import recorded
 
 pytestmark = pytest.mark.processes
@@ -380,24 +382,19 @@ def test_a_gateway_whose_job_ends_stays_for_the_other_job(ranks: Ranks) -> None:
     ranks.succeed([*ranks.start(job_a, 1, method=method), *ranks.start(job_b, 2, method=method)])
 
 
-def named(job: str, port: int, **more: str) -> str:
-    """What a file says of a job's gateway that was at a port."""
-    return json.dumps({"gateways": {job: {"url": f"http://127.0.0.1:{port}", "id": "0" * 16}}, **more})
-
-
 def test_a_stale_file_does_not_matter(ranks: Ranks) -> None:
     # The port of a gateway that died may by now be anybody's; what is there answers 404 to a join.
     with plain_http_server() as port:
         stale = {
-            "dead gateway": named(ranks.job, free_port()),
-            "another program's port": named(ranks.job, port),
-            "no json": '{"gateways": {',
-            "empty": "",
-            "longer than the new one": named(ranks.job, free_port(), more="x" * 500),
+            "dead gateway": f'{{"url": "http://127.0.0.1:{free_port()}", "id": "{"0" * 16}"}}',
+            "another program's port": f'{{"url": "http://127.0.0.1:{port}", "id": "{"0" * 16}"}}',
+            "no json": "{",
         }
         for name, content in stale.items():
-            (ranks.folder / name).write_text(content)
-        methods = [f"file://{ranks.folder}/{name}" for name in stale]
+            with contextlib.closing(KeyFile(str(ranks.folder / name))) as file:
+                file.change(lambda _, content=content: (None, {f"rankmesh/gateway/{ranks.job}": content.encode()}))
+        (ranks.folder / "empty").touch()
+        methods = [f"file://{ranks.folder}/{name}" for name in (*stale, "empty")]
         ranks.succeed(ranks.start(rank_0_late, 2, ranks=[1, 0], methods=methods))
 
 
