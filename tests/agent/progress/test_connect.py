@@ -174,10 +174,11 @@ def test_a_gateway_that_is_slow_to_answer_counts_as_gone_after_a_while_only(
     with listening(2, transport_named("segment")) as ranks:
         members = [replace(ranks.members[0], addresses=[silent_address]), ranks.members[1]]
         connector = Connector(members[1], members, EPOCH, ranks.listeners[1], lambda peer: ranks.transport)
+        began = time.monotonic()
         text = reason(lambda: connector.connect([0], Deadline(1.5), raise_if_left))
+        assert time.monotonic() - began > 0.5, "it had time"
     assert ("the gateway does not answer any more" in text) == names_the_gateway
     assert "rank 0" in text
-    assert checks[-1] - checks[0] > 0.3, "it had time"
     assert len(checks) < 40, "checks at growing intervals leave the gateway time for others"
 
 
