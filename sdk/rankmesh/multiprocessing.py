@@ -26,7 +26,7 @@ from typing import Any
 
 import rankmesh_agent.config.linux  # noqa: F401  # checks the platform
 from rankmesh._launcher.by_value import importable
-from rankmesh._launcher.child import ErrorFile, run
+from rankmesh._launcher.child import run
 from rankmesh._launcher.failure import root_cause
 from rankmesh._launcher.failure_file import VARIABLE, FailureFile
 from rankmesh_agent.config.settings import Settings
@@ -168,7 +168,7 @@ def start_processes(
     environment = {"RANKMESH_TOKEN": token, VARIABLE: context._failures.path}
     try:
         for index in range(nprocs):
-            given = (fn, index, tuple(args), make.get_start_method(), context._new_report(), environment)
+            given = (fn, index, tuple(args), make.get_start_method(), environment)
             context._start(make.Process(target=run, args=given, daemon=daemon))  # type: ignore[attr-defined]
     except BaseException as error:
         context._end(_ending(error))
@@ -191,7 +191,6 @@ class ProcessContext:
     def __init__(self) -> None:
         self.processes: list[BaseProcess] = []
         self.sentinels: dict[int, int] = {}
-        self._reports: list[ErrorFile] = []
         self._failures = FailureFile()
         self._failed: int | None = None
 
@@ -233,14 +232,10 @@ class ProcessContext:
             if self._failed is not None:
                 self._end(signal.SIGTERM, _STOP_SECONDS if grace_period is None else grace_period)
             elif not self.sentinels:
-                self._close()
+                self._failures.close()
         if self._failed is not None:
             raise self._error(self._failed)
         return not self.sentinels
-
-    def _new_report(self) -> ErrorFile:
-        self._reports.append(ErrorFile())
-        return self._reports[-1]
 
     def _start(self, process: BaseProcess) -> None:
         with interrupts_deferred():
@@ -272,7 +267,7 @@ class ProcessContext:
         deadline = time.monotonic() + seconds
         while True:
             cause = self._cause(first)
-            if cause is None or self.processes[cause].exitcode or self._reports[cause].read() is not None:
+            if cause is None or self.processes[cause].exitcode or cause in self._failures.errors():
                 return first if cause is None else cause
             left = deadline - time.monotonic()
             if left <= 0 or self.processes[cause].exitcode == 0:
@@ -303,13 +298,13 @@ class ProcessContext:
         """
         if not failed:
             return None
-        times = {index: error.at for index, report in enumerate(self._reports) if (error := report.read())}
+        times = {index: error.at for index, error in self._failures.errors().items()}
         killed = [index for index in failed if index not in times]
         return killed[0] if killed else min(times, key=lambda index: times[index])
 
     def _error(self, index: int) -> ProcessException:
         """Return the error of a failed process; all have ended."""
-        process, error = self.processes[index], self._reports[index].read()
+        process, error = self.processes[index], self._failures.errors().get(index)
         pid = _pid(process)
         if error is not None and error.trace:
             return ProcessRaisedException(f"process {index} (pid {pid}) raised:\n\n{error.trace}", index, pid)
@@ -334,7 +329,7 @@ class ProcessContext:
             for process in self.processes:
                 process.join()
             self.sentinels.clear()
-            self._close()
+            self._failures.close()
 
     def _send(self, number: signal.Signals) -> None:
         for process in self.processes:
@@ -342,11 +337,6 @@ class ProcessContext:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(_pid(process), number)
                     os.kill(_pid(process), signal.SIGCONT)  # a stopped process receives it only then
-
-    def _close(self) -> None:
-        for report in self._reports:
-            report.close()
-        self._failures.close()
 
 
 SpawnContext = ProcessContext
