@@ -379,6 +379,8 @@ class TcpListener:
     def _advance(self, fd: int, incoming: Handshake[_Admitted]) -> None:
         try:
             admitted = incoming.advance()
+            if admitted is not None and _has_left(incoming.sock):
+                raise ConnectionResetError("the client has abandoned the connection meanwhile")
         except (DistError, OSError) as error:
             raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.
@@ -468,6 +470,13 @@ class TcpTransport:
         connection.configure_for_data()
         yield welcome() + DECLINED, 0
         return connection
+
+
+def _has_left(sock: socket.socket) -> bool:
+    """Return whether the other side has closed a connection, whatever bytes have not been read."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def split_address(address: str) -> tuple[str, int]:
