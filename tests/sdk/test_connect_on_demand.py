@@ -148,8 +148,8 @@ def test_a_death_is_named_at_ranks_that_never_talked_to_the_dead_one(ranks: Rank
 
 def receive_from_stopped(me: Me) -> None:
     """Rank 0 dials rank 3, which is stopped, until an attempt has no time left."""
-    outgoing.DIAL_SECONDS = connector.DIAL_SECONDS = 0.2
     me.init()
+    outgoing.DIAL_SECONDS = connector.DIAL_SECONDS = 0.2
     me.meet("joined")
     if me.rank == 0:
         me.wait_for("stopped")
