@@ -30,7 +30,6 @@ COPIED = ("agent", "gateway", "sdk", "tests", "pyproject.toml")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 C = "agent/rankmesh_agent/collectives/"
-H = C + "hierarchical/"
 T = "agent/rankmesh_agent/transports/"
 W = "agent/rankmesh_agent/wire/"
 P = "agent/rankmesh_agent/progress/"
@@ -48,7 +47,7 @@ SEGMENT = f"{SWEEP} agent/group/test_wrong_calls.py -k segment"
 LINK = f"{SWEEP} -k link"
 ALL_REDUCE = f"agent/collectives/test_all_reduce_links.py {SWEEP} -k link"
 DIRECT = f"agent/collectives/test_direct.py {SWEEP} -k 'test_direct or registered or reads'"
-HOSTS = f"agent/collectives/hierarchical {SWEEP} -k 'hierarchical or over_hosts'"
+HOSTS = f"agent/collectives/test_hosts_order.py agent/collectives/test_leaders.py {SWEEP} -k 'hosts or leaders'"
 SELECT = "agent/collectives/test_select.py agent/collectives/test_switching.py"
 MEMORY = "agent/transports/test_segment.py"
 MISMATCHES = "sdk/test_wrong_calls.py agent/group"
@@ -153,13 +152,13 @@ FAULTS = [
     Fault(C + "rounds.py", "merge(received, payload) if partner < place else merge(payload, received)", "merge(payload, received)", "agent/collectives", "ranks reduce in different orders"),
     Fault(C + "link.py", "min((rank + 1) * share, count)", "(rank + 1) * share", "agent/collectives", "shares reach past the end"),
     # Algorithms over hosts
-    Fault(H + "topology.py", "min(map(len, layout))", "max(map(len, layout))", HOSTS, "rails need ranks that hosts lack"),
-    Fault(H + "all_gather.py", "array[chunk] if owner == rank else outputs", "outputs", HOSTS, "a rank shows its host an empty output"),
-    Fault(H + "all_reduce.py", "[*partials[:own], totals[own], *partials[own:]]", "[totals[own], *partials]", HOSTS, "hosts are not reduced in their order"),
-    Fault(H + "all_reduce.py", "*partials[own:]], topology.size,", "*partials[own:]], len(rail),", HOSTS, "an average is divided by the number of hosts"),
-    Fault(H + "broadcast.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
-    Fault(H + "reduce.py", "by=root_host if len(all_hosts) == 2 else all_hosts", "by=root_host", HOSTS, "the root's host receives every host's array"),
-    Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
+    Fault(C + "hosts.py", "min(map(len, layout))", "max(map(len, layout))", HOSTS, "rails need ranks that hosts lack"),
+    Fault(C + "hosts.py", "slots[leader][lane * number :]", "slots[leader][lane * (number - 1) :]", HOSTS, "a received array overwrites the leader's own"),
+    Fault(C + "hosts.py", "partials.insert(topology.host, total[mine])", "partials.append(total[mine])", HOSTS, "hosts are not reduced in their order"),
+    Fault(C + "hosts.py", "combine_partials(op, partials, topology.size,", "combine_partials(op, partials, len(rail),", HOSTS, "an average is divided by the number of hosts"),
+    Fault(C + "hosts.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
+    Fault(C + "hosts.py", "by = root_host if len(all_hosts) == 2 else all_hosts", "by = root_host", HOSTS, "the root's host receives every host's array"),
+    Fault(C + "hosts.py", "slots[topology.local_rank % topology.leaders][places", "slots[0][places", HOSTS, "a rank takes its output from another leader"),
     # Selection
     Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "select.py", "ANY if slot_bytes is None else", "ANY if slot_bytes else", SELECT, "the limit of a slot is never"),

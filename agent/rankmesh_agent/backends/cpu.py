@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
-from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
+from rankmesh_agent.collectives.hosts import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import MessageLink

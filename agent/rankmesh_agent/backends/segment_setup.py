@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rankmesh_agent.collectives.hierarchical.topology import Layout
+from rankmesh_agent.collectives.hosts import Layout
 from rankmesh_agent.collectives.rounds import distances, fold
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.transports.segment import Segment
