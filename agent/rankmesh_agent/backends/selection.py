@@ -11,7 +11,7 @@ from rankmesh_agent.backends.self import SelfBackend
 from rankmesh_agent.collectives.hosts import HierarchicalLink, layout_of
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def first_backend(link: MessageLink) -> Backend:

@@ -18,7 +18,7 @@ from rankmesh_agent.collectives.broadcast import tree_scatter_link
 from rankmesh_agent.collectives.link import FEW_RANKS, Array, Exchange, Link, as_bytes, chunks, shards
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.collectives.rounds import distances
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
 Layout = tuple[tuple[int, ...], ...]

@@ -26,8 +26,8 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import log_failure
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.outgoing import DIAL_SECONDS, IDENTITY, RETRY_SECONDS, OutgoingConnection
+from rankmesh_agent.shared_memory.mapping import NoSharedMemoryError
 from rankmesh_agent.transports.base import Connection
-from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import HANDSHAKE_SECONDS, TcpListener, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
 from rankmesh_agent.wire.goodbye import Goodbye

@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
+from rankmesh_agent.shared_memory.process_vm import address_of
 from rankmesh_agent.transports.base import Buffer, Connection
-from rankmesh_agent.transports.process_vm import address_of
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode

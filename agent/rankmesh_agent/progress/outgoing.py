@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted
+from rankmesh_agent.shared_memory.mapping import NoSharedMemoryError
 from rankmesh_agent.transports.base import Connection
-from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member

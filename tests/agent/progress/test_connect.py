@@ -27,8 +27,8 @@ from rankmesh_agent.progress import connector as connector_module
 from rankmesh_agent.progress import outgoing
 from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.shared_memory.mapping import NoSharedMemoryError
 from rankmesh_agent.transports.base import Connection
-from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import Proposal, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, GatewayUnreachableError
 from rankmesh_agent.wire.goodbye import Goodbye
