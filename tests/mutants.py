@@ -158,7 +158,7 @@ FAULTS = [
     Fault(C + "hosts.py", "partials.insert(topology.host, total[mine])", "partials.append(total[mine])", HOSTS, "hosts are not reduced in their order"),
     Fault(C + "hosts.py", "combine_partials(op, partials, topology.size,", "combine_partials(op, partials, len(rail),", HOSTS, "an average is divided by the number of hosts"),
     Fault(C + "hosts.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
-    Fault(C + "hosts.py", "by = root_host if len(all_hosts) == 2 else all_hosts", "by = root_host", HOSTS, "the root's host receives every host's array"),
+    Fault(C + "hosts.py", "by = root_host if len(topology.layout) == 2 else range(len(topology.layout))", "by = root_host", HOSTS, "the root's host receives every host's array"),
     Fault(C + "hosts.py", "slots[topology.local_rank % topology.leaders][places", "slots[0][places", HOSTS, "a rank takes its output from another leader"),
     # Selection
     Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),

@@ -26,11 +26,7 @@ Layout = tuple[tuple[int, ...], ...]
 
 
 def layout_of(hosts: Sequence[Hashable]) -> Layout:
-    """Return the layout of a group.
-
-    Args:
-        hosts: a host identity for each group rank, equal for ranks that can share memory.
-    """
+    """Return the layout of a group, given an identity of each rank's host: equal for ranks that can share memory."""
     members: dict[Hashable, list[int]] = {}
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
@@ -92,8 +88,7 @@ class HierarchicalLink:
 
     Attributes:
         link, local, layout: as above.
-        rank: this rank in the group.
-        size: ranks in the group.
+        rank, size: see Link.
         host: number of this rank's host.
         local_ranks: group ranks on this host.
         local_rank: position of this rank in ``local_ranks``, and its rank in ``local``.
@@ -158,8 +153,7 @@ def reduce(topology: HierarchicalLink, array: Array, op: ReduceOp, root: int) ->
     """
     topology.link.arrive()
     root_host = [topology.host_of(root)]
-    all_hosts = range(len(topology.layout))
-    by = root_host if len(all_hosts) == 2 else all_hosts
+    by = root_host if len(topology.layout) == 2 else range(len(topology.layout))
     for where, values in _reduced(topology, array, op, by=by, to=root_host):
         if topology.rank == root:
             array[where] = values
@@ -330,14 +324,8 @@ def _send_from_root_host(topology: HierarchicalLink, array: Array, root: int, pa
         topology.local.step()
         if topology.rail:
             share = slot[shards(part.size, topology.leaders)[topology.local_rank]]
-            split = shards(share.size, len(topology.other_hosts))
-            topology.link.exchange(
-                [
-                    (topology.rail[host], as_bytes(share[piece]))
-                    for host, piece in zip(topology.other_hosts, split, strict=True)
-                ],
-                [],
-            )
+            pieces = zip(topology.other_hosts, shards(share.size, len(topology.other_hosts)), strict=True)
+            topology.link.exchange([(topology.rail[host], as_bytes(share[piece])) for host, piece in pieces], [])
         if topology.rank != root:
             part[:] = slot
 
