@@ -162,7 +162,7 @@ class Override:
 
         def run(backend: CpuBackend, algorithm: Any, arguments: Sequence[Any], watch: Any) -> None:
             if watch.call.kind is override.kind:
-                reads = backend.segment is not None and backend.segment.windows.can_read
+                reads = backend.segment is not None and backend.segment.can_read
                 override.answer = [watch.call.nbytes, reads]
                 algorithm = override.algorithm or algorithm
             original(backend, algorithm, arguments, watch)

@@ -38,8 +38,9 @@ def sections() -> Iterator[str]:
         functions = {}
         for medium, title in MEDIA.items():
             for row in select.TABLE.get((kind, medium), ()):
-                of_hosts = " of hosts" if row.algorithm in select.HIERARCHICAL else ""
-                functions[row.algorithm] = f"`{row.algorithm.__name__}`{of_hosts}"
+                module = row.algorithm.__module__.rpartition(".")[2]
+                prefix = f"{module}." if row.algorithm in select.HIERARCHICAL else ""
+                functions[row.algorithm] = f"`{prefix}{row.algorithm.__name__}`"
                 yield f"| {title} | {functions[row.algorithm]} | {limits(row)} |"
         yield "\n| algorithm | | steps and bytes |\n|---|---|---|"
         for function, name in functions.items():

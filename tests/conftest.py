@@ -59,7 +59,7 @@ LONGEST = (
     "agent/progress/test_message_link.py",
     "agent/collectives/test_many_ranks.py",
     "sdk/nn/test_bucketer.py",
-    "agent/collectives/hierarchical/test_leaders.py",
+    "agent/collectives/test_leaders.py",
     "sdk/cli/test_diagnose_dumps.py",
     "sdk/test_stores_tcp.py",
     "sdk/cli/test_store_command.py",

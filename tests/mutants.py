@@ -30,8 +30,8 @@ COPIED = ("agent", "gateway", "sdk", "tests", "pyproject.toml")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 C = "agent/rankmesh_agent/collectives/"
-H = C + "hierarchical/"
 T = "agent/rankmesh_agent/transports/"
+S = "agent/rankmesh_agent/shared_memory/"
 W = "agent/rankmesh_agent/wire/"
 P = "agent/rankmesh_agent/progress/"
 GROUP = "agent/rankmesh_agent/group/"
@@ -48,14 +48,14 @@ SEGMENT = f"{SWEEP} agent/group/test_wrong_calls.py -k segment"
 LINK = f"{SWEEP} -k link"
 ALL_REDUCE = f"agent/collectives/test_all_reduce_links.py {SWEEP} -k link"
 DIRECT = f"agent/collectives/test_direct.py {SWEEP} -k 'test_direct or registered or reads'"
-HOSTS = f"agent/collectives/hierarchical {SWEEP} -k 'hierarchical or over_hosts'"
+HOSTS = f"agent/collectives/test_hosts_order.py agent/collectives/test_leaders.py {SWEEP} -k 'hosts or leaders'"
 SELECT = "agent/collectives/test_select.py agent/collectives/test_switching.py"
-MEMORY = "agent/transports/test_segment.py"
+MEMORY = "agent/shared_memory/test_segment.py"
 MISMATCHES = "sdk/test_wrong_calls.py agent/group"
 WRONG = "sdk/test_wrong_calls.py"
 GPU_FAILURE = "gpu/test_failure.py"
 GROUPS = "agent/group agent/backends"
-FILES = "agent/transports/test_shared_memory.py"
+FILES = "agent/shared_memory/test_mapping.py"
 STAGING = "agent/remote/test_staging.py security/test_hostile_staging.py"
 RING = "agent/transports/test_shm_ring.py agent/transports/test_conformance.py"
 FRAMES = "agent/wire/test_frames.py"
@@ -122,9 +122,9 @@ FAULTS = [
     Fault(C + "reduce_scatter.py", "not np.may_share_memory(output, part) else", "True else", DIRECT, "others read inputs that are overwritten"),
     Fault(C + "reduce_scatter.py", "for view in views]", "for view in views[::-1]]", DIRECT, "registered arrays are reduced from the last rank on"),
     Fault(C + "broadcast.py", "or [slice(0, 0)]", "or []", SEGMENT, "an empty broadcast does not wait"),
-    Fault(C + "broadcast.py", "exposure.read(root, 0,", "exposure.read(0, 0,", DIRECT, "all read rank 0's array"),
+    Fault(C + "broadcast.py", "segment.read(exposure, root, 0,", "segment.read(exposure, 0, 0,", DIRECT, "all read rank 0's array"),
     Fault(C + "gather.py", "array.size or 1, capacity)", "array.size, capacity)", SEGMENT, "an empty gather does not wait"),
-    Fault(C + "gather.py", "        outputs[root][:] = array\n    exposure", "        pass\n    exposure", DIRECT, "the root's own part is missing"),
+    Fault(C + "gather.py", "        outputs[root][:] = array\n    segment.complete", "        pass\n    segment.complete", DIRECT, "the root's own part is missing"),
     Fault(C + "scatter.py", "output.size or 1, lane)", "output.size, lane)", SEGMENT, "an empty scatter does not wait"),
     Fault(C + "scatter.py", "early = sending and not any(", "early = sending and any(", DIRECT, "the root's output overwrites what the others still read"),
     Fault(C + "reduce.py", "    if segment.rank == root:\n        combine(", "    if True:\n        combine(", SEGMENT, "reduce changes the arrays of the other ranks"),
@@ -153,35 +153,35 @@ FAULTS = [
     Fault(C + "rounds.py", "merge(received, payload) if partner < place else merge(payload, received)", "merge(payload, received)", "agent/collectives", "ranks reduce in different orders"),
     Fault(C + "link.py", "min((rank + 1) * share, count)", "(rank + 1) * share", "agent/collectives", "shares reach past the end"),
     # Algorithms over hosts
-    Fault(H + "topology.py", "min(map(len, layout))", "max(map(len, layout))", HOSTS, "rails need ranks that hosts lack"),
-    Fault(H + "all_gather.py", "array[chunk] if owner == rank else outputs", "outputs", HOSTS, "a rank shows its host an empty output"),
-    Fault(H + "all_reduce.py", "[*partials[:own], totals[own], *partials[own:]]", "[totals[own], *partials]", HOSTS, "hosts are not reduced in their order"),
-    Fault(H + "all_reduce.py", "*partials[own:]], topology.size,", "*partials[own:]], len(rail),", HOSTS, "an average is divided by the number of hosts"),
-    Fault(H + "broadcast.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
-    Fault(H + "reduce.py", "by=root_host if len(all_hosts) == 2 else all_hosts", "by=root_host", HOSTS, "the root's host receives every host's array"),
-    Fault(H + "reduce_scatter.py", "combine_partials(op, partials,", "combine_partials(op, partials[::-1],", HOSTS, "hosts are not reduced in their order"),
+    Fault(C + "hosts.py", "min(map(len, layout))", "max(map(len, layout))", HOSTS, "rails need ranks that hosts lack"),
+    Fault(C + "hosts.py", "slots[leader][lane * number :]", "slots[leader][lane * (number - 1) :]", HOSTS, "a received array overwrites the leader's own"),
+    Fault(C + "hosts.py", "partials.insert(topology.host, total[mine])", "partials.append(total[mine])", HOSTS, "hosts are not reduced in their order"),
+    Fault(C + "hosts.py", "combine_partials(op, partials, topology.size,", "combine_partials(op, partials, len(rail),", HOSTS, "an average is divided by the number of hosts"),
+    Fault(C + "hosts.py", "lag = 1 if peers else 0", "lag = 0", HOSTS, "three hosts do not exchange their pieces"),
+    Fault(C + "hosts.py", "by = root_host if len(topology.layout) == 2 else range(len(topology.layout))", "by = root_host", HOSTS, "the root's host receives every host's array"),
+    Fault(C + "hosts.py", "slots[topology.local_rank % topology.leaders][places", "slots[0][places", HOSTS, "a rank takes its output from another leader"),
     # Selection
     Fault("agent/rankmesh_agent/backends/cpu.py", "wide=wide, ", "", SELECT, "few ranks pass on partial results that are longer"),
     Fault(C + "select.py", "ANY if slot_bytes is None else", "ANY if slot_bytes else", SELECT, "the limit of a slot is never"),
     Fault(C + "select.py", "if ranks <= size", "if ranks >= size", SELECT, "limits of a larger group are taken"),
     Fault(C + "select.py", "nbytes <= min(", "nbytes < min(", SELECT, "an array of just the limit takes the next"),
     # Shared memory of a group
-    Fault(T + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
-    Fault(T + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),
-    Fault(T + "slots.py", "if sleepers or words[own + _SLEEPERS]:", "if words[own + _SLEEPERS]:", "agent/transports/test_wakeups.py", "a sleeper whose flag is cleared is not woken"),
-    Fault(T + "slots.py", "if words[line + word] != fingerprint:", "if False:", MEMORY + " agent/group", "different calls go unnoticed"),
-    Fault(T + "slots.py", "self._word = 1 + (seq & 1)", "self._word = 1", MEMORY + " agent/group", "a fingerprint is overwritten while it is read"),
-    Fault(T + "slots.py", "self._turn = 0  #", "pass  #", MEMORY + " agent/group", "after a mismatch ranks use different slots"),
-    Fault(T + "slots.py", "self._words[self._own_line + _LEFT] = 1", "pass", MEMORY + " agent/group agent/collectives/test_direct.py", "nobody learns that a rank left a call"),
-    Fault(T + "slots.py", "words[line + _SLEEPERS] = 1", "pass", MEMORY, "a sleeper is not known"),
-    Fault(T + "windows.py", "self._segment.step(self._readers)", "self._segment.step([])", DIRECT, "an array changes while it is read"),
-    Fault(T + "windows.py", "not any(PRIVATE in row", "not all(PRIVATE in row", DIRECT, "an unregistered array is looked for in registered memory"),
-    Fault("agent/rankmesh_agent/backends/cpu.py", "segment.windows.make_private(arguments)", "pass", "sdk/collectives/test_shared_memory.py -k late", "a late rank writes into arrays of a call that has failed"),
+    Fault(S + "slots.py", "self._turn = self._turn ^ 1", "self._turn = 1", SEGMENT + " " + MEMORY, "a slot is written while it is read"),
+    Fault(S + "slots.py", "            futex_wake(self._address)", "            pass", MEMORY, "sleepers are not woken"),
+    Fault(S + "slots.py", "if sleepers or words[own + _SLEEPERS]:", "if words[own + _SLEEPERS]:", "agent/shared_memory/test_wakeups.py", "a sleeper whose flag is cleared is not woken"),
+    Fault(S + "slots.py", "if words[line + word] != fingerprint:", "if False:", MEMORY + " agent/group", "different calls go unnoticed"),
+    Fault(S + "slots.py", "self._word = 1 + (seq & 1)", "self._word = 1", MEMORY + " agent/group", "a fingerprint is overwritten while it is read"),
+    Fault(S + "slots.py", "self._turn = 0  #", "pass  #", MEMORY + " agent/group", "after a mismatch ranks use different slots"),
+    Fault(S + "slots.py", "self._words[self._own_line + _LEFT] = 1", "pass", MEMORY + " agent/group agent/collectives/test_direct.py", "nobody learns that a rank left a call"),
+    Fault(S + "slots.py", "words[line + _SLEEPERS] = 1", "pass", MEMORY, "a sleeper is not known"),
+    Fault(S + "segment.py", "self.step(exposure.readers)", "self.step([])", DIRECT, "an array changes while it is read"),
+    Fault(S + "segment.py", "not any(PRIVATE in row", "not all(PRIVATE in row", DIRECT, "an unregistered array is looked for in registered memory"),
+    Fault("agent/rankmesh_agent/backends/cpu.py", "segment.make_arrays_private(arguments)", "pass", "sdk/collectives/test_shared_memory.py -k late", "a late rank writes into arrays of a call that has failed"),
     # Rings in shared memory
     Fault("agent/rankmesh_agent/remote/staging.py", "seals & ~_SEAL_EXEC != _SEALS or ", "", STAGING, "an attached process may cut off the memory that its agent uses"),
     Fault("agent/rankmesh_agent/remote/staging.py", " or nbytes > self._staging.bytes.size", "", STAGING, "a call's arrays may be longer than the buffer"),
     Fault("agent/rankmesh_agent/remote/staging.py", "failed or not is_kept", "not is_kept", STAGING, "a buffer that a failed call may still write to is used again"),
-    Fault(T + "shared_memory.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
+    Fault(S + "mapping.py", "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "", FILES, "memory of a process that lives is removed"),
     Fault("agent/rankmesh_agent/net/fork.py", "    import_lock.acquire(timeout=_FORK_SECONDS)", "    pass", "sdk/test_fork.py -k imports", "a child waits for an import of its parent"),
     Fault(GROUP + "work.py", "    if made_in is not _process:", "    if False:", "sdk/test_fork.py", "a child waits for its parent's call"),
     Fault(T + "shm_ring.py", "self._copy_in(0, buffer[first:])", "self._copy_in(0, buffer[:0])", RING, "bytes past the end of the ring are lost"),

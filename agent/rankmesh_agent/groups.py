@@ -18,8 +18,8 @@ from rankmesh_agent.group.local_state import LocalGroupState
 from rankmesh_agent.job_membership import JobMembership
 from rankmesh_agent.net.descriptors import limit_named
 from rankmesh_agent.net.fork import reset_lock
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.mapping import remove_orphans, unsupported
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.errors import CollectiveMismatchError, DistError, from_code
 from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import GroupRequest
@@ -61,7 +61,7 @@ class GroupRegistry:
         self._recorder = recorder
         local_ranks = sum(member.host_id == job.member.host_id for member in job.members.values())
         self._segment_options = SegmentOptions(
-            allowed=settings.transport != "tcp" and not shared_memory.unsupported(),
+            allowed=settings.transport != "tcp" and not unsupported(),
             directory=settings.shm_dir,
             job=settings.job,
             slot_bytes=Segment.slot_bytes_on_host(settings.slot_bytes, local_ranks),
@@ -70,7 +70,7 @@ class GroupRegistry:
             warn=_warn_once,
         )
         if self._segment_options.allowed:
-            shared_memory.remove_orphans(settings.shm_dir)
+            remove_orphans(settings.shm_dir)
         self._lock = threading.Lock()
         self._groups: dict[int, LocalCommunicator] = {}
         self._pending: list[LocalCommunicator] = []
@@ -257,4 +257,4 @@ class GroupRegistry:
         for group in self.all():
             group.close()
         if self._segment_options.allowed:
-            shared_memory.remove_orphans(self._segment_options.directory)  # of ranks that died
+            remove_orphans(self._segment_options.directory)  # of ranks that died

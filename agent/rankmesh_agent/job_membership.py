@@ -9,19 +9,17 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.http.server import HttpServer
 from rankmesh_agent.membership.gateway_client import GatewayClient
 from rankmesh_agent.membership.heartbeat import HeartbeatThread
 from rankmesh_agent.membership.heartbeats import RankHeartbeats
-from rankmesh_agent.membership.join import all_members, join
+from rankmesh_agent.membership.join import all_members, check_settings, join
 from rankmesh_agent.net import descriptors
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import ancestors, host_id
-from rankmesh_agent.progress.connect import Connector
-from rankmesh_agent.progress.connector_thread import ConnectorThread
+from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.selection import TransportSelector
 from rankmesh_agent.wire.errors import DistBackendError, GatewayUnreachableError, RankFailedError
@@ -102,11 +100,12 @@ class JobMembership:
         deadline, connect_seconds = terms.deadline, terms.timeout
         self._gateway_lock = threading.Lock()  # its client is for one thread at a time
         self._left = False
-        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # the connector does, at first
-        transports = TransportSelector(settings, terms.world_size)
+        self._say_goodbye: Callable[[Goodbye], object] = lambda goodbye: None  # no peer is connected yet
+        self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
-            listener = transports.listen(host)
-            undo.callback(listener.close)
+            undo.callback(self._closing.close)
+            listener = TransportSelector(settings, terms.world_size).listen(host)
+            self._closing.callback(listener.close)
             port = listener.address.rpartition(":")[2]
             self.member = Member(
                 terms.rank,
@@ -121,7 +120,7 @@ class JobMembership:
                 settings.full_mesh,
             )
             self.gateway = GatewayClient(find_gateway, settings.job_token)
-            undo.callback(self.gateway.close)
+            self._closing.callback(self.gateway.close)
             request = JoinRequest(
                 settings.job,
                 terms.world_size,
@@ -139,8 +138,7 @@ class JobMembership:
             if joined.grown:
                 connect_seconds = max(deadline.remaining(), MIN_SETUP_SECONDS)
             transports = TransportSelector(settings, joined.world_size)
-            unused = undo.enter_context(contextlib.ExitStack())
-            undo.push(self._leave_unconnected)  # before the connections are closed: peers then ask the gateway why
+            undo.push(self._leave_unconnected)  # before the connections are closed: it says goodbye over them
             self.heartbeats = HeartbeatThread(lambda: self.send_heartbeat([], [], watches_peers=False))
             undo.callback(self.heartbeats.stop)
             self.members = all_members(joined)
@@ -148,42 +146,32 @@ class JobMembership:
             self.heartbeats.start()  # connections and the world group may take longer than FAILED_SECONDS
             local = sum(member.host_id == self.member.host_id for member in self.members.values())
             self.oversubscribed = local > len(os.sched_getaffinity(0))
+            check_settings(list(self.members.values()))
+            self.engine = ProgressEngine(
+                self.member.rank,
+                self.epoch,
+                {},
+                eager_limit=settings.eager_bytes,
+                oversubscribed=self.oversubscribed,
+            )
+            self._closing.callback(self.engine.close)
+            self._say_goodbye = self.engine.say_goodbye
+            self._unknown: dict[int, int] = {}
             connector = Connector(
                 self.member,
                 self.members.values(),
                 joined.epoch,
                 listener,
                 lambda peer: transports.transport(self.member, peer),
+                self,
             )
-            peers = neighbours(self.member.rank, self.world_size, settings.full_mesh)
-            connections = connector.connect(
-                peers,
+            self._closing.callback(connector.close)
+            connector.connect(
+                self.engine,
+                neighbours(self.member.rank, self.world_size, settings.full_mesh),
                 Deadline(min(connect_seconds, _CONNECT_SECONDS)),
-                self.raise_if_left,
-                partial(self.leave_after_error, _NOT_CONNECTED),
-            )
-            for connection in connections.values():
-                unused.callback(connection.close)
-            self._connector: ConnectorThread | None = None
-            self._unknown: dict[int, int] = {}
-            if len(connections) < self.world_size - 1:
-                self._connector = ConnectorThread(connector, self._ended, self._find_members)
-                undo.callback(self._connector.close)
-            self.engine = ProgressEngine(
-                self.member.rank,
-                self.epoch,
-                connections,
-                eager_limit=settings.eager_bytes,
-                oversubscribed=self.oversubscribed,
-                dial=None if self._connector is None else self._connector.dial,
-                world_size=self.world_size,
             )
             undo.pop_all()
-        if self._connector is None:
-            listener.close()
-        else:
-            self._connector.serve(self.engine)
-        self._say_goodbye = self.engine.say_goodbye
 
     def send_heartbeat(
         self, groups: list[GroupInfo], lost: list[LostRank], *, watches_peers: bool = True
@@ -203,23 +191,22 @@ class JobMembership:
         with self._gateway_lock:
             return self.gateway.raise_if_left(self.name, self.epoch)
 
-    def ended(self) -> dict[int, Goodbye]:
-        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer."""
-        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
-            ended = client.ended_ranks(self.name, self.epoch) or ()
-        return {info.member.rank: Goodbye(info.reason, died=info.state != "left") for info in ended}
+    def ended(self, unreached: Collection[int] = ()) -> dict[int, Goodbye]:
+        """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
 
-    def _ended(self, unreached: Collection[int]) -> dict[int, Goodbye]:
-        """Return the ranks that have ended, and those that cannot be reached and that the gateway has forgotten.
+        A gateway that was started meanwhile knows live ranks only: ranks that it does not know have ended, too.
 
-        A gateway that was started meanwhile knows live ranks only.
+        Args:
+            unreached: ranks that cannot be reached.
         """
-        ended = self.ended()
+        with self.gateway.sibling() as client:  # heartbeats do not wait for this request
+            found = client.ended_ranks(self.name, self.epoch) or ()
+        ended = {info.member.rank: Goodbye(info.reason, died=info.state != "left") for info in found}
         unknown, own = set(unreached) - ended.keys(), self.member.rank
         known: set[int] = set()
         if unknown:
             with contextlib.suppress(GatewayUnreachableError):
-                known = {member.rank for member in self._find_members([own, *unknown])}
+                known = {member.rank for member in self.find_members([own, *unknown])}
         if own in known:  # the gateway has had heartbeats of this epoch
             self._unknown = {rank: self._unknown.get(rank, 0) + 1 for rank in unknown - known}
         return ended | {
@@ -228,7 +215,7 @@ class JobMembership:
             if answers >= _MAX_UNKNOWN
         }
 
-    def _find_members(self, ranks: Collection[int]) -> list[Member]:
+    def find_members(self, ranks: Collection[int]) -> list[Member]:
         """Return members with their addresses; raises GatewayUnreachableError if the gateway does not answer."""
         with self.gateway.sibling() as client:
             return client.members(self.name, self.epoch, ranks)
@@ -253,20 +240,15 @@ class JobMembership:
 
     def close(self) -> None:
         """Close the connections, after ``leave``."""
-        with contextlib.ExitStack() as steps:  # all are taken, also if Ctrl-C ends one; the last is the first here
-            steps.callback(self.gateway.close)
-            steps.callback(self.engine.close)
-            if self._connector is not None:
-                steps.callback(self._connector.close)
+        self._closing.close()
 
-    def leave_after_error(self, step: str, error: BaseException) -> Goodbye:
-        """Leave the job because of an error before the world group is made, in a step; return the goodbye."""
+    def leave_after_error(self, step: str, error: BaseException) -> None:
+        """Leave the job because of an error before the world group is made, in a step."""
         why = descriptors.reason(error) if descriptors.is_exhausted(error) else f"{type(error).__name__}: {error}"
         failure = error if isinstance(error, RankFailedError) else None
         goodbye = Goodbye(f"{step}: {why}"[:_MAX_REASON], raised=True, failure=failure)
         failed_ranks = () if failure is None else [rank for rank in failure.ranks if rank != self.member.rank]
         self.leave(goodbye.reason, goodbye, failed_ranks)
-        return goodbye
 
     def _leave_unconnected(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:

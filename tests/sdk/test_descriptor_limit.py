@@ -31,6 +31,9 @@ pytestmark = pytest.mark.processes
 def leave_spare(spare: int) -> None:
     """Leave this process so many descriptors that it may still open."""
     used = max(map(int, os.listdir("/proc/self/fd")))  # the highest is the listing's
+    while (copy := os.dup(0)) < used:
+        pass  # fills a gap
+    os.close(copy)
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, used + spare))
 
 
@@ -77,7 +80,7 @@ def test_a_rank_cannot_join(ranks: Ranks, transport: str, victim: int, spare: in
             assert "Traceback" not in rank.stderr, ranks.transcript()
 
 
-def fail_after_the_connections(me: Me) -> None:
+def fail_before_the_connections(me: Me) -> None:
     if me.rank == 1:
         from rankmesh_agent import job_membership
 
@@ -90,8 +93,8 @@ def fail_after_the_connections(me: Me) -> None:
 
 
 @embedded_only("a standalone agent joins in another process")
-def test_a_join_that_fails_after_the_connections_leaves_no_thread(ranks: Ranks) -> None:
-    started = ranks.start(fail_after_the_connections, 3)
+def test_a_join_that_fails_before_the_connections_leaves_no_thread(ranks: Ranks) -> None:
+    started = ranks.start(fail_before_the_connections, 3)
     ranks.wait(started)
     assert all(rank.code == 0 for rank in started), ranks.transcript()
     assert_limit_error(started[1].reported)

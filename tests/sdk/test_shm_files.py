@@ -21,7 +21,7 @@ import pytest
 from support.processes import Me, Ranks
 
 import rankmesh as dist
-from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.shared_memory import mapping as shared_memory
 
 pytestmark = pytest.mark.processes
 

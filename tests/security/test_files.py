@@ -16,7 +16,7 @@ from rankmesh._rendezvous.file import FileLocator
 from rankmesh._stores.key_file import KeyFile
 from rankmesh_agent.config.settings import Settings, create_token, read_token
 from rankmesh_agent.remote import address
-from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.shared_memory import mapping as shared_memory
 
 ENTRY = b'{"url": "http://127.0.0.1:9", "id": "planted"}'
 

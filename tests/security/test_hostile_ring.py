@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from support.hostile import BATCH, fuzzed, memory_within, seeds
 
+from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.transports import shm_ring
-from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.transports.shm_ring import RingConnection
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.progress.connect import Connector
+from rankmesh_agent.progress.connector import Connector
+from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.transports.base import Buffer, Connection
 from rankmesh_agent.transports.tcp import PendingTcpConnection, TcpListener, TcpTransport
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 SECONDS = 10.0
@@ -21,17 +22,34 @@ def admit_all(identity: bytes) -> bool:
     return True
 
 
+class NoGateway:
+    """A gateway that knows nothing of the ranks; see connector.Directory."""
+
+    def raise_if_left(self) -> bool:
+        return True
+
+    def ended(self, unreached: Collection[int]) -> dict[int, Goodbye]:
+        return {}
+
+    def find_members(self, ranks: Collection[int]) -> list[Member]:
+        return []
+
+
 def connect_all(
-    me: Member,
+    engine: ProgressEngine,
     members: Sequence[Member],
-    epoch: int,
     listener: TcpListener,
-    transport_to: Callable[[Member], TcpTransport],
-    *limits: Any,
-) -> dict[int, Connection]:
-    """Connect a rank to all others; ``limits`` as for Connector.connect."""
-    connector = Connector(me, members, epoch, listener, transport_to)
-    return connector.connect([member.rank for member in members if member is not me], *limits)
+    transport: TcpTransport,
+    deadline: Deadline | None = None,
+) -> None:
+    """Connect an engine to all other ranks, as a join does."""
+    (me,) = (member for member in members if member.rank == engine.rank)
+    connector = Connector(me, members, engine.epoch, listener, lambda peer: transport, NoGateway())
+    others = [member.rank for member in members if member is not me]
+    try:
+        connector.connect(engine, others, deadline or Deadline(60))
+    finally:
+        connector.close()
 
 
 def meet(

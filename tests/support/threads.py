@@ -67,10 +67,8 @@ class World:
         self.communicators: list[LocalCommunicator] = [None] * size  # type: ignore[list-item]
 
         def connect(rank: int) -> None:
-            connections = connect_all(
-                self.members[rank], self.members, 1, listeners[rank], lambda peer: made, Deadline(20)
-            )
-            self.meshes[rank] = ProgressEngine(rank, 1, connections, eager_limit=1 << 12)
+            self.meshes[rank] = ProgressEngine(rank, 1, {}, eager_limit=1 << 12)
+            connect_all(self.meshes[rank], self.members, listeners[rank], made, Deadline(20))
             self.communicators[rank] = self.group(rank, WORLD, "world", range(size))
 
         try:

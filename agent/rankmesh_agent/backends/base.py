@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.framing import Transfer
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import Call
 
 MONITORED = "monitored"

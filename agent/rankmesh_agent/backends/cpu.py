@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.base import Backend, CallContext
 from rankmesh_agent.backends.fingerprint import raise_mismatch
-from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
+from rankmesh_agent.collectives.hosts import HierarchicalLink
 from rankmesh_agent.collectives.reduction import ignore_fp_errors, partial_dtype
 from rankmesh_agent.collectives.select import HIERARCHICAL, Algorithm, Medium, algorithm
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.segment import Segment
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.errors import GroupAbortedError
 from rankmesh_agent.wire.ops import Call, OpType
 
@@ -43,8 +43,7 @@ class CpuBackend(Backend):
             op, dtype = call.reduce_op, call.dtype
             wide = op is not None and dtype is not None and partial_dtype(op, dtype, size) != dtype
             return algorithm(call.kind, "link", call.nbytes, size, wide=wide, shares_cores=self._link.shares_cores)
-        windows = segment.windows
-        medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
+        medium: Medium = "registered" if segment.regions else "reads" if segment.can_read else "segment"
         return algorithm(call.kind, medium, call.nbytes, size, segment.slot_bytes)
 
     def run(self, algorithm: Algorithm, arguments: Sequence[Any], context: CallContext) -> None:
@@ -61,13 +60,11 @@ class CpuBackend(Backend):
         except BaseException:
             if segment is not None:
                 segment.mark_left()
-                segment.windows.make_private(arguments)
+                segment.make_arrays_private(arguments)
             raise
 
     def close(self) -> None:
-        segment, self.segment = self.segment, None
-        if segment is not None:
-            segment.close()
+        self.segment = None
 
 
 class HierarchicalCpuBackend(Backend):
@@ -121,6 +118,4 @@ class HierarchicalCpuBackend(Backend):
         self._link.check()
 
     def close(self) -> None:
-        topology, self._topology = self._topology, None
-        if topology is not None:
-            topology.local.close()
+        self._topology = None

@@ -9,7 +9,7 @@ from rankmesh_agent.backends.base import CallContext
 from rankmesh_agent.collectives.link import FEW_RANKS
 from rankmesh_agent.progress.message_link import MessageLink
 from rankmesh_agent.progress.status import DIFFERENT
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.errors import CollectiveMismatchError
 from rankmesh_agent.wire.ranges import ranges
 

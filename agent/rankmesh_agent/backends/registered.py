@@ -7,9 +7,8 @@ from struct import Struct
 import numpy as np
 
 from rankmesh_agent.collectives.link import Array, Link
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import Mapping
-from rankmesh_agent.transports.windows import Region
+from rankmesh_agent.shared_memory.mapping import Mapping
+from rankmesh_agent.shared_memory.segment import Region, Segment
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _OCTET = np.dtype(np.uint8)
@@ -27,10 +26,9 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
 
     Steps: 2.
     """
-    windows = segment.windows
     size = Region.bytes_for(segment.size, nbytes)
     mapping: Mapping | None = None
-    used = np.array([region.in_use for region in windows.regions.values()], _OCTET)
+    used = np.array([region.in_use for region in segment.regions.values()], _OCTET)
     name = why = ""
     try:
         if segment.rank == 0:
@@ -57,14 +55,14 @@ def over_segment(segment: Segment, directory: str, job: str, nbytes: int, outcom
     finally:
         if segment.rank == 0 and mapping is not None:
             mapping.release()
-    for number, still in zip(list(windows.regions), used.tolist(), strict=True):
+    for number, still in zip(list(segment.regions), used.tolist(), strict=True):
         if not still:
-            del windows.regions[number]
+            del segment.regions[number]
     if failures or mapping is None:
         rank, reason = failures[0]
         outcome.append(DistNetworkError(f"no registered array: {reason} (group rank {rank})"))
     else:
-        outcome.append(windows.add(mapping).own_array(segment.rank, nbytes))
+        outcome.append(segment.add_region(mapping).own_array(segment.rank, nbytes))
 
 
 def over_link(link: Link, directory: str, job: str, nbytes: int, outcome: Outcome) -> None:

@@ -7,11 +7,11 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rankmesh_agent.collectives.hierarchical.topology import Layout
+from rankmesh_agent.collectives.hosts import Layout
 from rankmesh_agent.collectives.rounds import distances, fold
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.shared_memory.mapping import Mapping
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")

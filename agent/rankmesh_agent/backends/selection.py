@@ -8,10 +8,10 @@ from rankmesh_agent.backends.base import Backend
 from rankmesh_agent.backends.cpu import CpuBackend, HierarchicalCpuBackend
 from rankmesh_agent.backends.segment_setup import SegmentOptions, create_segment
 from rankmesh_agent.backends.self import SelfBackend
-from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink, layout_of
+from rankmesh_agent.collectives.hosts import HierarchicalLink, layout_of
 from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.progress.message_link import MessageLink
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def first_backend(link: MessageLink) -> Backend:

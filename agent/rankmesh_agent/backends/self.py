@@ -12,7 +12,7 @@ from rankmesh_agent.backends.fingerprint import mismatch_error
 from rankmesh_agent.backends.registered import Outcome
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.select import Algorithm
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType
 
 

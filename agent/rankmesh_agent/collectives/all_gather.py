@@ -9,7 +9,7 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> None:
@@ -41,13 +41,13 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array) -> 
     others = [(rank + step) % segment.size for step in range(1, segment.size)]  # each rank starts at another one
     if any(np.may_share_memory(array, outputs[owner]) for owner in others):
         array = array.copy()
-    exposure = segment.windows.expose([array] * segment.size)
-    if not exposure.readable:
+    exposure = segment.expose([array] * segment.size)
+    if not segment.is_readable(exposure):
         over_segment(segment, outputs, array)
         return
     for owner in others:
-        exposure.read(owner, 0, outputs[owner])
-    exposure.complete()
+        segment.read(exposure, owner, 0, outputs[owner])
+    segment.complete(exposure)
     outputs[rank][:] = array
 
 

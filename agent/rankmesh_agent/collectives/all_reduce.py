@@ -25,7 +25,7 @@ from rankmesh_agent.collectives.reduce_scatter import (
 )
 from rankmesh_agent.collectives.reduction import combine, combine_in_place, partial_dtype
 from rankmesh_agent.collectives.rounds import partials_of, reduce_by_doubling
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
 _TINY = 1 << 10
@@ -80,14 +80,14 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp) -> None:
     Steps: 2. Each rank reads and writes as many bytes as it has. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    exposure = segment.windows.expose([array] * segment.size)
+    exposure = segment.expose([array] * segment.size)
     if not exposure.mapped:
         chunked_segment(segment, array, op)
         return
     for parts, reduced in reduce_exposed(segment, exposure, array, op):
         for part in parts:
             part[:] = reduced
-    exposure.complete()
+    segment.complete(exposure)
 
 
 def small_link(link: DirectLink, array: Array, op: ReduceOp) -> None:

@@ -10,9 +10,8 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import fold, transpose
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.slots import CallMismatchError
-from rankmesh_agent.transports.windows import NOT_EXPOSED, PRIVATE, Exposure, ExposureTable
+from rankmesh_agent.shared_memory.segment import NOT_EXPOSED, PRIVATE, Exposure, Segment
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 
 _LENGTH = np.dtype(np.int64)
 _EAGER = 1 << 13
@@ -49,8 +48,7 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
     longest = sent[0]
     # Fast path: all lengths are equal and no array is long, so all notes are equal.
     if len(outgoing) < size - 1 or sent != [longest] * size or expected != sent or notes != [notes[rank]] * size:
-        longest, table = segment.windows.decoded(_decode, notes)
-        exposure = Exposure(segment, segment.windows, table)
+        longest, exposure = segment.decoded(_decode, notes)
     incoming = [
         (owner, output)
         for owner, output in enumerate(outputs)
@@ -67,8 +65,8 @@ def over_segment(segment: Segment, outputs: Sequence[Array], inputs: Sequence[Ar
         for step in range(1, size):
             owner = (rank + step) % size  # each rank starts at another one
             if exposure.has_from(owner):
-                exposure.read(owner, 0, outputs[owner])
-        exposure.complete()
+                segment.read(exposure, owner, 0, outputs[owner])
+        segment.complete(exposure)
 
 
 @cache
@@ -78,18 +76,17 @@ def _note(size: int) -> Struct:
 
 
 def _locations(segment: Segment, inputs: Sequence[Array]) -> list[int]:
-    """Return the locations of the long arrays that the other ranks can read directly, as ``Windows.locations`` does."""
-    windows = segment.windows
+    """Return the locations of the long arrays that the other ranks can read directly, as ``Segment.locations`` does."""
     long = [part if part.nbytes >= _LONG and to != segment.rank else None for to, part in enumerate(inputs)]
-    locations = windows.locations(long if windows.usable else [None] * len(long))
-    if not windows.can_read:
+    locations = segment.locations(long if segment.usable else [None] * len(long))
+    if not segment.can_read:
         for to in range(0, len(locations), 2):
             if locations[to] == PRIVATE:
                 locations[to : to + 2] = NOT_EXPOSED, 0
     return locations
 
 
-def _decode(rank: int, notes: Sequence[memoryview]) -> tuple[int, ExposureTable]:
+def _decode(rank: int, notes: Sequence[memoryview]) -> tuple[int, Exposure]:
     """Return the length of the longest array between any two ranks that takes a lane, and the arrays that take none.
 
     Raises:
@@ -104,7 +101,7 @@ def _decode(rank: int, notes: Sequence[memoryview]) -> tuple[int, ExposureTable]
         for owner, row in enumerate(rows)
         for to in range(size)
     )
-    return longest, ExposureTable.of(rank, [row[2 * size :] for row in rows])
+    return longest, Exposure.of(rank, [row[2 * size :] for row in rows])
 
 
 def _write(slot: Array, outgoing: Iterable[tuple[int, Array]], begin: int, lane: int) -> None:

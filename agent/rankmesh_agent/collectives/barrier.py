@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankmesh_agent.collectives.link import Link
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def over_segment(segment: Segment) -> None:

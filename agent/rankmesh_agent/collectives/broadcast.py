@@ -18,7 +18,7 @@ from rankmesh_agent.collectives.link import (
 )
 from rankmesh_agent.collectives.rounds import Rounds, distances
 from rankmesh_agent.collectives.scatter import tree_link as tree_scatter
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def over_segment(segment: Segment, array: Array, root: int) -> None:
@@ -43,13 +43,13 @@ def direct_segment(segment: Segment, array: Array, root: int) -> None:
     Steps: 2. The others read its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    exposure = segment.windows.expose([array if sending else None] * segment.size)
-    if not exposure.readable:
+    exposure = segment.expose([array if sending else None] * segment.size)
+    if not segment.is_readable(exposure):
         over_segment(segment, array, root)
         return
     if not sending:
-        exposure.read(root, 0, array, owner_idle=segment.size == 2)
-    exposure.complete()
+        segment.read(exposure, root, 0, array, owner_idle=segment.size == 2)
+    segment.complete(exposure)
 
 
 def small_link(link: DirectLink, array: Array, root: int) -> None:

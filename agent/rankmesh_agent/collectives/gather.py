@@ -8,7 +8,7 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def over_segment(segment: Segment, outputs: Sequence[Array], array: Array, root: int) -> None:
@@ -38,18 +38,16 @@ def direct_segment(segment: Segment, outputs: Sequence[Array], array: Array, roo
     Steps: 2. The root reads all others' bytes once. If it cannot, 1 step more than over_segment.
     """
     receiving = segment.rank == root
-    exposure = segment.windows.expose(
-        [array if owner == root and not receiving else None for owner in range(segment.size)]
-    )
-    if not exposure.readable:
+    exposure = segment.expose([array if owner == root and not receiving else None for owner in range(segment.size)])
+    if not segment.is_readable(exposure):
         over_segment(segment, outputs, array, root)
         return
     if receiving:
         for owner, output in enumerate(outputs):
             if owner != root:
-                exposure.read(owner, 0, output, owner_idle=True)
+                segment.read(exposure, owner, 0, output, owner_idle=True)
         outputs[root][:] = array
-    exposure.complete()
+    segment.complete(exposure)
 
 
 def small_link(link: DirectLink, outputs: Sequence[Array], array: Array, root: int) -> None:

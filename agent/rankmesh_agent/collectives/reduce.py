@@ -15,7 +15,7 @@ from rankmesh_agent.collectives.reduction import (
     partial_dtype,
 )
 from rankmesh_agent.collectives.rounds import Rounds, distances
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
 
@@ -62,13 +62,13 @@ def registered_segment(segment: Segment, array: Array, op: ReduceOp, root: int) 
     Steps: 2. Each rank reads its bytes and writes 1/size of them. If an array is not registered, 1 step more than
     chunked_segment.
     """
-    exposure = segment.windows.expose([array] * segment.size)
+    exposure = segment.expose([array] * segment.size)
     if not exposure.mapped:
         chunked_segment(segment, array, op, root)
         return
     for parts, reduced in reduce_exposed(segment, exposure, array, op):
         parts[root][:] = reduced
-    exposure.complete()
+    segment.complete(exposure)
 
 
 def small_link(link: DirectLink, array: Array, op: ReduceOp, root: int) -> None:

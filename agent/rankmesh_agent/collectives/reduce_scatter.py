@@ -26,9 +26,8 @@ from rankmesh_agent.collectives.reduction import (
     partial_dtype,
 )
 from rankmesh_agent.collectives.rounds import reduce_by_doubling
-from rankmesh_agent.transports.process_vm import address_of
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.windows import Exposure
+from rankmesh_agent.shared_memory.process_vm import address_of
+from rankmesh_agent.shared_memory.segment import Exposure, Segment
 from rankmesh_agent.wire.ops import ReduceOp
 
 MAX_UNFINISHED = 2
@@ -69,11 +68,11 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
         part if (owner == rank and in_place) or not np.may_share_memory(output, part) else part.copy()
         for owner, part in enumerate(inputs)
     ]
-    exposure = segment.windows.expose(inputs)
-    if not exposure.readable:
+    exposure = segment.expose(inputs)
+    if not segment.is_readable(exposure):
         over_segment(segment, output, inputs, op)
         return
-    mapped = [exposure.view(owner, output) for owner in range(size)] if exposure.mapped else []
+    mapped = [segment.view(exposure, owner, output) for owner in range(size)] if exposure.mapped else []
     capacity = CACHE_BYTES // output.itemsize
     for piece in chunks(output.size, capacity):
         wanted = output[piece]
@@ -85,9 +84,9 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], op:
             parts[rank] = inputs[rank][piece]
             for owner in range(size):
                 if owner != rank:
-                    exposure.read(owner, piece.start, parts[owner])
+                    segment.read(exposure, owner, piece.start, parts[owner])
         combine_in_place(op, parts, rank, wanted)
-    exposure.complete()
+    segment.complete(exposure)
 
 
 def write_other_shards(segment: Segment, slots: Sequence[Array], part: Array, mine: slice) -> list[Array]:
@@ -107,7 +106,7 @@ def reduce_exposed(
     segment: Segment, exposure: Exposure, array: Array, op: ReduceOp
 ) -> Iterator[tuple[Sequence[Array], Array]]:
     """Reduce this rank's shard of the registered arrays; yield each piece's parts in those arrays, and the result."""
-    views = [exposure.view(owner, array) for owner in range(segment.size)]
+    views = [segment.view(exposure, owner, array) for owner in range(segment.size)]
     mine = shards(array.size, segment.size)[segment.rank]
     for piece in chunks(mine.stop - mine.start, CACHE_BYTES // array.itemsize):
         parts = [view[mine][piece] for view in views]

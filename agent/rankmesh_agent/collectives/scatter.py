@@ -8,7 +8,7 @@ import numpy as np
 
 from rankmesh_agent.collectives.link import Array, DirectLink, Link, as_bytes
 from rankmesh_agent.collectives.rounds import Rounds, distances
-from rankmesh_agent.transports.segment import Segment
+from rankmesh_agent.shared_memory.segment import Segment
 
 
 def over_segment(segment: Segment, output: Array, inputs: Sequence[Array], root: int) -> None:
@@ -38,8 +38,8 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
     Steps: 2. Each rank reads its bytes once. If they cannot, 1 step more than over_segment.
     """
     sending = segment.rank == root
-    exposure = segment.windows.expose(inputs if sending else [None] * segment.size)
-    if not exposure.readable:
+    exposure = segment.expose(inputs if sending else [None] * segment.size)
+    if not segment.is_readable(exposure):
         over_segment(segment, output, inputs, root)
         return
     # The root copies its own array while the others read, unless the copy would overwrite an array that they read.
@@ -47,8 +47,8 @@ def direct_segment(segment: Segment, output: Array, inputs: Sequence[Array], roo
     if early:
         output[:] = inputs[root]
     elif not sending:
-        exposure.read(root, 0, output)
-    exposure.complete()
+        segment.read(exposure, root, 0, output)
+    segment.complete(exposure)
     if sending and not early:
         output[:] = inputs[root]
 

@@ -22,16 +22,12 @@ from rankmesh_agent.collectives import (
     barrier,
     broadcast,
     gather,
+    hosts,
+    leaders,
     reduce,
     reduce_scatter,
     scatter,
 )
-from rankmesh_agent.collectives.hierarchical import all_gather as all_gather_hosts
-from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
-from rankmesh_agent.collectives.hierarchical import broadcast as broadcast_hosts
-from rankmesh_agent.collectives.hierarchical import leaders
-from rankmesh_agent.collectives.hierarchical import reduce as reduce_hosts
-from rankmesh_agent.collectives.hierarchical import reduce_scatter as reduce_scatter_hosts
 from rankmesh_agent.wire.frames import SMALL
 from rankmesh_agent.wire.ops import OpType
 
@@ -101,7 +97,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
     ),
     (OpType.ALL_REDUCE, "hosts"): (
         Row(leaders.all_reduce, {2: 64 * _KIB}, "slot"),
-        Row(all_reduce_hosts.over_hosts),
+        Row(hosts.all_reduce),
     ),
     (OpType.REDUCE, "segment"): (Row(reduce.small_segment, {2: _MIB}, "slot"), Row(reduce.chunked_segment)),
     (OpType.REDUCE, "registered"): (
@@ -115,7 +111,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(reduce.direct_link, {2: ANY, 17: NEVER}),
         Row(reduce.all_reduce_link),
     ),
-    (OpType.REDUCE, "hosts"): (Row(leaders.reduce, {2: 64 * _KIB}, "slot"), Row(reduce_hosts.over_hosts)),
+    (OpType.REDUCE, "hosts"): (Row(leaders.reduce, {2: 64 * _KIB}, "slot"), Row(hosts.reduce)),
     (OpType.BROADCAST, "segment"): (Row(broadcast.over_segment),),
     (OpType.BROADCAST, "reads"): (Row(broadcast.over_segment, {2: 8 * _MIB}), Row(broadcast.direct_segment)),
     # Registered arrays need no copies, and calls without a reduction need no copy into a slot in any case.
@@ -131,7 +127,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
         Row(broadcast.scatter_link, {2: ANY, 17: NEVER}),
         Row(broadcast.tree_scatter_link),
     ),
-    (OpType.BROADCAST, "hosts"): (Row(leaders.broadcast, {2: 64 * _KIB}, "slot"), Row(broadcast_hosts.over_hosts)),
+    (OpType.BROADCAST, "hosts"): (Row(leaders.broadcast, {2: 64 * _KIB}, "slot"), Row(hosts.broadcast)),
     (OpType.ALL_GATHER, "segment"): (Row(all_gather.over_segment),),
     (OpType.ALL_GATHER, "reads"): (
         Row(all_gather.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}),
@@ -151,7 +147,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
     (OpType.ALL_GATHER, "hosts"): (
         Row(leaders.all_gather, {2: NEVER, 8: 16 * _KIB}, "lane"),
         Row(all_gather.small_link, {2: SMALL, 16: NEVER}, SMALL),
-        Row(all_gather_hosts.over_hosts),
+        Row(hosts.all_gather),
     ),
     (OpType.GATHER, "segment"): (Row(gather.over_segment),),
     (OpType.GATHER, "reads"): (Row(gather.over_segment, {2: 4 * _MIB, 4: 2 * _MIB}), Row(gather.direct_segment)),
@@ -193,7 +189,7 @@ TABLE: dict[tuple[OpType, Medium], tuple[Row, ...]] = {
     (OpType.REDUCE_SCATTER, "hosts"): (
         Row(leaders.reduce_scatter, {2: _KIB, 8: 16 * _KIB}, "lane"),
         Row(reduce_scatter.small_link, {2: SMALL, 16: NEVER}, SMALL),
-        Row(reduce_scatter_hosts.over_hosts),
+        Row(hosts.reduce_scatter),
     ),
     (OpType.ALL_TO_ALL, "segment"): (Row(all_to_all.over_segment),),
     (OpType.ALL_TO_ALL, "link"): (Row(all_to_all.over_link, {2: ANY, 14: NEVER}), Row(all_to_all.bruck_link)),
@@ -207,7 +203,7 @@ HIERARCHICAL: frozenset[Algorithm] = frozenset(
     for (_, medium), rows in TABLE.items()
     if medium == "hosts"
     for row in rows
-    if ".hierarchical." in row.algorithm.__module__
+    if row.algorithm.__module__ in (hosts.__name__, leaders.__name__)
 )
 """Algorithms that take a HierarchicalLink; the other algorithms of a group on several hosts take its Link."""
 

@@ -26,7 +26,7 @@ from rankmesh_agent.net.host import host_id
 from rankmesh_agent.net.http_client import HttpClient, NoResponseError
 from rankmesh_agent.net.tls import DEFAULT_PORTS
 from rankmesh_agent.net.tls_socket import OtherTokenError, TlsSocket
-from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.shared_memory.mapping import unsupported
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import (
     MAX_PROBE_BYTES,
@@ -96,7 +96,7 @@ class Prober:
             settings.shm_dir,
             total,
             free,
-            shared_memory.unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
+            unsupported() or ("" if total is not None else f"there is no directory {settings.shm_dir}"),
             settings.slot_bytes,
             bool(self._token()),
             host_load(),

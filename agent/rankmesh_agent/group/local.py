@@ -135,7 +135,7 @@ class LocalCommunicator(Communicator, FrameSink):
         if backend is not None:
             self.use_backend(backend)
             if backend.segment is not None:
-                self.set_up(lambda shared: shared.windows.probe_reads(), timeout)
+                self.set_up(lambda shared: shared.probe_reads(), timeout)
 
     def empty(self, dtype: np.dtype[Any], count: int, options: Options) -> Array:
         """See Communicator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rankmesh_agent.config.settings import Settings
@@ -18,6 +18,7 @@ from rankmesh_agent.membership.gateway_client import (
 )
 from rankmesh_agent.membership.missing import MissingRanks
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.schemas import LISTED_MEMBERS, LONG_POLL_SECONDS, JoinReply, JoinRequest, Leave, Member
 
 _MAX_RETRY_SECONDS = 5.0
@@ -25,6 +26,8 @@ _MIN_POLL_SECONDS = 0.05
 JOINS_A_SECOND = 2000
 """First requests of a large world in a second."""
 _CHECK_SECONDS = 0.5
+_MAX_NAMED = 4
+"""Ranks named in an error about settings."""
 
 
 def join(
@@ -119,3 +122,36 @@ def all_members(reply: JoinReply) -> dict[int, Member]:
         rank: listed.get(rank) or Member(rank, "", host, ids.get(number, f"#{number}"), pid, [], "")
         for rank, (host, number, pid) in enumerate(processes)
     }
+
+
+def check_settings(members: Sequence[Member]) -> None:
+    """Check that the settings that must be the same on all ranks are the same.
+
+    Raises:
+        DistNetworkError: they differ; the error names the variable, and the ranks with each value.
+    """
+    eager: dict[object, list[Member]] = {}
+    full: dict[object, list[Member]] = {}
+    forced: dict[object, list[Member]] = {}
+    for member in members:
+        if member.eager_bytes >= 0:
+            eager.setdefault(member.eager_bytes, []).append(member)
+        if member.full_mesh >= 0:
+            full.setdefault(member.full_mesh, []).append(member)
+        if member.transport in ("tcp", "shm"):  # auto is compatible with both
+            forced.setdefault(member.transport, []).append(member)
+    settings = {"RANKMESH_EAGER_BYTES": eager, "RANKMESH_FULL_MESH": full, "RANKMESH_TRANSPORT": forced}
+    for variable, found in settings.items():
+        if len(found) > 1:
+            values = "; ".join(f"{value} on {_described(having)}" for value, having in found.items())
+            raise DistNetworkError(
+                f"{variable} differs between ranks: {values}. Set it to the same value on every rank, or unset it.",
+                ranks=[member.rank for member in min(found.values(), key=len)],
+            )
+
+
+def _described(members: Sequence[Member]) -> str:
+    """Return descriptions of the members, at most _MAX_NAMED of them."""
+    more = len(members) - _MAX_NAMED
+    named = ", ".join(member.described() for member in members[:_MAX_NAMED])
+    return f"{named} and {more} more" if more > 0 else named

@@ -14,7 +14,7 @@ from rankmesh_agent.mpi.library import fault_classes, mpi
 from rankmesh_agent.mpi.messages import MpiMessages
 from rankmesh_agent.mpi.watchdog import WATCHDOG, CallWatchdog
 from rankmesh_agent.net.deadline import Deadline
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.errors import DistBackendError
 from rankmesh_agent.wire.object_records import OBJECTS
 from rankmesh_agent.wire.ops import Call, OpType

@@ -19,7 +19,7 @@ from rankmesh_agent.collectives.select import Algorithm
 from rankmesh_agent.mpi.buffers import PackedBuffer, address, overlaps, spec
 from rankmesh_agent.mpi.library import mpi
 from rankmesh_agent.mpi.types import datatype, is_native, operation
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire.ops import Call, OpType, ReduceOp
 
 MAX_COUNT = (1 << 31) - 1

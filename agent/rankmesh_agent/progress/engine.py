@@ -28,8 +28,7 @@ from rankmesh_agent.progress.progress_thread import SLICE_SECONDS, ProgressThrea
 from rankmesh_agent.progress.sinks import SinkTable
 from rankmesh_agent.progress.status import Status
 from rankmesh_agent.progress.wait_graph import WaitGraph
-from rankmesh_agent.transports.base import Buffer, Connection
-from rankmesh_agent.transports.unconnected import Unconnected
+from rankmesh_agent.transports.base import Buffer, Connection, Unconnected
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode
@@ -64,12 +63,9 @@ class ProgressEngine:
     Args:
         rank: this process's global rank.
         epoch: the job's epoch; frames of another epoch are dropped.
-        connections: those made at the join, by rank.
+        connections: those that there are, by rank.
         eager_limit: largest EAGER payload in bytes.
         oversubscribed: whether the host has more ranks than cores: a rank that waits then yields its core.
-        dial: asks for a connection to another rank, which ``add_connection`` or ``lose`` answers; called with the lock
-            held. None if all ranks are connected.
-        world_size: number of ranks, which matters if they connect on demand.
 
     Attributes:
         lock: guards the engine and the groups' messages.
@@ -78,7 +74,7 @@ class ProgressEngine:
         driven: whether a thread drives the engine.
         closed: whether the engine is closed.
         lost_peers: how the peers have ended that have: by their GOODBYE, or as the end of the connection shows.
-        on_demand: whether ranks connect on demand, so that some may not be connected.
+        on_demand: see ``connect_by``.
         unaddressed: the ranks to connect to whose addresses the gateway has not given, and why.
         lost_at: when, by the monotonic clock.
         ends: an epoll descriptor that reports the end of connections, see ended_connections.
@@ -97,8 +93,6 @@ class ProgressEngine:
         *,
         eager_limit: int,
         oversubscribed: bool = True,
-        dial: Callable[[int], None] | None = None,
-        world_size: int = 0,
     ) -> None:
         self.rank = rank
         self.epoch = epoch
@@ -106,10 +100,10 @@ class ProgressEngine:
         self.lost_peers: dict[int, Goodbye] = {}
         self.lost_at: dict[int, float] = {}
         self.on_peer_failure: Callable[[], None] = lambda: None
-        self.on_demand = dial is not None
+        self.on_demand = False
         self.unaddressed: dict[int, str] = {}
-        self._dial = dial
-        self._world_size = world_size
+        self._dial: Callable[[int], None] | None = None
+        self._world_size = 0
         self._oversubscribed = oversubscribed
         self._peers = _Peers(self._unconnected)
         for peer, connection in connections.items():
@@ -148,8 +142,19 @@ class ProgressEngine:
         with self.lock:  # a descriptor that is closed may become that of another rank
             return self._poller.ended()
 
+    def connect_by(self, dial: Callable[[int], None], world_size: int, *, on_demand: bool) -> None:
+        """Connect to other ranks by a function.
+
+        Args:
+            dial: asks for a connection to a rank, which ``add_connection`` or ``lose`` answers; called with the lock
+                held.
+            world_size: number of ranks.
+            on_demand: whether ranks connect on demand, so that some may not be connected after the join.
+        """
+        self._dial, self._world_size, self.on_demand = dial, world_size, on_demand
+
     def add_connection(self, rank: int, connection: Connection) -> None:
-        """Use a connection that has been made on demand."""
+        """Use a connection that has been made."""
         with self.lock:
             if self.closed or rank in self.lost_peers:
                 connection.close()
@@ -207,7 +212,7 @@ class ProgressEngine:
 
     def is_rank(self, rank: int) -> bool:
         """Return whether the world has a rank of this number."""
-        return rank == self.rank or rank in self._peers or (self.on_demand and 0 <= rank < self._world_size)
+        return rank == self.rank or rank in self._peers or 0 <= rank < self._world_size
 
     def silent_seconds(self, rank: int) -> float:
         """Return how long a rank's host has not acknowledged what was sent to it."""

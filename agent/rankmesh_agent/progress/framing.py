@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
+from rankmesh_agent.shared_memory.process_vm import address_of
 from rankmesh_agent.transports.base import Buffer, Connection
-from rankmesh_agent.transports.process_vm import address_of
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.frames import HEADER_BYTES, Header, Opcode
@@ -243,7 +243,10 @@ class FramedConnection:
                 if self._begin + header.length <= self._end and header.opcode not in frames.POSTED:
                     received += header.length  # the whole frame has arrived: the usual case
                     sink = sinks.get((header.epoch, header.group)) or sink_for(self.rank, header)
-                    self._deliver(header, sink)
+                    begin, self._begin = self._begin, self._begin + header.length
+                    if sink is not None:
+                        payload = bytes(self._staging[begin : self._begin]) if header.length else b""
+                        sink.on_frame(self.rank, header, payload)
                 else:
                     self._header = header
                     self._filled = 0

@@ -17,7 +17,7 @@ from rankmesh_agent.collectives.rounds import distances, fold_by_tree
 from rankmesh_agent.progress.engine import ProgressEngine
 from rankmesh_agent.progress.framing import Transfer
 from rankmesh_agent.progress.status import DIFFERENT, CallTable
-from rankmesh_agent.transports.slots import CallMismatchError
+from rankmesh_agent.shared_memory.slots import CallMismatchError
 from rankmesh_agent.wire import frames
 from rankmesh_agent.wire.errors import ProtocolError
 from rankmesh_agent.wire.frames import Header, Opcode

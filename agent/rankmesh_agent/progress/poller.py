@@ -132,12 +132,11 @@ class Poller:
             if (self._oversubscribed or turn % POLL_INTERVAL == 0) and not core_contention.yield_core():
                 break
         # Only now: once a reader has declared that it sleeps, its peer must ring the doorbell at each write.
-        ready = [
-            peer
-            for peer in self.rings
-            if not peer.connection.prepare_wait(bool(peer.outgoing), not peer.paused)
-            and (peer.outgoing or not peer.paused)
-        ]
+        ready = []
+        for peer in self.rings:
+            may_sleep = peer.connection.prepare_wait(bool(peer.outgoing), not peer.paused)
+            if not may_sleep and (peer.outgoing or not peer.paused):
+                ready.append(peer)
         return ready, self.poll(0 if ready or self.due else timeout)
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rankmesh_agent.collectives.link import Array, as_bytes
 from rankmesh_agent.net.stream import Frame, FramedStream, ReusableBuffer, StreamClosedError
-from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.wire import attach_frames
 from rankmesh_agent.wire.attach_frames import STAGED, Header, Kind
 from rankmesh_agent.wire.errors import ProtocolError

@@ -113,6 +113,37 @@ class Connection(ABC):
         """Close this end. A second call does nothing."""
 
 
+class Unconnected(Connection):
+    """In place of a connection that has not been made yet: it takes no byte."""
+
+    medium: ClassVar[str] = ""
+    peer = "a rank that is not connected yet"
+
+    def send(self, buffers: Sequence[Buffer]) -> int:
+        return 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def events(self, writing: bool) -> int:
+        return 0
+
+    def has_work(self, writing: bool, reading: bool = True) -> bool:
+        return False
+
+    def prepare_wait(self, writing: bool, reading: bool = True) -> bool:
+        return True
+
+    def on_wakeup(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 def connection_lost(peer: str, why: str = "closed by the other side") -> DistNetworkError:
     """Return the error of a connection that has ended."""
     return DistNetworkError(f"connection to {peer} lost: {why}", address=peer)

@@ -33,9 +33,9 @@ import numpy as np
 
 from rankmesh_agent.net.descriptors import raise_if_exhausted
 from rankmesh_agent.net.fork import reset_after_fork
-from rankmesh_agent.transports import process_vm
+from rankmesh_agent.shared_memory import process_vm
+from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping, unsupported
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
-from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, unsupported
 from rankmesh_agent.transports.tcp import ACCEPTED, PROPOSAL, Proposal, TcpConnection, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError, ProtocolError
 from rankmesh_agent.wire.hello import Script, welcome

@@ -29,7 +29,7 @@ from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import raise_if_exhausted, reason
 from rankmesh_agent.net.fork import close_in_children
 from rankmesh_agent.net.handshake import Handshake, accept
-from rankmesh_agent.net.sockets import bind, probe_idle_peer, silent_seconds
+from rankmesh_agent.net.sockets import bind, peer_closed, probe_idle_peer, silent_seconds
 from rankmesh_agent.net.tls_socket import buffered, committed
 from rankmesh_agent.transports.base import Buffer, Connection, connection_lost
 from rankmesh_agent.wire.errors import AuthenticationError, DistError, DistNetworkError
@@ -379,6 +379,8 @@ class TcpListener:
     def _advance(self, fd: int, incoming: Handshake[_Admitted]) -> None:
         try:
             admitted = incoming.advance()
+            if admitted is not None and peer_closed(incoming.sock):
+                raise ConnectionResetError("the client has abandoned the connection meanwhile")
         except (DistError, OSError) as error:
             raise_if_exhausted(error, f"cannot accept a connection at {self.address}")
             # A port scan, an old version, a wrong token, a closed connection: the client gets no answer.

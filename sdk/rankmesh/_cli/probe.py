@@ -21,7 +21,7 @@ from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.diagnostics.probe import host_load, measure, processors, shm_room
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.sockets import interfaces
-from rankmesh_agent.transports import shared_memory
+from rankmesh_agent.shared_memory.mapping import unsupported
 from rankmesh_agent.wire.schemas import ProbeReply, ProbeRequest
 from rankmesh_agent.wire.version import __version__
 from rankmesh_gateway.diagnosis.reports import RankReport, newest_ranks
@@ -152,7 +152,7 @@ def probe_host(settings: Settings, token: str) -> dict[str, Any]:
         "shm_dir": settings.shm_dir,
         "shm_total": total,
         "shm_free": free,
-        "shm_trouble": shared_memory.unsupported(),
+        "shm_trouble": unsupported(),
         "token": bool(token),
         "load": host_load(),
     }

@@ -201,7 +201,7 @@ class Host(NamedTuple):
 
 def hosts(agents: Sequence[AgentProbe]) -> list[Host]:
     """Return the hosts of the agents that answer, by name."""
-    from rankmesh_agent.transports.slots import Slots
+    from rankmesh_agent.shared_memory.slots import Slots
 
     by: dict[str, list[AgentProbe]] = defaultdict(list)
     for agent in agents:

@@ -14,9 +14,7 @@ from support.threads import NOW, World, world
 
 from rankmesh_agent.backends import registered
 from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
-from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, reduce, reduce_scatter
-from rankmesh_agent.collectives.hierarchical import all_reduce as all_reduce_hosts
-from rankmesh_agent.collectives.hierarchical import leaders
+from rankmesh_agent.collectives import all_gather, all_reduce, broadcast, hosts, leaders, reduce, reduce_scatter
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.transports.base import Buffer
@@ -149,7 +147,7 @@ def test_short_arrays_go_by_the_leaders_and_different_bytes_for_every_rank_over_
     assert isinstance(backend, HierarchicalCpuBackend)
     float32 = np.dtype(np.float32)
     assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100, ReduceOp.SUM)) is leaders.all_reduce
-    assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is all_reduce_hosts.over_hosts
+    assert backend.algorithm(Call(OpType.ALL_REDUCE, float32, 100_000, ReduceOp.SUM)) is hosts.all_reduce
     assert backend.algorithm(Call(OpType.EMPTY, float32, 100)) is registered.over_link
     found = backend.algorithm(Call(OpType.GATHER, float32, 100_000, None, 0))
     assert (found.__module__.rpartition(".")[2], found.__name__) == ("gather", "direct_link")

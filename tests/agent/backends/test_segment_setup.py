@@ -13,7 +13,7 @@ from support import threads
 from support.threads import NOW, World, world
 
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.transports.shared_memory import Mapping
+from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.wire.errors import DistNetworkError
 from rankmesh_agent.wire.ops import ReduceOp
 

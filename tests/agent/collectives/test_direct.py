@@ -17,9 +17,8 @@ from support.threads import NOW, SHM, World, world
 from rankmesh_agent.collectives import all_to_all
 from rankmesh_agent.collectives.select import TABLE
 from rankmesh_agent.group.local import LocalCommunicator
-from rankmesh_agent.transports import process_vm, slots, windows
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.windows import Exposure, MemoryWindows
+from rankmesh_agent.shared_memory import process_vm, segment, slots
+from rankmesh_agent.shared_memory.segment import Exposure, Segment
 from rankmesh_agent.wire.errors import DistError
 from rankmesh_agent.wire.ops import ReduceOp
 
@@ -31,8 +30,8 @@ PLACES = ("registered", "mixed", "ordinary")
 """Where the ranks' arrays are: all registered, only those of ranks with even numbers, none."""
 
 
-def windows_of(members: LocalCommunicator) -> MemoryWindows:
-    found: MemoryWindows = members.queue.backend.segment.windows  # type: ignore[attr-defined]
+def segment_of(members: LocalCommunicator) -> Segment:
+    found: Segment = members.queue.backend.segment  # type: ignore[attr-defined]
     return found
 
 
@@ -79,8 +78,8 @@ def places(request: pytest.FixtureRequest, short_rows: None) -> Iterator[Places]
     size, where, reads = request.param
     with world(size, "segment", slot_bytes=SLOT_BYTES) as made:
         for members in made.communicators:
-            assert windows_of(members).can_read, "threads of one process may read each other's memory"
-            windows_of(members).can_read = reads
+            assert segment_of(members).can_read, "threads of one process may read each other's memory"
+            segment_of(members).can_read = reads
             members.queue._plans.clear()
         yield Places(made, where)
 
@@ -110,9 +109,9 @@ def test_outputs_that_overlap_the_inputs(places: Places) -> None:
 def test_reduce_scatter_in_place_copies_no_input(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output is this rank's own input, as in NCCL's in-place form."""
     exposed: dict[threading.Thread, list[Array]] = {}
-    expose = MemoryWindows.expose
+    expose = Segment.expose
 
-    def recorded(self: MemoryWindows, arrays: list[Array]) -> Exposure:
+    def recorded(self: Segment, arrays: list[Array]) -> Exposure:
         exposed[threading.current_thread()] = arrays
         return expose(self, arrays)
 
@@ -121,11 +120,11 @@ def test_reduce_scatter_in_place_copies_no_input(places: Places, monkeypatch: py
         parts = np.split(whole, members.size)
         members.reduce_scatter(parts[members.rank], parts, ReduceOp.SUM, NOW)
         assert (parts[members.rank] == members.size).all()
-        if windows_of(members).usable:
+        if segment_of(members).usable:
             arrays = exposed[threading.current_thread()]
             assert [array.ctypes.data for array in arrays] == [part.ctypes.data for part in parts]
 
-    monkeypatch.setattr(MemoryWindows, "expose", recorded)
+    monkeypatch.setattr(Segment, "expose", recorded)
     places.run(call)
 
 
@@ -142,7 +141,7 @@ def test_results_are_the_same_bit_for_bit_as_through_the_slots(places: Places) -
 
 
 def test_arrays_that_change_from_call_to_call(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MAX_DECODED", 3)
+    monkeypatch.setattr(segment, "_MAX_DECODED", 3)
 
     def call(members: LocalCommunicator, put: Callable[[Array], Array]) -> None:
         size = members.size
@@ -159,7 +158,7 @@ def test_arrays_that_change_from_call_to_call(places: Places, monkeypatch: pytes
             assert set(inputs[0]) == {10 * (number % size) + number}
 
     places.run(call)
-    assert all(len(windows_of(members)._decoded) <= 3 for members in places.world.communicators)
+    assert all(len(segment_of(members)._decoded) <= 3 for members in places.world.communicators)
 
 
 # Registered memory
@@ -177,7 +176,7 @@ def test_memory_that_nobody_uses_any_more_is_given_back(pair: World) -> None:
         kept = members.empty(FLOAT32, 10_000, NOW)
         for _ in range(20):
             view = members.empty(FLOAT32, 10_000, NOW)[5:].reshape(5, -1)
-            sizes.append(len(windows_of(members).regions))
+            sizes.append(len(segment_of(members).regions))
             if members.rank == 0:
                 del view
         kept[:] = 1
@@ -193,7 +192,7 @@ def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
     def call(members: LocalCommunicator) -> None:
         view = members.empty(FLOAT32, 10_000, NOW)[10:]
         other = members.empty(FLOAT32, 10, NOW)
-        assert len(windows_of(members).regions) == 2
+        assert len(segment_of(members).regions) == 2
         view[:] = members.rank
         members.all_reduce(view, ReduceOp.SUM, NOW)
         assert (view == 1).all()
@@ -205,7 +204,7 @@ def test_an_array_is_in_use_as_long_as_a_view_of_it_is(pair: World) -> None:
 def test_registered_memory_has_no_name_once_all_have_it(pair: World) -> None:
     def call(members: LocalCommunicator) -> None:
         array = members.empty(FLOAT32, 10_000, NOW)
-        assert len(windows_of(members).regions) == 1
+        assert len(segment_of(members).regions) == 1
         array[:] = members.rank
         members.all_reduce(array, ReduceOp.SUM, NOW)
         assert (array == 1).all()
@@ -251,9 +250,9 @@ def test_without_shared_memory_arrays_are_ordinary() -> None:
 
 def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     returned = threading.Event()
-    read = Exposure.read
+    read = Segment.read
 
-    def late(self: Exposure, *arguments: Any, **options: Any) -> None:
+    def late(self: Segment, *arguments: Any, **options: Any) -> None:
         if threading.current_thread() in slow:
             assert returned.wait(10)
         read(self, *arguments, **options)
@@ -272,7 +271,7 @@ def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.
         assert (array == 0).all()
         array[:] = 5  # also at the root: all have read it
 
-    monkeypatch.setattr(Exposure, "read", late)
+    monkeypatch.setattr(Segment, "read", late)
     with world(3, "segment", slot_bytes=SLOT_BYTES) as made:
         made.run(call)
 
@@ -280,19 +279,19 @@ def test_who_only_reads_does_not_wait_for_the_other_readers(monkeypatch: pytest.
 @pytest.mark.usefixtures("short_rows")
 def test_outputs_that_overlap_what_a_slow_rank_has_yet_to_read(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 begins to read when rank 0, whose outputs lie where its inputs are, has done all but to wait."""
-    read, complete = Exposure.read, Exposure.complete
+    read, complete = Segment.read, Segment.complete
     ranks: dict[threading.Thread, int] = {}
     finished = threading.Event()
 
-    def read_late(self: Exposure, *arguments: Any, **options: Any) -> None:
+    def read_late(self: Segment, *arguments: Any, **options: Any) -> None:
         if ranks[threading.current_thread()] == 1:
             assert finished.wait(10)
         read(self, *arguments, **options)
 
-    def complete_first(self: Exposure) -> None:
+    def complete_first(self: Segment, exposure: Exposure) -> None:
         if ranks[threading.current_thread()] == 0:
             finished.set()
-        complete(self)
+        complete(self, exposure)
         finished.clear()
 
     def call(comm: LocalCommunicator) -> None:
@@ -307,8 +306,8 @@ def test_outputs_that_overlap_what_a_slow_rank_has_yet_to_read(pair: World, monk
         comm.scatter(parts[1], parts if rank == 0 else [], 0, NOW)
         assert parts[1][-1] == rank
 
-    monkeypatch.setattr(Exposure, "read", read_late)
-    monkeypatch.setattr(Exposure, "complete", complete_first)
+    monkeypatch.setattr(Segment, "read", read_late)
+    monkeypatch.setattr(Segment, "complete", complete_first)
     pair.run(call)
 
 
@@ -321,9 +320,9 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
 ) -> None:
     """Rank 1 gives up after it has posted its last step, while rank 0 still reads: its array may be anything then."""
     gone = threading.Event()
-    slowly, wait = Exposure.read, Segment._wait
+    slowly, wait = Segment.read, Segment._wait
 
-    def read_late(self: Exposure, *arguments: Any, **options: Any) -> None:
+    def read_late(self: Segment, *arguments: Any, **options: Any) -> None:
         assert gone.wait(10)
         slowly(self, *arguments, **options)
 
@@ -351,7 +350,7 @@ def test_what_was_read_from_a_rank_that_left_the_call_does_not_count(
             with pytest.raises(DistError, match="KeyboardInterrupt"):
                 members.broadcast(array, 1, NOW)
 
-    monkeypatch.setattr(Exposure, "read", read_late)
+    monkeypatch.setattr(Segment, "read", read_late)
     monkeypatch.setattr(Segment, "_wait", interrupted)
     pair.run(call)
 

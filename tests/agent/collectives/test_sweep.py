@@ -68,8 +68,7 @@ def taken() -> Iterator[Taken]:
         segment = self.segment
         if segment is None:
             return any_of(self, call, "link")
-        windows = segment.windows
-        medium: Medium = "registered" if windows.regions else "reads" if windows.can_read else "segment"
+        medium: Medium = "registered" if segment.regions else "reads" if segment.can_read else "segment"
         return any_of(self, call, medium, segment.slot_bytes)
 
     def choose_of_hosts(self: HierarchicalCpuBackend, call: Call) -> Algorithm:
@@ -109,7 +108,7 @@ def test_with_any_algorithm(medium: Medium, sizes: tuple[int, ...], number: int,
     with world(size, "tcp" if medium == "link" else "segment", slot_bytes=SLOT_BYTES) as made:
         if medium == "segment" or (medium, size) == ("registered", 3):
             for comm in made.communicators:
-                comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
+                comm.queue.backend.segment.can_read = False  # type: ignore[attr-defined]
         pools: dict[int, Pool] = {}
         if medium == "registered":
             made.run(lambda comm: pools.__setitem__(comm.rank, Pool(comm, half=comm.rank == size - 1)))

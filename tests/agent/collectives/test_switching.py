@@ -38,7 +38,7 @@ def test_both_sides_of_every_switch(medium: Medium) -> None:
         comm = made.communicators[rank]
         place = Pool(comm, nbytes=(2 * SIZE + 2) * (MOST_BYTES + 64)).put if medium == "registered" else np.copy
         if medium == "segment":
-            comm.queue.backend.segment.windows.can_read = False  # type: ignore[attr-defined]
+            comm.queue.backend.segment.can_read = False  # type: ignore[attr-defined]
         wrong = []
         for kind, limit in switches(medium):
             for dtype, nbytes in (("float32", limit), ("float32", limit + 4), ("float16", limit + 4)):

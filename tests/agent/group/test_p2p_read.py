@@ -15,7 +15,7 @@ from support.threads import LATER, NOW, World, world
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress import framing
-from rankmesh_agent.transports import process_vm
+from rankmesh_agent.shared_memory import process_vm
 from rankmesh_agent.transports.shm_ring import RingConnection
 from rankmesh_agent.wire.errors import CollectiveTimeoutError, DistBackendError, DistNetworkError
 

@@ -283,10 +283,10 @@ class TestEnded:
             client.url = url
             job = object.__new__(JobMembership)
             job.gateway, job.name, job.epoch, job.member, job._unknown = client, "job", 1, member(0), {}
-            assert job._ended([1, 2]) == {}, "the gateway has had no heartbeat yet"
+            assert job.ended([1, 2]) == {}, "the gateway has had no heartbeat yet"
             for rank in (0, 2):
                 registry.heartbeat(Heartbeat("job", 1, 3, member(rank)))
-            assert [list(job._ended([1, 2])) for _ in range(3)] == [[], [], [1]]
+            assert [list(job.ended([1, 2])) for _ in range(3)] == [[], [], [1]]
 
 
 class TestGatewayId:

@@ -5,55 +5,72 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import logging
 import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 from support import threads
-from support.connecting import connect_all, meet, recv_exactly, send_all
+from support.connecting import NoGateway, connect_all
 from support.me import wait_until
 from support.pauses import despite_pauses
 from support.threads import TRANSPORTS, in_threads, transport_named
 
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.descriptors import DescriptorLimitError
-from rankmesh_agent.progress import connect as connect_module
-from rankmesh_agent.progress import connector_thread
-from rankmesh_agent.progress.connect import Connector
-from rankmesh_agent.progress.connector_thread import ConnectorThread
+from rankmesh_agent.progress import connector as connector_module
+from rankmesh_agent.progress import outgoing
+from rankmesh_agent.progress.connector import Connector
 from rankmesh_agent.progress.engine import ProgressEngine
+from rankmesh_agent.shared_memory.mapping import NoSharedMemoryError
 from rankmesh_agent.transports.base import Connection
-from rankmesh_agent.transports.shared_memory import NoSharedMemoryError
 from rankmesh_agent.transports.tcp import Proposal, TcpTransport
 from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError, GatewayUnreachableError
+from rankmesh_agent.wire.goodbye import Goodbye
 from rankmesh_agent.wire.schemas import Member
 
 EPOCH = 3
 
 
 class Ranks:
-    """Listening ranks of one transport, and their peer table."""
+    """Listening ranks of one transport, their engines, and their peer table."""
 
     def __init__(self, size: int, transport: TcpTransport) -> None:
         self.transport = transport
         self.listeners = [transport.listen("127.0.0.1:0") for _ in range(size)]
+        self.engines = [ProgressEngine(rank, EPOCH, {}, eager_limit=1 << 16) for rank in range(size)]
         self.members = [
             Member(rank, f"{rank:032x}", "here", "host", os.getpid(), [listener.address], "")
             for rank, listener in enumerate(self.listeners)
         ]
+        self._connectors: list[Connector] = []
 
-    def connect(
-        self, rank: int, members: Sequence[Member] = (), deadline: Deadline | None = None
-    ) -> dict[int, Connection]:
+    def connect(self, rank: int, members: Sequence[Member] = (), deadline: Deadline | None = None) -> None:
         """Connect one rank to all others."""
+        connect_all(self.engines[rank], members or self.members, self.listeners[rank], self.transport, deadline)
+
+    def on_demand(self, rank: int, members: Sequence[Member] = (), gateway: NoGateway | None = None) -> Connector:
+        """Have one rank, which has joined without neighbours, connect on demand."""
         members = members or self.members
-        return connect_all(
-            members[rank], members, EPOCH, self.listeners[rank], lambda peer: self.transport, deadline or Deadline(60)
+        made = Connector(
+            members[rank], members, EPOCH, self.listeners[rank], lambda _: self.transport, gateway or NoGateway()
         )
+        self._connectors.append(made)
+        made.connect(self.engines[rank], [], Deadline(10))
+        return made
+
+    def close(self) -> None:
+        for connector in self._connectors:
+            connector.close()
+        for engine in self.engines:
+            engine.close(timeout=0.1)
+        for listener in self.listeners:
+            listener.close()
 
 
 class Until(Deadline):
@@ -73,8 +90,7 @@ def listening(size: int, transport: TcpTransport) -> Iterator[Ranks]:
     try:
         yield ranks
     finally:
-        for listener in ranks.listeners:
-            listener.close()
+        ranks.close()
 
 
 @pytest.fixture(autouse=True)
@@ -85,22 +101,24 @@ def directory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def check_each_reaches_each(made: Sequence[dict[int, Connection]]) -> None:
-    for rank, connections in enumerate(made):
-        assert sorted(connections) == [peer for peer in range(len(made)) if peer != rank]
-        for peer, connection in connections.items():
-            send_all(connection, bytes([rank, peer]), Deadline(10))
-    for rank, connections in enumerate(made):
-        for peer, connection in connections.items():
-            assert recv_exactly(connection, 2, Deadline(10)) == bytes([peer, rank])
-            connection.close()
+def check_each_reaches_each(engines: Sequence[ProgressEngine]) -> None:
+    for rank, engine in enumerate(engines):
+        assert sorted(engine.connected()) == [peer for peer in range(len(engines)) if peer != rank]
+        engine.say_goodbye(Goodbye(f"I am {rank}"))
+    for rank, engine in enumerate(engines):
+        assert engine.wait(lambda lost=engine.lost_peers: len(lost) == len(engines) - 1, Deadline(10))
+        assert {peer: f"I am {peer}" for peer in range(len(engines)) if peer != rank} == {
+            peer: end.reason for peer, end in engine.lost_peers.items()
+        }
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_each_reaches_each(name: str, size: int) -> None:
     with listening(size, transport_named(name)) as ranks:
-        check_each_reaches_each(in_threads(size, ranks.connect))
+        in_threads(size, ranks.connect)
+        check_each_reaches_each(ranks.engines)
+    assert not [each for each in threading.enumerate() if isinstance(each, Connector)]
 
 
 def reason(function: Callable[[], object]) -> str:
@@ -128,33 +146,27 @@ def unused_address() -> str:
 
 
 @despite_pauses
-def test_who_cannot_be_reached_is_named_with_its_addresses_and_nothing_is_left(
-    silent_address: str, unused_address: str
+@pytest.mark.parametrize("missing", [1, 2])
+def test_who_cannot_be_reached_is_named_with_its_addresses(
+    missing: int, silent_address: str, unused_address: str
 ) -> None:
     with listening(4, transport_named("segment")) as ranks:
         members = list(ranks.members)
         members[1] = replace(members[1], addresses=[unused_address])
         members[2] = replace(members[2], addresses=[silent_address])
-        gc.collect()
-        before = descriptors()
-        for missing in (1, 2):
-            there = [member for member in members if member.rank != 3 - missing]
+        there = [member for member in members if member.rank != 3 - missing]
+        met = threading.Barrier(2)
 
-            met = threading.Barrier(2)
+        def others(rank: int) -> str:
+            deadline = Until(lambda: ranks.engines[rank].is_connected(3 - rank) and met.wait(60) >= 0)
+            return reason(lambda: ranks.connect(rank, there, deadline))
 
-            def others(rank: int, there: Sequence[Member] = there, met: threading.Barrier = met) -> str:
-                connector = Connector(members[rank], there, EPOCH, ranks.listeners[rank], lambda peer: ranks.transport)
-                deadline = Until(lambda: 3 - rank in connector.connections and met.wait(60) >= 0)
-                return reason(lambda: connector.connect([each.rank for each in there if each.rank != rank], deadline))
-
-            found = in_threads(2, lambda number: others((0, 3)[number]))
-            assert "rank 0 at" in found[0]
-            assert f"was not reached by rank {missing}" in found[0]
-            assert f"rank 3 on here cannot reach rank {missing}" in found[1]
-            assert f"{members[missing].addresses[0]}: " in found[1]
-            assert ("no answer within " if missing == 2 else "Connection refused") in found[1]
-        gc.collect()  # memory that was shared is kept by the frames of the errors
-        assert descriptors() <= before
+        found = in_threads(2, lambda number: others((0, 3)[number]))
+        assert "rank 0 at" in found[0]
+        assert f"was not reached by rank {missing}" in found[0]
+        assert f"rank 3 on here cannot reach rank {missing}" in found[1]
+        assert f"{members[missing].addresses[0]}: " in found[1]
+        assert ("no answer within " if missing == 2 else "Connection refused") in found[1]
 
 
 @pytest.mark.parametrize(("answers", "names_the_gateway"), [(False, True), (True, False)])
@@ -162,20 +174,20 @@ def test_a_gateway_that_is_slow_to_answer_counts_as_gone_after_a_while_only(
     answers: bool, names_the_gateway: bool, silent_address: str, monkeypatch
 ) -> None:
     """A hundred ranks that start on a few cores keep it busy for longer than the time limit of a request."""
-    monkeypatch.setattr(connect_module, "_STALLED_SECONDS", 0.02)
-    monkeypatch.setattr(connect_module, "_MAX_STALLED_SECONDS", 0.08)
-    monkeypatch.setattr(connect_module, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(connector_module, "_STALLED_SECONDS", 0.02)
+    monkeypatch.setattr(connector_module, "_MAX_STALLED_SECONDS", 0.08)
+    monkeypatch.setattr(connector_module, "_SILENT_SECONDS", 0.5)
     checks: list[float] = []
 
-    def raise_if_left() -> bool:
+    def raise_if_left(_: NoGateway) -> bool:
         checks.append(time.monotonic())
         return answers
 
+    monkeypatch.setattr(NoGateway, "raise_if_left", raise_if_left)
     with listening(2, transport_named("segment")) as ranks:
         members = [replace(ranks.members[0], addresses=[silent_address]), ranks.members[1]]
-        connector = Connector(members[1], members, EPOCH, ranks.listeners[1], lambda peer: ranks.transport)
         began = time.monotonic()
-        text = reason(lambda: connector.connect([0], Deadline(1.5), raise_if_left))
+        text = reason(lambda: ranks.connect(1, members, Deadline(1.5)))
         assert time.monotonic() - began > 0.5, "it had time"
     assert ("the gateway does not answer any more" in text) == names_the_gateway
     assert "rank 0" in text
@@ -183,12 +195,13 @@ def test_a_gateway_that_is_slow_to_answer_counts_as_gone_after_a_while_only(
 
 
 def test_the_address_that_answers_is_taken(unused_address: str, silent_address: str, monkeypatch) -> None:
-    monkeypatch.setattr(connect_module, "_ATTEMPT_SECONDS", 0.2)
+    monkeypatch.setattr(outgoing, "_ATTEMPT_SECONDS", 0.2)
     with listening(3, TcpTransport("secret")) as ranks:
         members = [
             replace(member, addresses=[unused_address, silent_address, *member.addresses]) for member in ranks.members
         ]
-        check_each_reaches_each(in_threads(3, lambda rank: ranks.connect(rank, members=members)))
+        in_threads(3, lambda rank: ranks.connect(rank, members))
+        check_each_reaches_each(ranks.engines)
 
 
 def test_who_listens_late_is_reached() -> None:
@@ -199,13 +212,14 @@ def test_who_listens_late_is_reached() -> None:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((host, int(port)))  # no other program is given it meanwhile
 
-        def connect(rank: int) -> dict[int, Connection]:
+        def connect(rank: int) -> None:
             if rank == 0:
                 time.sleep(0.3)
                 ranks.listeners[0] = transport.listen(ranks.members[0].addresses[0])
-            return ranks.connect(rank)
+            ranks.connect(rank)
 
-        check_each_reaches_each(in_threads(2, connect))
+        in_threads(2, connect)
+        check_each_reaches_each(ranks.engines)
 
 
 def test_a_rank_with_another_token_raises_at_once() -> None:
@@ -240,141 +254,90 @@ def test_who_is_not_in_the_table_is_told_so_and_not_let_in(strange: str) -> None
     with listening(2, TcpTransport("secret")) as ranks:
         caller = STRANGE[strange](ranks.members[1]) if strange in STRANGE else ranks.members[1]
         callee = replace(ranks.members[0], instance="e" * 32) if strange == "callee" else ranks.members[0]
-        epoch = EPOCH + (strange == "epoch")
-
+        stranger = ProgressEngine(caller.rank, EPOCH + (strange == "epoch"), {}, eager_limit=1 << 16)
         refused_once = threading.Event()
 
-        def connect(rank: int) -> dict[int, Connection]:
+        def connect(rank: int) -> None:
             if rank == 0:
-                return ranks.connect(0, deadline=Until(refused_once.is_set))
-            connector = Connector(caller, [callee, caller], epoch, ranks.listeners[1], lambda peer: ranks.transport)
+                ranks.connect(0, deadline=Until(refused_once.is_set))
             try:
-                return connector.connect([0], Until(lambda: bool(connector.unreached())))
+                connect_all(stranger, [callee, caller], ranks.listeners[1], ranks.transport, Deadline(1))
             finally:
                 refused_once.set()
 
         waiting, refused = in_threads(2, lambda rank: reason(lambda: connect(rank)))
+        stranger.close()
         assert "was not reached by rank 1" in waiting
         assert "another process has that address" in refused
 
 
-def test_who_calls_again_is_known_by_the_latest_call() -> None:
-    """A client that gave up, and of which the listener does not know that it has."""
-    with listening(3, TcpTransport("secret")) as ranks:
-        first: list[Connection] = []
-        called = threading.Event()
-
-        def connect(rank: int) -> dict[int, Connection]:
-            if rank == 2:
-                identity = connect_module._IDENTITY.pack(
-                    2, EPOCH, *(ranks.members[at].instance.encode() for at in (2, 0))
-                )
-                (connection,), _ = meet([ranks.transport.dial(ranks.listeners[0].address, identity)])
-                first.append(connection)
-                called.set()
-            if rank == 1:  # until it comes, rank 0 is not done
-                assert called.wait(20)
-                with pytest.raises(DistNetworkError, match="lost"):
-                    recv_exactly(first[0], 1, Deadline(20))
-            return ranks.connect(rank)
-
-        check_each_reaches_each(in_threads(3, connect))
-        first[0].close()
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_an_abandoned_connection_does_not_count(name: str) -> None:
+    """A client that gave up while the other rank was stopped makes a second attempt."""
+    transport = transport_named(name)
+    with listening(2, transport) as ranks:
+        identity = outgoing.IDENTITY.pack(1, EPOCH, *(ranks.members[at].instance.encode() for at in (1, 0)))
+        first = transport.dial(ranks.listeners[0].address, identity)
+        first.advance()
+        first.close()
+        in_threads(2, ranks.connect)
+        check_each_reaches_each(ranks.engines)
 
 
 def test_ctrl_c_leaves_nothing_behind(silent_address: str) -> None:
-    class Interrupted:
-        address = ""
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
 
-        def descriptors(self) -> list[int]:
-            return []
-
-        def accept(self, ready, admits):
-            raise KeyboardInterrupt
-
-        def close(self) -> None:
-            pass
-
-    transport = TcpTransport("secret")
-    me, peer = (Member(rank, f"{rank:032x}", "here", "host", 1, [silent_address], "") for rank in (1, 0))
-    gc.collect()
-    before = descriptors()
-    with pytest.raises(KeyboardInterrupt):
-        connect_all(me, [me, peer], EPOCH, Interrupted(), lambda peer: transport, Deadline(10))
-    assert descriptors() == before
-
-
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ([(65536, "auto"), (65536, "tcp"), (65536, "auto")], None),
-        ([(-1, ""), (1024, "shm"), (1024, "auto")], None),  # an older version does not report its settings
-        ([(65536, ""), (65536, ""), (1024, "")], r"EAGER_BYTES .*: 65536 on rank 0 .*, rank 1 .*; 1024 on rank 2 "),
-        ([(0, "tcp"), (0, "shm"), (0, "tcp")], r"TRANSPORT .*: tcp on rank 0 .*, rank 2 .*; shm on rank 1 \(here, pid"),
-        (
-            [(512 if rank == 9 else 1024, "") for rank in range(20)],
-            r"rank 3 \(here, pid 7\) and 15 more; 512 on rank 9 ",
-        ),
-    ],
-)
-def test_settings_that_have_to_be_the_same_are_compared(settings: list[tuple[int, str]], error: str | None) -> None:
-    members = [
-        Member(rank, f"{rank:032x}", "here", "host", 7, ["127.0.0.1:1"], "", eager, transport)
-        for rank, (eager, transport) in enumerate(settings)
-    ]
-    if error is None:
-        connect_module.check_settings(members)
-    else:
-        with pytest.raises(DistNetworkError, match=error) as caught:
-            connect_module.check_settings(members)
-        assert len(members) == 3 or caught.value.ranks == (9,)
+    with listening(2, TcpTransport("secret")) as ranks:
+        members = [replace(ranks.members[0], addresses=[silent_address]), ranks.members[1]]
+        gc.collect()
+        before = descriptors()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.connect(1, members, Until(interrupt))
+        assert descriptors() == before - 1  # the listener
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_ranks_that_dial_each_other_at_once_agree_on_one_connection(name: str) -> None:
-    size, transport = 6, transport_named(name)
-    with listening(size, transport) as ranks:
+def test_ranks_that_dial_each_other_at_once_agree_on_one_connection(name: str, monkeypatch) -> None:
+    size, added, add = 6, Counter[tuple[int, int]](), ProgressEngine.add_connection
+
+    def counted(self: ProgressEngine, rank: int, connection: Connection) -> None:
+        added[self.rank, rank] += 1
+        add(self, rank, connection)
+
+    monkeypatch.setattr(ProgressEngine, "add_connection", counted)
+    with listening(size, transport_named(name)) as ranks:
+        for rank in range(size):
+            ranks.on_demand(rank)
         begun = threading.Barrier(size)
 
-        def dial_all(rank: int) -> dict[int, Connection]:
-            connector = Connector(
-                ranks.members[rank], ranks.members, EPOCH, ranks.listeners[rank], lambda peer: transport
-            )
-            deadline, made = Deadline(20), dict[int, Connection]()
+        def dial_all(rank: int) -> None:
+            engine = ranks.engines[rank]
             begun.wait()
-            for peer in range(size):
-                if peer != rank:
-                    connector.dial(peer, deadline)
-            while len(made) < size - 1 and not deadline.expired():
-                connector.advance(0.01)
-                taken = connector.take()
-                assert not taken.keys() & made.keys(), "a second connection to the same rank"
-                made |= taken
-            return made
+            with engine.lock:
+                engine.connect(range(size))
+            assert engine.wait(lambda: len(engine.connected()) == size - 1, Deadline(20))
 
-        check_each_reaches_each(in_threads(size, dial_all))
+        in_threads(size, dial_all)
+        assert set(added.values()) == {1}
+        check_each_reaches_each(ranks.engines)
 
 
 def test_a_rank_that_cannot_be_reached_is_dialled_again() -> None:
     with listening(2, TcpTransport("secret")) as ranks:
         ranks.listeners[1].close()
-        connector = Connector(ranks.members[0], ranks.members, EPOCH, ranks.listeners[0], lambda peer: ranks.transport)
-        connector.dial(1, Deadline(10))
-        while not connector.unreached():
-            connector.advance(0.01)
-        assert [each.peer.rank for each in connector.unreached()] == [1]
+        connector = ranks.on_demand(0)
+        with ranks.engines[0].lock:
+            ranks.engines[0].connect([1])
+        wait_until(lambda: any(each.rounds for each in list(connector._outgoing.values())), "an attempt")
         host, port = ranks.members[1].addresses[0].split(":")
         with socket.create_server((host, int(port))) as server:
-            while connector.busy() and not connector.dialing():
-                connector.advance(0.01)
             server.settimeout(10)
             server.accept()[0].close()
-        connector.cancel(1)
-        assert not connector.busy()
 
 
-def test_a_rank_without_a_free_descriptor_connects_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other rank is not to blame."""
+def test_a_rank_without_a_free_descriptor_connects_once_it_has_one(monkeypatch, caplog) -> None:
+    """The other rank is not to blame. A join ends, since no other rank waits for a message of this one yet."""
     transport = TcpTransport("secret")
     offer = transport._offer
 
@@ -382,64 +345,51 @@ def test_a_rank_without_a_free_descriptor_connects_once_it_has_one(monkeypatch: 
         monkeypatch.setattr(transport, "_offer", offer)
         raise NoSharedMemoryError("cannot make shared memory") from OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(transport, "_offer", exhausted)
-    with listening(2, transport) as ranks:
-        deadline = Deadline(10)
-        one, two = (
-            Connector(ranks.members[rank], ranks.members, EPOCH, ranks.listeners[rank], lambda peer: transport)
-            for rank in range(2)
-        )
-        one.dial(1, deadline)
-        limits = 0
-        while not (one.connections and two.connections):
-            assert not deadline.expired()
-            two.advance(0.01)
-            try:
-                one.advance(0.01)
-            except DescriptorLimitError:
-                limits += 1
-        assert limits == 1
+    with listening(2, transport) as ranks, caplog.at_level(logging.WARNING):
+        one, _ = ranks.on_demand(0), ranks.on_demand(1)
+        monkeypatch.setattr(transport, "_offer", exhausted)
+        with ranks.engines[0].lock:
+            ranks.engines[0].connect([1])
+        wait_until(lambda: all(engine.connected() for engine in ranks.engines), "the connection")
         assert one.failures == {}
-        for connector in (one, two):
-            connector.close()
+    with listening(2, transport) as ranks:
+        monkeypatch.setattr(transport, "_offer", exhausted)
+        with pytest.raises(DescriptorLimitError, match="rank 1 cannot connect to rank 0"):
+            ranks.connect(1)
+
+
+class LateGateway(NoGateway):
+    """A gateway that does not answer yet."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.away = True
+        self.asked: list[set[int]] = []
+        self._ranks = ranks
+
+    def find_members(self, ranks: Collection[int]) -> list[Member]:
+        self.asked.append(set(ranks))
+        if self.away:
+            raise GatewayUnreachableError("the gateway at http://g does not answer")
+        return [self._ranks.members[rank] for rank in ranks]
 
 
 @despite_pauses
 @pytest.mark.parametrize("name", TRANSPORTS)
 def test_an_address_that_the_gateway_has_is_waited_for_and_connected_to(name: str, monkeypatch) -> None:
     """Also by the other rank, which does not know the address, or the instance, of the one that connects to it."""
-    monkeypatch.setattr(connector_thread, "_FIND_SECONDS", 0.01)
-    away, asked = threading.Event(), list[set[int]]()
-    away.set()
-
-    def find(wanted: Collection[int]) -> list[Member]:
-        asked.append(set(wanted))
-        if away.is_set():
-            raise GatewayUnreachableError("the gateway at http://g does not answer")
-        return [ranks.members[rank] for rank in wanted]
-
+    monkeypatch.setattr(connector_module, "_FIND_SECONDS", 0.01)
     with listening(3, transport_named(name)) as ranks:
         bare = [replace(member, instance="", addresses=[], http="") for member in ranks.members]
         tables = [[ranks.members[each] if each == rank else bare[each] for each in range(3)] for rank in range(3)]
-        one, other = (
-            Connector(ranks.members[rank], tables[rank], EPOCH, ranks.listeners[rank], lambda _: ranks.transport)
-            for rank in (0, 1)
-        )
-        thread = ConnectorThread(one, lambda unreached: {}, find)
-        engine = ProgressEngine(0, EPOCH, {}, eager_limit=1 << 16, dial=thread.dial, world_size=3)
-        thread.serve(engine)
-        try:
-            with engine.lock:
-                engine.connect([1, 2])
-            wait_until(lambda: len(asked) > 2, "more attempts")
-            why = "its address is not known, and the gateway at http://g does not answer"
-            assert engine.unaddressed == {1: why, 2: why}
-            away.clear()
-            wait_until(lambda: other.advance(0.01) or 0 in other.connections, "the connection")
-            wait_until(lambda: engine.is_connected(1), "the other end")
-            assert engine.unaddressed == {}
-            assert all(each <= {1, 2} for each in asked)
-        finally:
-            thread.close()
-            engine.close()
-            other.close()
+        gateway, engine = LateGateway(ranks), ranks.engines[0]
+        ranks.on_demand(0, tables[0], gateway)
+        with engine.lock:
+            engine.connect([1, 2])
+        wait_until(lambda: len(gateway.asked) > 2, "more attempts")
+        why = "its address is not known, and the gateway at http://g does not answer"
+        assert engine.unaddressed == {1: why, 2: why}
+        gateway.away = False
+        ranks.on_demand(1, tables[1])
+        wait_until(lambda: engine.is_connected(1) and ranks.engines[1].is_connected(0), "both ends")
+        assert engine.unaddressed == {}
+        assert all(each <= {1, 2} for each in gateway.asked)

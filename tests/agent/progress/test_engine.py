@@ -85,9 +85,8 @@ def alone() -> Iterator[tuple[ProgressEngine, list[int]]]:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
     dialled: list[int] = []
-    engine = ProgressEngine(
-        0, 1, {1: TcpConnection(ours, "rank 1")}, eager_limit=1024, dial=dialled.append, world_size=3
-    )
+    engine = ProgressEngine(0, 1, {1: TcpConnection(ours, "rank 1")}, eager_limit=1024)
+    engine.connect_by(dialled.append, 3, on_demand=True)
     yield engine, dialled
     engine.close()
     theirs.close()

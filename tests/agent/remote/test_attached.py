@@ -24,9 +24,9 @@ from rankmesh_agent.job_membership import JoinTerms
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.progress.message_queues import ANY
 from rankmesh_agent.remote.client import AgentDialer
+from rankmesh_agent.shared_memory.mapping import Mapping
 from rankmesh_agent.standalone import Standalone
 from rankmesh_agent.store import commands
-from rankmesh_agent.transports.shared_memory import Mapping
 from rankmesh_agent.wire.errors import (
     AgentTakenError,
     AuthenticationError,

@@ -15,8 +15,8 @@ from support.connecting import connect, dial, meet, recv_exactly, send_all, wait
 from support.threads import in_threads
 
 from rankmesh_agent.net.deadline import Deadline
+from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping
 from rankmesh_agent.transports import shm_ring
-from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping
 from rankmesh_agent.transports.shm_ring import RingTransport
 from rankmesh_agent.transports.tcp import PROPOSAL, Proposal, TcpTransport
 from rankmesh_agent.wire.errors import DistNetworkError

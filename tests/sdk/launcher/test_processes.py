@@ -523,7 +523,7 @@ def test_shared_memory_of_a_crashed_job_is_swept(job: Job) -> None:
     shared.mkdir()
     (shared / "rankmesh-other-1").touch()
     job.script(
-        "from rankmesh_agent.transports.shared_memory import Mapping\n"
+        "from rankmesh_agent.shared_memory.mapping import Mapping\n"
         "memory = Mapping.create('shared', os.environ['RANKMESH_JOB'], 4096)\n"
         "print(len(os.listdir('shared')), flush=True)\n"
         "os.abort()"

@@ -12,10 +12,10 @@ import pytest
 from support.threads import in_threads
 
 from rankmesh_agent.net.spin import CoreContention
-from rankmesh_agent.transports import slots
-from rankmesh_agent.transports.segment import Segment
-from rankmesh_agent.transports.shared_memory import Mapping
-from rankmesh_agent.transports.slots import NOTES, CallMismatchError
+from rankmesh_agent.shared_memory import slots
+from rankmesh_agent.shared_memory.mapping import Mapping
+from rankmesh_agent.shared_memory.segment import Segment
+from rankmesh_agent.shared_memory.slots import NOTES, CallMismatchError
 
 I8, U1 = np.dtype("int64"), np.dtype("uint8")
 SLOT = 4096
@@ -238,7 +238,7 @@ def test_only_the_first_step_of_a_call_compares(segments):
 
 
 def test_who_waits_is_woken(segments, monkeypatch):
-    monkeypatch.setattr("rankmesh_agent.transports.slots.SLICE_SECONDS", 30.0)
+    monkeypatch.setattr("rankmesh_agent.shared_memory.slots.SLICE_SECONDS", 30.0)
     group = segments(2)
     began = time.monotonic()
 

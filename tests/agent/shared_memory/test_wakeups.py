@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rankmesh_agent.transports import slots
-from rankmesh_agent.transports.slots import Slots
+from rankmesh_agent.shared_memory import slots
+from rankmesh_agent.shared_memory.slots import Slots
 
 COUNT, SLEEPERS = 0, slots._SLEEPERS
 ASLEEP, WOKEN = "asleep", "woken"

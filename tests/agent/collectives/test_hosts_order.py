@@ -11,8 +11,8 @@ from support.oracle import NARROW, expected
 from support.threads import NOW, World, world
 
 from rankmesh_agent.backends.cpu import HierarchicalCpuBackend
-from rankmesh_agent.collectives.hierarchical import all_gather, all_reduce, broadcast, reduce, reduce_scatter
-from rankmesh_agent.collectives.hierarchical.topology import layout_of
+from rankmesh_agent.collectives import hosts
+from rankmesh_agent.collectives.hosts import layout_of
 from rankmesh_agent.collectives.select import algorithm
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.progress.message_link import MessageLink
@@ -25,11 +25,11 @@ LAYOUTS = ("aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "abbba")
 """Two and two, three and one, one and one and two, four and three and two, and ranks that are not in a row."""
 SLOT_BYTES = 1 << 13
 HIERARCHICAL = {
-    OpType.ALL_REDUCE: all_reduce.over_hosts,
-    OpType.REDUCE: reduce.over_hosts,
-    OpType.REDUCE_SCATTER: reduce_scatter.over_hosts,
-    OpType.BROADCAST: broadcast.over_hosts,
-    OpType.ALL_GATHER: all_gather.over_hosts,
+    OpType.ALL_REDUCE: hosts.all_reduce,
+    OpType.REDUCE: hosts.reduce,
+    OpType.REDUCE_SCATTER: hosts.reduce_scatter,
+    OpType.BROADCAST: hosts.broadcast,
+    OpType.ALL_GATHER: hosts.all_gather,
 }
 
 
@@ -167,5 +167,5 @@ def test_a_reduction_to_a_root_is_shared_by_the_hosts(monkeypatch: pytest.Monkey
     with world(6, "tcp", slot_bytes=SLOT_BYTES, hosts="aabbcc") as made:
         came[:] = [0] * 6  # without how they found their shared memory
         made.run(lambda comm: comm.reduce(np.ones(6_144, np.float32), ReduceOp.SUM, 0, NOW))
-    hosts = [sum(came[host : host + 2]) for host in (0, 2, 4)]
-    assert hosts == pytest.approx([32_768, 16_384, 16_384], rel=0.01)  # shards are not quite equal
+    of_hosts = [sum(came[host : host + 2]) for host in (0, 2, 4)]
+    assert of_hosts == pytest.approx([32_768, 16_384, 16_384], rel=0.01)  # shards are not quite equal

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankmesh_agent.collectives import all_gather as all_gather_link
 from rankmesh_agent.collectives import broadcast as broadcast_link
-from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink
+from rankmesh_agent.collectives.hosts import HierarchicalLink
 from rankmesh_agent.collectives.link import Array
 from rankmesh_agent.collectives.reduction import combine_partials, combine_to_partial, partial_dtype
 from rankmesh_agent.collectives.rounds import fold_partials

@@ -12,8 +12,7 @@ import pytest
 from support.pauses import despite_pauses
 from support.threads import NOW, World, world
 
-from rankmesh_agent.collectives.hierarchical import all_reduce as hosts_all_reduce
-from rankmesh_agent.collectives.hierarchical import broadcast as hosts_broadcast
+from rankmesh_agent.collectives import hosts
 from rankmesh_agent.group.local import LocalCommunicator
 from rankmesh_agent.group.options import Options
 from rankmesh_agent.progress.message_link import MessageLink
@@ -148,8 +147,7 @@ def test_a_rank_that_leaves_after_its_last_call_disturbs_no_other(odd: int) -> N
 
 @pytest.mark.parametrize("layout", ["aabbcc", "abbcaca", "abcda"])
 def test_among_many_hosts_each_leader_sends_to_few_others(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hosts_all_reduce, hosts_broadcast):
-        monkeypatch.setattr(module, "FEW_RANKS", 2)
+    monkeypatch.setattr(hosts, "FEW_RANKS", 2)
     size = len(layout)
 
     def call(members: LocalCommunicator) -> None:

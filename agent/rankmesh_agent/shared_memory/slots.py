@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from rankmesh_agent.net.fork import reset_after_fork
 from rankmesh_agent.net.spin import core_contention
-from rankmesh_agent.transports.shared_memory import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
+from rankmesh_agent.shared_memory.mapping import CACHE_LINE, Mapping, futex_wait, futex_wake, timespec_of
 from rankmesh_agent.wire.errors import DistBackendError
 
 _PAGE = 4096

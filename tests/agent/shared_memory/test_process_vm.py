@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rankmesh_agent.transports import process_vm
-from rankmesh_agent.transports.process_vm import CHUNK_BYTES, address_of, can_read, read_into
+from rankmesh_agent.shared_memory import process_vm
+from rankmesh_agent.shared_memory.process_vm import CHUNK_BYTES, address_of, can_read, read_into
 from rankmesh_agent.wire.errors import DistNetworkError
 
 LONGEST = 3 * process_vm._PARALLEL_BYTES + 12345

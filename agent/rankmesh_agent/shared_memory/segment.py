@@ -1,4 +1,4 @@
-"""Memory windows: arrays that the ranks of a segment expose to each other, which saves the copies through the slots.
+"""Segment: a group's shared memory, and the arrays that its ranks expose to each other without copies through slots.
 
 *Registered* arrays lie in shared memory that all ranks have mapped. Other arrays can be read with process_vm_readv if
 the kernel allows it. Before the first read, each rank publishes the locations of its exposed arrays::
@@ -6,9 +6,9 @@ the kernel allows it. Before the first read, each rank publishes the locations o
     note of rank r     for each rank, by rank: region and offset in it, or PRIVATE and address, or NOT_EXPOSED and 0
                        (8 bytes each)
 
-A rank may change an exposed array when its readers have reported that they have read it: ``Exposure.complete``. A rank
-that leaves the call earlier, on an error or Ctrl-C, reports that, too; all bytes read in this call are then invalid.
-It then makes its registered arrays private: a rank that is late would still write its part of the result into them.
+A rank may change an exposed array when its readers have reported that they have read it: ``complete``. A rank that
+leaves the call earlier, on an error or Ctrl-C, reports that, too; all bytes read in this call are then invalid. It then
+makes its registered arrays private: a rank that is late would still write its part of the result into them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmesh_agent.net.interrupts import interrupts_deferred
-from rankmesh_agent.transports import process_vm, shared_memory
-from rankmesh_agent.transports.shared_memory import Mapping
-from rankmesh_agent.transports.slots import Slots
+from rankmesh_agent.shared_memory import process_vm
+from rankmesh_agent.shared_memory.mapping import Mapping, make_private
+from rankmesh_agent.shared_memory.slots import Slots
 from rankmesh_agent.wire.errors import DistNetworkError
 
 _log = logging.getLogger("rankmesh")
@@ -76,39 +76,64 @@ class Region:
         return self._own is not None and self._own() is not None
 
 
-class MemoryWindows:
-    """One rank's view of the memory windows of its group.
+class Exposure(NamedTuple):
+    """Memory that all ranks expose in one call, from the view of one of them.
 
-    Args:
-        segment: the slots through which ranks publish locations and report completed reads.
+    Attributes:
+        mapped: whether all exposed arrays are registered.
+        any_exposed: whether any array is exposed to any rank.
+        locations: those of the arrays exposed to this rank, by owner.
+        readers: the ranks to which this one exposes an array.
+    """
+
+    mapped: bool
+    any_exposed: bool
+    locations: list[tuple[int, int]]
+    readers: frozenset[int]
+
+    @classmethod
+    def of(cls, rank: int, rows: Sequence[Sequence[int]]) -> Exposure:
+        """Return the exposure from the view of a rank, given ``Segment.locations`` of all ranks, by rank."""
+        return cls(
+            not any(PRIVATE in row[::2] for row in rows),
+            any(region != NOT_EXPOSED for row in rows for region in row[::2]),
+            [(row[2 * rank], row[2 * rank + 1]) for row in rows],
+            frozenset(reader for reader, region in enumerate(rows[rank][::2]) if region != NOT_EXPOSED),
+        )
+
+    def has_from(self, owner: int) -> bool:
+        """Return whether a rank exposes an array to this one."""
+        return self.locations[owner][0] != NOT_EXPOSED
+
+
+class Segment(Slots):
+    """One rank's view of its group's shared memory; see Slots. The last reference, and the last array, unmap it.
 
     Attributes:
         can_read: whether every rank may read the memory of every other rank; the same at all ranks.
         regions: registered memory by number; the same at all ranks.
-        processes: the pids of all ranks, by rank, and when each process began.
     """
 
-    def __init__(self, segment: Slots) -> None:
+    def __init__(self, mapping: Mapping, rank: int, size: int, slot_bytes: int, oversubscribed: bool) -> None:
+        super().__init__(mapping, rank, size, slot_bytes, oversubscribed)
         self.can_read = False
         self.regions: dict[int, Region] = {}
-        self.processes: list[tuple[int, bytes]] = []
-        self._segment = segment
+        self._processes: list[tuple[int, bytes]] = []
+        """The pids of all ranks, by rank, and when each process began."""
         self._region_count = 0
+        self._read: set[int] = set()
+        """The ranks whose private memory this one has read in this call."""
         self._decoded: dict[tuple[Callable[..., Any], bytes], Any] = {}
-
-    def weaken(self) -> None:
-        """Refer to the segment by a weak reference: it refers to this object, and would live until a collection."""
-        self._segment = weakref.proxy(self._segment)
 
     @property
     def usable(self) -> bool:
         """True if any array can be exposed, which justifies a step for it; the same at all ranks."""
         return self.can_read or bool(self.regions)
 
-    def add(self, mapping: Mapping) -> Region:
+    def add_region(self, mapping: Mapping) -> Region:
         """Register a region; all ranks register their regions in the same order."""
         self._region_count += 1
-        region = self.regions[self._region_count] = Region(mapping, self._segment.rank, self._segment.size)
+        region = self.regions[self._region_count] = Region(mapping, self.rank, self.size)
         return region
 
     def locations(self, arrays: Sequence[Typed | None]) -> list[int]:
@@ -134,7 +159,7 @@ class MemoryWindows:
                 return number, address - region.begin
         return PRIVATE, address
 
-    def make_private(self, arguments: Iterable[Any]) -> None:
+    def make_arrays_private(self, arguments: Iterable[Any]) -> None:
         """Replace this rank's registered arrays among a failed call's arguments by memory of this process alone.
 
         The arrays keep their addresses, and their contents if there is memory for a copy; what late ranks write does
@@ -150,7 +175,7 @@ class MemoryWindows:
                     end = -(-(address + array.nbytes) // _PAGE) * _PAGE
                     try:
                         with interrupts_deferred():
-                            if not shared_memory.make_private(begin, end - begin):
+                            if not make_private(begin, end - begin):
                                 _log.error("a registered array of a call that failed is zero now: no memory for a copy")
                     except OSError as error:
                         _log.error("a rank that is late can still write into a registered array: %s", error)
@@ -161,13 +186,16 @@ class MemoryWindows:
         Args:
             arrays: see ``locations``.
         """
-        segment = self._segment
-        row = _row(segment.size)
-        segment.slots(_WORD, 0)
-        notes = segment.notes()
-        row.pack_into(notes[segment.rank], 0, *self.locations(arrays))
-        segment.step()
-        return Exposure(segment, self, self.decoded(_table_of, notes))
+        row = _row(self.size)
+        self.slots(_WORD, 0)
+        notes = self.notes()
+        row.pack_into(notes[self.rank], 0, *self.locations(arrays))
+        self.step()
+        return self.decoded(_exposure_of, notes)
+
+    def is_readable(self, exposure: Exposure) -> bool:
+        """Return whether every rank can read the arrays exposed to it; the same at all ranks."""
+        return exposure.mapped or self.can_read
 
     def decoded(self, decode: Callable[[int, Sequence[memoryview]], T], notes: Sequence[memoryview]) -> T:
         """Return the result of a function of this rank and the notes of all ranks.
@@ -178,94 +206,25 @@ class MemoryWindows:
         if key in self._decoded:
             found: T = self._decoded[key]
             return found
-        found = decode(self._segment.rank, notes)
+        found = decode(self.rank, notes)
         if len(key[1]) <= _MAX_NOTES_BYTES:
             if len(self._decoded) >= _MAX_DECODED:
                 self._decoded.clear()
             self._decoded[key] = found
         return found
 
-    def probe_reads(self) -> None:
-        """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
-        segment = self._segment
-        nonce = np.frombuffer(os.urandom(16), np.uint8)
-        own = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
-        slots = segment.slots(np.dtype(np.uint8), 32)
-        slots[segment.rank][:16] = own.view(np.uint8)
-        slots[segment.rank][16:] = nonce
-        segment.step()
-        probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
-        self.processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
-        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
-        verdicts = segment.slots(np.dtype(np.uint8), 1)
-        verdicts[segment.rank][:] = allowed
-        segment.step()
-        self.can_read = all(verdict[0] for verdict in verdicts)
-        segment.step()  # all reads of the nonce end before it is freed
-
-
-class ExposureTable(NamedTuple):
-    """Memory that all ranks expose in one call, from the view of one of them.
-
-    Attributes:
-        mapped: whether all exposed arrays are registered.
-        any_exposed: whether any array is exposed to any rank.
-        locations: those of the arrays exposed to this rank, by owner.
-        readers: the ranks to which this one exposes an array.
-    """
-
-    mapped: bool
-    any_exposed: bool
-    locations: list[tuple[int, int]]
-    readers: frozenset[int]
-
-    @classmethod
-    def of(cls, rank: int, rows: Sequence[Sequence[int]]) -> ExposureTable:
-        """Return the table of a rank, given ``MemoryWindows.locations`` of all ranks, by rank."""
-        return cls(
-            not any(PRIVATE in row[::2] for row in rows),
-            any(region != NOT_EXPOSED for row in rows for region in row[::2]),
-            [(row[2 * rank], row[2 * rank + 1]) for row in rows],
-            frozenset(reader for reader, region in enumerate(rows[rank][::2]) if region != NOT_EXPOSED),
-        )
-
-
-class Exposure:
-    """The arrays that all ranks expose in one call.
-
-    Args:
-        segment: the slots of the group.
-        windows: the memory windows of the segment.
-        table: the exposed arrays.
-
-    Attributes:
-        mapped, any_exposed: see ExposureTable.
-        readable: whether every rank can read the arrays exposed to it; the same at all ranks.
-    """
-
-    def __init__(self, segment: Slots, windows: MemoryWindows, table: ExposureTable) -> None:
-        self.mapped, self.any_exposed, self._locations, self._readers = table
-        self.readable = self.mapped or windows.can_read
-        self._segment = segment
-        self._regions = windows.regions
-        self._processes = windows.processes
-        self._read: set[int] = set()
-
-    def has_from(self, owner: int) -> bool:
-        """Return whether a rank exposes an array to this one."""
-        return self._locations[owner][0] != NOT_EXPOSED
-
-    def view(self, owner: int, like: Typed) -> Typed:
+    def view(self, exposure: Exposure, owner: int, like: Typed) -> Typed:
         """Return the registered array that a rank exposes to this one, with the dtype and length of ``like``."""
-        region, offset = self._locations[owner]
+        region, offset = exposure.locations[owner]
         if region == NOT_EXPOSED:
             return like[:0]
-        return self._regions[region].parts[owner][offset : offset + like.nbytes].view(like.dtype)
+        return self.regions[region].parts[owner][offset : offset + like.nbytes].view(like.dtype)
 
-    def read(self, owner: int, begin: int, into: Typed, *, owner_idle: bool = False) -> None:
+    def read(self, exposure: Exposure, owner: int, begin: int, into: Typed, *, owner_idle: bool = False) -> None:
         """Fill ``into`` from element ``begin`` of the array that a rank exposes to this one.
 
         Args:
+            exposure: the exposed arrays.
             owner: the rank.
             begin: the first element.
             into: the destination.
@@ -276,39 +235,57 @@ class Exposure:
         """
         if not into.size:
             return
-        region, start = self._locations[owner]
+        region, start = exposure.locations[owner]
         start += begin * into.itemsize
         if region != PRIVATE:
-            into[:] = self._regions[region].parts[owner][start : start + into.nbytes].view(into.dtype)
+            into[:] = self.regions[region].parts[owner][start : start + into.nbytes].view(into.dtype)
             return
         self._read.add(owner)
         try:
             process_vm.read_into(
-                self._processes[owner][0], start, into, parallel=owner_idle and not self._segment.oversubscribed
+                self._processes[owner][0], start, into, parallel=owner_idle and not self.oversubscribed
             )
         except DistNetworkError:
-            self._segment.raise_departed(owner)
+            self.raise_departed(owner)
 
-    def complete(self) -> None:
+    def complete(self, exposure: Exposure) -> None:
         """End the last step: all reads of this rank's arrays have ended, so it may change them.
 
         Raises:
             DistBackendError: a rank has left the call before its end, so the bytes read from it may be invalid.
         """
-        self._segment.step(self._readers)
+        self.step(exposure.readers)
         # The pid of a rank that is gone may be another process's by now.
-        processes = ((owner, *self._processes[owner]) for owner in self._read)
+        read, self._read = self._read, set()
+        processes = ((owner, *self._processes[owner]) for owner in read)
         gone = [owner for owner, pid, began in processes if process_vm.start_time(pid) != began]
-        for owner in self._segment.left_ranks() + gone:
-            self._segment.raise_departed(owner)
+        for owner in self.left_ranks() + gone:
+            self.raise_departed(owner)
+
+    def probe_reads(self) -> None:
+        """Find out whether process_vm_readv is allowed between all ranks; a collective call of three steps."""
+        nonce = np.frombuffer(os.urandom(16), np.uint8)
+        own = np.array([os.getpid(), process_vm.address_of(nonce)], _WORD)
+        slots = self.slots(np.dtype(np.uint8), 32)
+        slots[self.rank][:16] = own.view(np.uint8)
+        slots[self.rank][16:] = nonce
+        self.step()
+        probes = [(slot[:16].view(_WORD).tolist(), slot[16:].tobytes()) for slot in slots]
+        self._processes = [(pid, process_vm.start_time(pid)) for (pid, _), _ in probes]
+        allowed = all(process_vm.can_read(pid, address, expected) for (pid, address), expected in probes)
+        verdicts = self.slots(np.dtype(np.uint8), 1)
+        verdicts[self.rank][:] = allowed
+        self.step()
+        self.can_read = all(verdict[0] for verdict in verdicts)
+        self.step()  # all reads of the nonce end before it is freed
 
 
-def _table_of(rank: int, notes: Sequence[memoryview]) -> ExposureTable:
+def _exposure_of(rank: int, notes: Sequence[memoryview]) -> Exposure:
     row = _row(len(notes))
-    return ExposureTable.of(rank, [row.unpack_from(note) for note in notes])
+    return Exposure.of(rank, [row.unpack_from(note) for note in notes])
 
 
 @cache
 def _row(size: int) -> struct.Struct:
-    """Return the layout of ``MemoryWindows.locations``."""
+    """Return the layout of ``Segment.locations``."""
     return struct.Struct(f"={2 * size}q")

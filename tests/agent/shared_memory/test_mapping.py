@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from rankmesh_agent.transports import shared_memory
-from rankmesh_agent.transports.shared_memory import (
+from rankmesh_agent.shared_memory import mapping as shared_memory
+from rankmesh_agent.shared_memory.mapping import (
     Mapping,
     futex_wait,
     futex_wake,
@@ -109,7 +109,7 @@ def test_the_limit_of_descriptors_is_named(shm, monkeypatch):
 def test_orphans_are_removed_and_what_is_no_orphan_stays(shm):
     program = f"""if True:
         import os
-        from rankmesh_agent.transports.shared_memory import Mapping
+        from rankmesh_agent.shared_memory.mapping import Mapping
         made = Mapping.create({str(shm)!r}, "job", {SIZE})
         os.kill(os.getpid(), 9)"""
     subprocess.run([sys.executable, "-c", program], check=False)
@@ -272,7 +272,7 @@ def test_sleep_and_wake_across_processes(shm):
     rounds = 500
     memory = Mapping.create(str(shm), "job", SIZE)
     program = f"""if True:
-        from rankmesh_agent.transports.shared_memory import Mapping, futex_wait, futex_wake, timespec_of
+        from rankmesh_agent.shared_memory.mapping import Mapping, futex_wait, futex_wake, timespec_of
         print('ready', flush=True)
         memory = Mapping.open({str(shm)!r}, {memory.name!r}, {SIZE})
         words = memory.bytes.view("u8")

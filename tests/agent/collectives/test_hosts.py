@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankmesh_agent.collectives.hierarchical.topology import HierarchicalLink, layout_of
+from rankmesh_agent.collectives.hosts import HierarchicalLink, layout_of
 
 
 class NoLink:
@@ -46,15 +46,14 @@ def test_columns_are_as_many_as_the_smallest_host_has_ranks() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "abcc", "aaaabbbcc", "abab", "abcabca", "ab"])
-def test_every_rank_is_stood_for_once_on_every_host(hosts: str) -> None:
-    ranks = everyones(hosts)
-    for each in ranks:
-        assert sorted(rank for proxied in each.proxied for rank in proxied) == list(range(len(hosts)))
-        assert each.proxied[each.local_rank][0] == each.rank
-        for local_rank, proxied in enumerate(each.proxied):
-            assert all(each.proxy(each.host, rank) == each.local_ranks[local_rank] for rank in proxied)
-    longest = max(len(proxied) for each in ranks for proxied in each.proxied)
-    assert {each.max_proxied for each in ranks} == {longest}
+def test_every_rank_is_served_by_one_leader_of_its_host(hosts: str) -> None:
+    topology = everyones(hosts)[0]
+    served = [topology.served(leader) for leader in range(topology.leaders)]
+    assert sorted(rank for hosts in served for ranks in hosts for rank in ranks) == list(range(len(hosts)))
+    for leader, hosts_of_leader in enumerate(served):
+        for host, ranks in enumerate(hosts_of_leader):
+            assert ranks[0] == topology.layout[host][leader]
+            assert {topology.host_of(rank) for rank in ranks} == {host}
 
 
 def test_a_rank_looks_at_each_rank_once() -> None:
