@@ -127,7 +127,8 @@ class CallTable:
     def _add(self, status: Status, ranks: int) -> bool:
         """Add a call of those of the ranks of which no later one is known; return whether there are any.
 
-        A call of which a rank knows that others have made different ones stays when the rank goes on.
+        A call of which a rank knows that others have made different ones stays when the rank goes on, even to the next
+        such call, until this rank goes on.
         """
         ranks &= ~self._ranks.get(status, 0)
         if not ranks:
@@ -135,12 +136,14 @@ class CallTable:
         differs = status.fingerprint == DIFFERENT
         alike = [item for item in self._ranks.items() if (item[0].fingerprint == DIFFERENT) == differs]
         for known, others in alike:
-            if known.seq > status.seq or (known.seq == status.seq and bool(known.text) == bool(status.text)):
+            is_later = known.seq > status.seq and not differs
+            if is_later or (known.seq == status.seq and bool(known.text) == bool(status.text)):
                 ranks &= ~others
         if not ranks:
             return False
+        first = self.oldest if differs else status.seq
         for known, others in alike:
-            if known.seq < status.seq:
+            if known.seq < first:
                 self._ranks[known] = others & ~ranks
                 if not self._ranks[known]:
                     del self._ranks[known]

@@ -196,6 +196,20 @@ def test_a_description_stays_when_its_rank_goes_on() -> None:
     assert made[0].missing(5) == []
 
 
+def test_descriptions_stay_when_a_rank_goes_on_to_another_call_that_differs() -> None:
+    """Until this rank goes on, too: it waits for all of them."""
+    made, sent = tables(2)
+    for seq in (4, 5, 6):
+        made[1].report(seq, DIFFERENT, f"call {seq}")
+    deliver(made, sent)
+    for seq in (4, 5, 6):
+        made[0].oldest = seq
+        assert made[0].descriptions(seq) == {1: f"call {seq}"}
+    made[1].report(7, DIFFERENT, "call 7")
+    deliver(made, sent)
+    assert {status.seq for status, _ in decode(made[0].encode())} == {6, 7}
+
+
 @pytest.mark.parametrize("length", [10, 1500, 3000])
 def test_a_report_fits_into_a_frame_and_loses_texts_first(length: int) -> None:
     """Of many different descriptions; and of ranks in earlier calls only while a call may still be under way."""
