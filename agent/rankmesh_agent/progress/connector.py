@@ -53,7 +53,7 @@ _CLOSE_SECONDS = 0.2
 
 
 class Directory(Protocol):
-    """What the gateway knows of the ranks."""
+    """The gateway's knowledge of the ranks."""
 
     def raise_if_left(self) -> bool:
         """Raise if a rank has left during the join; return whether the gateway has answered."""

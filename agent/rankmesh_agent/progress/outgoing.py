@@ -15,7 +15,7 @@ from rankmesh_agent.wire.errors import AuthenticationError, DistNetworkError
 from rankmesh_agent.wire.schemas import Member
 
 IDENTITY = struct.Struct("!II32s32s")
-"""What a client sends with its HELLO: its rank, the epoch, and the instances of both processes."""
+"""A client's part of its HELLO: its rank, the epoch, and the instances of both processes."""
 DIAL_SECONDS = 60.0
 """Time limit of the attempts to connect to a rank."""
 _ATTEMPT_SECONDS = 10.0

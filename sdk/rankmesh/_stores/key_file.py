@@ -203,7 +203,7 @@ class KeyFile:
                         self._check_in_place()
                     return self._database.execute(statement, values).fetchall()
             except sqlite3.Error as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                if _code(error) != sqlite3.SQLITE_BUSY:
                     raise self._error(error) from error
             deadline = deadline or Deadline(self._lock_seconds)
             if deadline.expired():
@@ -220,7 +220,7 @@ class KeyFile:
 
     def _error(self, error: sqlite3.Error) -> DistStoreError:
         self._check_in_place()
-        damaged = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+        damaged = _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
         if damaged and self._file is None:
             return self._foreign()
         if damaged:
@@ -258,8 +258,13 @@ class _FileValues(Mapping[str, bytes]):
         return self._keys.count()
 
 
+def _code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary code of an error; 0 for one of the module's own, of a connection that is closed, say."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def _identity(path: str) -> _Identity:
-    """Return what tells a file from another one of its name, None if there is none."""
+    """Return the device and the inode of the file at a path, None without a file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
