@@ -23,7 +23,7 @@ def admit_all(identity: bytes) -> bool:
 
 
 class NoGateway:
-    """A gateway that knows nothing of the ranks; see connector.Directory."""
+    """A gateway that knows nothing of the ranks; see connector.Membership."""
 
     def raise_if_left(self) -> bool:
         return True

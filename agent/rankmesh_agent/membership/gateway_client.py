@@ -44,7 +44,7 @@ UNAVAILABLE = frozenset({500, 502, 503, 504})
 
 
 @dataclass
-class Joining:
+class RankEntry:
     """The parts that are read of an entry of a process that waits to join, or of a rank."""
 
     job: str
@@ -127,7 +127,7 @@ class GatewayClient:
         """
         while True:
             try:
-                return sum(each.job == job for each in self.read(list[Joining], "waiting"))
+                return sum(each.job == job for each in self.read(list[RankEntry], "waiting"))
             except UnavailableError as error:
                 if deadline.expired():
                     raise GatewayUnreachableError(
@@ -202,7 +202,7 @@ class GatewayClient:
 
     def _not_a_gateway(self, answer: HttpResponse) -> DistNetworkError:
         return DistNetworkError(
-            f"{self.url} is not a RankMesh gateway: it answered {answer.status} to a join. Is the port another "
+            f"{self.url} is not a RankMesh gateway: it answered {answer.status}. Is the port another "
             "program's (torchrun's store listens on MASTER_PORT: start with 'rankmesh run' instead)?",
             address=self.url,
         )

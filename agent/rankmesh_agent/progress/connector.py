@@ -52,7 +52,7 @@ _CLOSE_SECONDS = 0.2
 """Time limit of the handshakes that are under way when this rank leaves."""
 
 
-class Directory(Protocol):
+class Membership(Protocol):
     """The gateway's knowledge of the ranks."""
 
     def raise_if_left(self) -> bool:
@@ -70,11 +70,11 @@ class Connector(threading.Thread):
 
     Args:
         me: this process.
-        members: all ranks, this process included; those without addresses have them in the directory.
+        members: all ranks, this process included; those without addresses are asked of the membership.
         epoch: the job's epoch.
         listener: the listener to which other ranks connect; ``close`` closes it.
         transport_to: returns the transport to a member.
-        directory: the gateway's knowledge of the ranks.
+        membership: the gateway's knowledge of the ranks.
 
     Attributes:
         failures: the errors of ranks that cannot be reached.
@@ -87,7 +87,7 @@ class Connector(threading.Thread):
         epoch: int,
         listener: TcpListener,
         transport_to: Callable[[Member], TcpTransport],
-        directory: Directory,
+        membership: Membership,
     ) -> None:
         super().__init__(name="rankmesh-connect", daemon=True)
         self.failures: dict[int, DistNetworkError] = {}
@@ -96,7 +96,7 @@ class Connector(threading.Thread):
         self._epoch = epoch
         self._listener = listener
         self._transport_to = transport_to
-        self._directory = directory
+        self._membership = membership
         self._engine: ProgressEngine
         self._outgoing: dict[int, OutgoingConnection] = {}
         self._admitted: dict[int, Deadline] = {}
@@ -154,7 +154,7 @@ class Connector(threading.Thread):
             if len(self._made) > made:
                 made, answered_at = len(self._made), time.monotonic()
                 continue
-            if self._directory.raise_if_left():
+            if self._membership.raise_if_left():
                 answered_at = time.monotonic()
             elif time.monotonic() - answered_at > _SILENT_SECONDS:
                 raise self._not_reached(
@@ -165,7 +165,7 @@ class Connector(threading.Thread):
             seconds = min(2 * seconds, _MAX_STALLED_SECONDS)
         for error in [error for error in (self._error, *self.failures.values()) if error]:
             if isinstance(error, AuthenticationError):
-                self._directory.raise_if_left()  # a listener that ends in a handshake looks like one with other token
+                self._membership.raise_if_left()  # a listener that ends in a handshake looks like one with other token
             raise error
         self._joined = True
         if not engine.on_demand:
@@ -246,7 +246,7 @@ class Connector(threading.Thread):
         """Get the addresses of ranks from the gateway; return those that it has not given, and why."""
         why = "the gateway does not know its address"
         try:
-            self._members |= {member.rank: member for member in self._directory.find_members(ranks)}
+            self._members |= {member.rank: member for member in self._membership.find_members(ranks)}
         except DistNetworkError as error:
             why = f"its address is not known, and {error.message}"
         self._find_at = time.monotonic() + _FIND_SECONDS
@@ -324,7 +324,7 @@ class Connector(threading.Thread):
         # A rank that dials this one at the same time rejects the first attempt.
         asked = [each.peer.rank for each in unreached if each.rounds > 1 and not each.silent]
         if (asked or engine.unaddressed) and time.monotonic() > self._ask_at:
-            for rank, end in self._directory.ended(asked).items():
+            for rank, end in self._membership.ended(asked).items():
                 # Others have failed at the gateway also if they are only stopped.
                 if end.clean or rank in asked or rank in engine.unaddressed:
                     engine.lose(rank, end)

@@ -99,7 +99,7 @@ class Grant(NamedTuple):
             )
 
 
-class _Parts(NamedTuple):
+class _ParsedCredential(NamedTuple):
     """A credential's parts: the job, the role or lease by its name in the text, the lease's id, the secret."""
 
     job: str | None
@@ -108,11 +108,11 @@ class _Parts(NamedTuple):
     key: bytes
 
 
-def _parse(credential: str) -> _Parts:
+def _parse(credential: str) -> _ParsedCredential:
     match = _TEXT.fullmatch(credential)
     if match is None:
-        return _Parts(None, "", "", credential.encode())
-    return _Parts(unquote(match[1], errors="surrogatepass"), match[2], match[3] or "", match[4].encode())
+        return _ParsedCredential(None, "", "", credential.encode())
+    return _ParsedCredential(unquote(match[1], errors="surrogatepass"), match[2], match[3] or "", match[4].encode())
 
 
 @dataclass(frozen=True, repr=False)

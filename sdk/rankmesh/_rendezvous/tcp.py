@@ -11,7 +11,7 @@ from rankmesh._rendezvous.locator import GatewayLocator, listen_address
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.net.sockets import url_for
 from rankmesh_agent.wire.errors import AddressInUseError, DistNetworkError
-from rankmesh_agent.wire.schemas import UNASSIGNED
+from rankmesh_agent.wire.schemas import UNASSIGNED, GatewayHealth
 
 _ANSWER_SECONDS = (2.0, 4.0, 8.0)
 """Time limits of the answers of a server that has the address."""
@@ -65,13 +65,13 @@ class TcpLocator(GatewayLocator):
                 return self._serve()
             except DistNetworkError as error:
                 failure = error
-            if self._is_reachable(seconds):
+            if self._look_for_gateway(seconds):
                 return None
         assert failure is not None
         raise failure
 
     def _serve_unless_reachable(self) -> None:
-        if self._hosted is None and not self._is_reachable():
+        if self._hosted is None and not self._look_for_gateway(_ANSWER_SECONDS[0]):
             self._serve()
 
     def _serve(self) -> None:
@@ -80,13 +80,14 @@ class TcpLocator(GatewayLocator):
         if self._port == 0:
             self._url = self._hosted.address.url
 
-    def _is_reachable(self, seconds: float = _ANSWER_SECONDS[0]) -> bool:
+    def _look_for_gateway(self, seconds: float) -> GatewayHealth | None:
+        """Look for a gateway at the address, and leave the next one of a service to its operator."""
         from rankmesh_agent.membership.gateway_client import gateway_health
 
         health = gateway_health(self._url, seconds) if self._port else None
         if health is not None:
-            self._may_serve = self._may_serve and health.hosted  # a service: its operator starts the next one
-        return health is not None
+            self._may_serve = self._may_serve and health.hosted
+        return health
 
 
 def _is_local_address(host: str) -> bool:

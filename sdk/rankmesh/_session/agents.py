@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from rankmesh_agent.config.settings import Settings
-from rankmesh_agent.membership.gateway_client import RESPONSE_SECONDS, GatewayClient, Joining, UnavailableError
+from rankmesh_agent.membership.gateway_client import RESPONSE_SECONDS, GatewayClient, RankEntry, UnavailableError
 from rankmesh_agent.membership.missing import REPORT_SECONDS, MissingRanks
 from rankmesh_agent.net.deadline import Deadline
 from rankmesh_agent.net.host import host_id
@@ -128,7 +128,7 @@ def _report_until(
             client.locate()
             path = "waiting" if rendezvous.awaits_growth else f"ranks?{urlencode({'job': job})}"
             try:
-                found = client.read(list[Joining], path)
+                found = client.read(list[RankEntry], path)
             except (UnavailableError, DistError):
                 found = []  # the agent finds out and its error says why
             members = [each.member for each in found if each.job == job and each.state == "joining"]
