@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import multiprocessing
 import os
 import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import rankmesh as dist
-from rankmesh._stores.key_file import KeyFile
+from rankmesh._stores.key_file import KeyFile, MovedFileError
 
 
 @pytest.fixture
@@ -228,3 +231,33 @@ def test_a_user_that_waited_for_a_removed_file_makes_a_new_one(path):
     waiting.join(10)
     assert found == [[]]
     assert path.exists()
+
+
+def use_again_and_again(path: str, answers: Connection) -> None:
+    """Open the file, write, empty and remove it, as jobs at one ``file://`` do that meet and end."""
+    errors = []
+    for _ in range(100):
+        try:
+            with contextlib.closing(KeyFile(path)) as file:
+                file.change(lambda values: (None, {"k": b"v"}))
+                file.change(lambda values: (None, dict.fromkeys(values)))
+                file.remove_if_empty()
+        except MovedFileError:
+            continue  # one of the others has removed it
+        except dist.DistStoreError as error:
+            errors.append(str(error))
+    answers.send(errors)
+
+
+@pytest.mark.processes
+def test_users_that_remove_the_file_and_those_that_open_it_meanwhile(path):
+    forking = multiprocessing.get_context("fork")
+    pipes = [forking.Pipe(duplex=False) for _ in range(4)]
+    users = [forking.Process(target=use_again_and_again, args=(str(path), answers)) for _, answers in pipes]
+    for user in users:
+        user.start()
+    assert [found.recv() for found, _ in pipes] == [[]] * 4
+    for user in users:
+        user.join()
+    for pipe in itertools.chain(*pipes):
+        pipe.close()

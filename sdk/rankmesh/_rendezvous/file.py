@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rankmesh._rendezvous.hosted import GatewayAddress, HostedGateway
 from rankmesh._rendezvous.locator import GatewayLocator, configured_address
-from rankmesh._stores.key_file import ForeignFileError, KeyFile
+from rankmesh._stores.key_file import ForeignFileError, KeyFile, MovedFileError
 from rankmesh_agent.config.settings import Settings
 from rankmesh_agent.store.table import Changes, Values
 from rankmesh_agent.wire.errors import DistNetworkError, DistStoreError
@@ -42,18 +42,18 @@ class FileLocator(GatewayLocator):
         if self._hosted is not None:
             self._hosted.raise_failure()
             return self._hosted.address.url
-        with self._open() as file:
+        with contextlib.suppress(MovedFileError), self._open() as file:  # an ending job may remove the file meanwhile
             before = file.value(self._key)
             there = None if before is None else GatewayAddress.from_json(before)
             if there is not None and there.is_reachable():
                 return there.url
-            if there is not None and not there.is_gone():
-                return None
-            return self._host(file, before)
+            if there is None or there.is_gone():
+                return self._host(file, before)
+        return None
 
     def close(self) -> None:
         if self._hosted is not None:
-            with contextlib.suppress(ValueError, DistNetworkError):
+            with contextlib.suppress(ValueError, DistNetworkError, MovedFileError):
                 self._erase()
         super().close()
 
@@ -62,10 +62,13 @@ class FileLocator(GatewayLocator):
         self._check_ours()
         try:
             with contextlib.closing(KeyFile(str(self._path))) as file:
-                os.chmod(self._path, 0o600)  # that of an earlier job may be an empty file that others could read
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(self._path, 0o600)  # that of an earlier job may be an empty file that others could read
                 yield file
         except ForeignFileError as error:
             raise self._refusal("it has other content than the addresses of gateways") from error
+        except MovedFileError:
+            raise
         except DistStoreError as error:
             if not os.access(self._path.parent, os.W_OK):
                 raise ValueError(

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rankmesh_agent.net.deadline import Deadline
@@ -52,11 +53,12 @@ class KeyFile:
         self._lock = threading.RLock()
         self._lock_seconds = _LOCK_SECONDS
         self._file: _Identity = None
+        self._ours = False
         deadline = Deadline(_LOCK_SECONDS)
         while not self._opened(user):  # its last user has removed it meanwhile
             if deadline.expired():
                 raise self._unusable(f"other processes have removed it again and again for {deadline.seconds:g} s")
-        self._set_modes()
+        self._ours = True
 
     # The methods of a Table
 
@@ -134,51 +136,59 @@ class KeyFile:
             with _opening:
                 with contextlib.suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-                identity = _identity(self.path)
+                self._file = _identity(self.path)
                 self._connect()
+        except MovedFileError:
+            return False
         except FileNotFoundError as error:
             raise self._unusable("its directory does not exist") from error
         except OSError as error:
             raise self._unusable(str(error.strerror)) from error
         try:
+            self._set_modes()
             with self._transaction():
-                in_place = identity is not None and _identity(self.path) == identity
-                if in_place:
-                    self._prepare(user)
+                self._prepare(user)
+        except MovedFileError:
+            self._database.close()
+            return False
         except BaseException:
             self._database.close()
             raise
-        if in_place:
-            self._file = identity
-        else:
-            self._database.close()
-        return in_place
+        return True
 
     def _connect(self) -> None:
         try:
-            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+            url = f"{Path(self.path).as_uri()}?mode=rw"  # SQLite would create a missing file, readable by other users
+            self._database = sqlite3.connect(url, timeout=0, isolation_level=None, check_same_thread=False, uri=True)
         except sqlite3.Error as error:
-            raise self._unusable("Is a directory" if os.path.isdir(self.path) else str(error)) from error
+            if os.path.isdir(self.path):
+                raise self._unusable("Is a directory") from error
+            if not os.path.exists(self.path) or os.access(self.path, os.R_OK | os.W_OK):
+                raise MovedFileError(f"cannot use {self.path} as a FileStore: it was removed meanwhile") from error
+            raise self._unusable(str(error)) from error
 
     def _set_modes(self) -> None:
-        """Choose speed: a killed process leaves a journal, but nothing has to survive a crash of the host."""
+        """Choose speed: a killed process leaves a journal, but nothing has to survive a crash of the host.
+
+        The journal stays, too, as the next user of the path's last file takes it for its own, and removes it.
+        """
         self._rows("PRAGMA synchronous = OFF")
         self._rows("PRAGMA journal_mode = PERSIST")
 
     def _prepare(self, user: bool) -> None:
         """Create the tables of an empty file, check that others are of this class, and count the user."""
-        if not os.stat(self.path).st_size:
+        if self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
+            if self._rows("SELECT count(*) FROM sqlite_master") != [(0,)]:
+                raise self._foreign()
             for statement in _SCHEMA:
                 self._rows(statement)
-        elif self._rows("PRAGMA application_id") != [(_APPLICATION_ID,)]:
-            raise self._foreign()
         if user:
             self._rows("UPDATE users SET now = now + 1")
 
     def _remove(self) -> None:
-        os.unlink(self.path)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.path}-journal")
+            os.unlink(f"{self.path}-journal")  # first: without the file, the path's next user has a journal there
+        os.unlink(self.path)
 
     @contextlib.contextmanager
     def _transaction(self, begin: str = "BEGIN EXCLUSIVE") -> Iterator[None]:
@@ -212,16 +222,16 @@ class KeyFile:
             time.sleep(_PAUSE_SECONDS)
 
     def _check_in_place(self) -> None:
-        """Raise if the path names no file or another one; not while it is being opened."""
-        if self._file is not None and (identity := _identity(self.path)) != self._file:
+        """Raise MovedFileError if the path names no file, or another one."""
+        if (identity := _identity(self.path)) != self._file:
             if identity is None:
-                raise self._unusable("it was removed while it was in use")
-            raise DistStoreError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
+                raise MovedFileError(f"cannot use {self.path} as a FileStore: it was removed while it was in use")
+            raise MovedFileError(f"{self.path} was replaced while it was in use; leave a FileStore's file alone")
 
     def _error(self, error: sqlite3.Error) -> DistStoreError:
         self._check_in_place()
         damaged = _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-        if damaged and self._file is None:
+        if damaged and not self._ours:
             return self._foreign()
         if damaged:
             what = "Stop all users of the file, remove it, and check the disk"
@@ -237,6 +247,10 @@ class KeyFile:
 
 class ForeignFileError(DistStoreError):
     """The file has other content."""
+
+
+class MovedFileError(DistStoreError):
+    """The path names no file any more, or another one."""
 
 
 class _FileValues(Mapping[str, bytes]):
