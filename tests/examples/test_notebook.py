@@ -12,7 +12,7 @@ nbclient: Any = pytest.importorskip("nbclient")
 
 pytestmark = pytest.mark.processes
 
-SECONDS = 120
+SECONDS = 400
 
 
 def outputs(notebook: Any, kind: str) -> list[str]:
