@@ -14,6 +14,7 @@ import os
 import random
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -39,7 +40,7 @@ CASES = ("1x1024", "1x10000", "100x100")
 """Jobs, and ranks of each."""
 _HOST_RANKS, _PROBE_SECONDS, _ADDITIONS, _DEADLINE = 8, 0.05, 10_000, 300.0
 _KEPT_BYTES = 8 << 10
-_connecting = asyncio.Semaphore(64)
+_COMPLETE = b'{"complete":true'
 _TOKEN = secrets.token_hex(16)
 """Without one, the gateway looks for the user of each connection in a table of all of them."""
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -89,7 +90,7 @@ class Client(asyncio.BufferedProtocol):
             self._missing = head.index(b"\r\n\r\n") + 4 + int(_LENGTH.search(head)[1])  # type: ignore[index]
         self._missing -= nbytes
         self._kept += self._buffer[: min(nbytes, max(0, _KEPT_BYTES - len(self._kept)))]
-        if not self._missing:
+        if not self._missing and not self.reply.done():
             self.reply.set_result(self._kept)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -101,6 +102,7 @@ class Rank:
     """A simulated member."""
 
     traffic = 0
+    client: Client | None = None
 
     def __init__(self, job: str, rank: int, world_size: int, url: str) -> None:
         self.job, self.world_size, self.url = job, world_size, urlsplit(url)
@@ -114,9 +116,8 @@ class Rank:
 
     async def join(self, start: float) -> None:
         await asyncio.sleep(start + random.random() * self.world_size / JOINS_A_SECOND)
-        await self.connect()
         reply = b""
-        while not _start(reply).startswith(b'{"complete": true'):
+        while not _start(reply).startswith(_COMPLETE):
             reply = await self.post("join", asdict(JoinRequest(self.job, self.world_size, self.member)))
         self.beating = asyncio.create_task(self.heartbeats())
 
@@ -134,12 +135,13 @@ class Rank:
                 again = self.changes.acknowledge(reply)
             wait, interval = reply.interval * (1.0 if reply.interval == interval else random.random()), reply.interval
 
-    async def connect(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert self.url.hostname is not None
-        assert self.url.port is not None
-        async with _connecting:  # a process apart would send its request at once
-            _, self.client = await loop.create_connection(Client, self.url.hostname, self.url.port)
+    async def connect(self, request: bytes) -> bytes:
+        """Connect, and send a request at once, as a process of its own does: the gateway closes who sends nothing."""
+        connection = socket.create_connection((self.url.hostname, self.url.port), _DEADLINE)
+        connection.sendall(request)
+        connection.setblocking(False)
+        _, self.client = await asyncio.get_running_loop().create_connection(Client, sock=connection)
+        return await self.client.reply
 
     async def post(self, path: str, document: Any) -> bytes:
         body = json.dumps(document).encode()
@@ -149,12 +151,12 @@ class Rank:
             f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n\r\n"
         ).encode()
         Rank.traffic += len(head) + len(body)
-        while True:
+        answer = b""
+        while not answer:
             try:
-                answer = await self.client.post(head + body)
-                break
-            except OSError:  # an idle connection has been closed
-                await self.connect()
+                answer = await (self.client.post(head + body) if self.client else self.connect(head + body))
+            except OSError:
+                self.client = None  # it was idle, and has been closed
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the gateway answered {answer!r}")
         return answer.partition(b"\r\n\r\n")[2]
