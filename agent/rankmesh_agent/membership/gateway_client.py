@@ -81,22 +81,12 @@ class GatewayClient:
         with contextlib.suppress(DistNetworkError):
             self.url = self.find() or self.url
 
-    def request(
-        self, path: str, document: object | None, seconds: float = RESPONSE_SECONDS, *, compressed: bool = False
-    ) -> HttpResponse:
+    def request(self, path: str, document: object | None, seconds: float = RESPONSE_SECONDS) -> HttpResponse:
         """Send a request, a GET without a document; return the response. Raises as HttpClient does."""
         method = "GET" if document is None else "POST"
-        return self._http.request(method, f"{self.url}/v1/{path}", document, timeout=seconds, compressed=compressed)
+        return self._http.request(method, f"{self.url}/v1/{path}", document, timeout=seconds)
 
-    def read(
-        self,
-        kind: type[T],
-        path: str,
-        document: object | None = None,
-        seconds: float = RESPONSE_SECONDS,
-        *,
-        compressed: bool = False,
-    ) -> T:
+    def read(self, kind: type[T], path: str, document: object | None = None, seconds: float = RESPONSE_SECONDS) -> T:
         """Send a request; return what the response has.
 
         Raises:
@@ -105,7 +95,7 @@ class GatewayClient:
             DistError: the gateway refuses, or the server is no gateway.
         """
         try:
-            answer = self.request(path, document, seconds, compressed=compressed)
+            answer = self.request(path, document, seconds)
         except UnauthenticatedServerError as error:
             raise AuthenticationError(error.message, address=self.url) from error
         except NoResponseError as error:
