@@ -194,10 +194,7 @@ class JobMembership:
     def ended(self, unreached: Collection[int] = ()) -> dict[int, Goodbye]:
         """Return the ranks that have ended by the gateway's word, and how; none if it does not answer.
 
-        A gateway that was started meanwhile knows live ranks only: ranks that it does not know have ended, too.
-
-        Args:
-            unreached: ranks that cannot be reached.
+        A gateway that was started meanwhile knows live ranks only: unreached ranks that it does not know have ended.
         """
         with self.gateway.sibling() as client:  # heartbeats do not wait for this request
             found = client.ended_ranks(self.name, self.epoch) or ()
@@ -221,14 +218,9 @@ class JobMembership:
             return client.members(self.name, self.epoch, ranks)
 
     def leave(self, reason: str, goodbye: Goodbye, failed_ranks: Sequence[int] = ()) -> None:
-        """Say goodbye to the peers and to the gateway. Does nothing the second time.
+        """Say goodbye to the peers, and give the gateway the failure that is the reason, and the ranks that it names.
 
-        Takes a few milliseconds, with peers or a gateway that do not answer some seconds.
-
-        Args:
-            reason: for the gateway: the failure that made this rank leave, otherwise empty.
-            goodbye: for the peers.
-            failed_ranks: other ranks whose failure is the cause.
+        Does nothing the second time. With peers or a gateway that do not answer, it takes some seconds.
         """
         if self._left:
             return

@@ -1,12 +1,8 @@
-"""TLS 1.3 for all connections of a process between hosts: HTTP, its upgrades, and those between ranks.
+"""TLS 1.3 for all connections of a process between hosts: of HTTP, of services, and between ranks.
 
 The certificates come from files, or from the token (``net.authority``). Of files, one certificate serves servers and
-clients. With RANKMESH_TLS_CA both ends of a connection show one, and names are checked: a server's certificate must
-have the name or address that the client connects to.
-
-A client decides whether a connection needs TLS (``secured``); a server finds out by its first byte, and refuses what
-it should not get without. ``TlsSocket`` behaves like a socket, so that the code on top of it is the same with TLS and
-without.
+clients. A client decides whether a connection needs TLS (``secured``); a server finds out by its first byte, and
+refuses what it should not get without.
 """
 
 from __future__ import annotations

@@ -56,10 +56,7 @@ Views = Sequence[memoryview]
 class AgentDialer:
     """Connects to an agent: through its unix socket on this host, or else the first of its addresses that answers.
 
-    Args:
-        agent: the agent.
-        path: of its unix socket, '' if it is on another host.
-        job, token: the job, and its credential.
+    ``path`` is that of the unix socket, '' if the agent is on another host; the token is the job's credential.
     """
 
     def __init__(self, agent: AgentHeartbeat, path: str, job: str, token: str) -> None:
@@ -174,7 +171,6 @@ class AgentClient:
         """Send a request, which may take ``seconds``, over a stream of the pool; return its result.
 
         Args:
-            request, seconds: see above.
             up: arrays that go along.
             down: memory for the arrays that come back, if there are any.
             in_place: whether these are the arrays that went along.

@@ -88,11 +88,7 @@ def map_received(descriptors: Sequence[int]) -> Mapping:
 
 
 class StagedStream(FramedStream):
-    """A process's end of a stream to its agent, with a staging buffer where both are on one host.
-
-    Args:
-        sock: connected; this object closes it.
-    """
+    """A process's end of a stream to its agent, with a staging buffer where both are on one host."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
@@ -157,11 +153,7 @@ class StagedStream(FramedStream):
 
 
 class AgentStream(FramedStream):
-    """An agent's end of a stream for calls: the arrays of the request that it has brought last.
-
-    Args:
-        sock: connected; this object closes it.
-    """
+    """An agent's end of a stream for calls: the arrays of the request that it has brought last."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
