@@ -116,7 +116,7 @@ class Agent:
     def _serve_http(self) -> None:
         if self._own_http is not None:
             snapshots = SnapshotServer(lambda _: self.snapshot(), lambda: self.settings.job_credentials)
-            self._own_http.start(self._app(self._own_http.names), {Service.SNAPSHOT: snapshots}, on_demand=True)
+            self._own_http.start(self._app, {Service.SNAPSHOT: snapshots}, on_demand=True)
 
     def _leave_without_world(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
@@ -358,13 +358,11 @@ class Agent:
             if rank in world
         ]
 
-    def _app(self, names: Sequence[str]) -> Callable[[], object]:
-        def make() -> object:
-            from rankmesh_agent.http.app import create_app
+    def _app(self) -> object:
+        from rankmesh_agent.http.app import create_app
 
-            return create_app(self, token=self.settings.credentials, names=names, max_tensor=self.settings.max_body)
-
-        return make
+        settings, names = self.settings, self._http.names
+        return create_app(self, token=settings.credentials, names=names, max_tensor=settings.max_body)
 
 
 def _goodbye(reason: str, failed: bool, raised: bool, first: DistError | None, failed_ranks: Sequence[int]) -> Goodbye:

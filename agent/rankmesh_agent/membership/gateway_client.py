@@ -110,11 +110,7 @@ class GatewayClient:
             raise self._not_a_gateway(answer) from None
 
     def num_waiting(self, job: str, deadline: Deadline) -> int:
-        """Return how many processes wait for the job's world to grow.
-
-        Raises:
-            GatewayUnreachableError: the gateway does not answer before the deadline.
-        """
+        """Return how many processes wait for the job's world to grow; raise GatewayUnreachableError if it is silent."""
         while True:
             try:
                 return sum(each.job == job for each in self.read(list[RankEntry], "waiting"))
@@ -129,11 +125,7 @@ class GatewayClient:
             time.sleep(min(RETRY_SECONDS, deadline.remaining()))
 
     def members(self, job: str, epoch: int, ranks: Collection[int]) -> list[Member]:
-        """Return those of some members of an epoch that the gateway knows, with their addresses.
-
-        Raises:
-            GatewayUnreachableError: it does not answer.
-        """
+        """Return the members with their addresses that the gateway knows; raise GatewayUnreachableError without one."""
         try:
             return self.read(list[Member], "members", MembersRequest(job, epoch, list(ranks)))
         except (UnavailableError, DistError) as error:

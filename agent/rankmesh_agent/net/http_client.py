@@ -89,8 +89,6 @@ class HttpClient:
         """Send a request and return the response, whatever its status, without proxies and without redirects.
 
         Args:
-            method: ``"GET"``, ``"POST"``.
-            url: the URL.
             document: JSON document of the request's body; None for no body.
             timeout: maximum seconds of each connect, send, and receive.
             content: the request's body, if it is no document.

@@ -63,10 +63,7 @@ class PeerClosedError(PeerRefusedError):
 def check_peer(sock: socket.socket, since: float | None = None) -> None:
     """Check that the peer of a connection is a process of this user or of root.
 
-    Args:
-        sock: the connection.
-        since: when it was accepted, by the monotonic clock: a reading of the table since then suffices, so that many
-            connections share one. None for a new reading.
+    Many connections share a reading of the table: one ``since`` they were accepted, by the monotonic clock, suffices.
 
     Raises:
         PeerRefusedError: it is not, or that cannot be determined.

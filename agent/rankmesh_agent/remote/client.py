@@ -71,12 +71,7 @@ class AgentDialer:
         self._attachment = self._attachment._replace(lease=lease)
 
     def connect(self, deadline: Deadline) -> StagedStream:
-        """Return a stream to the agent, which has accepted this process's credential.
-
-        Raises:
-            DistNetworkError: no address answers; lists each with its error.
-            AuthenticationError: the agent has another token.
-        """
+        """Return a stream to the agent, which has accepted this process's credential; errors list each address."""
         return until_accepted(lambda: self._connect_once(deadline), deadline)
 
     def _connect_once(self, deadline: Deadline) -> StagedStream:
@@ -136,12 +131,7 @@ class AgentClient:
         self.left = False
 
     def acquire(self, request: Acquire, deadline: Deadline) -> Joined:
-        """Lease the agent, and have it join the job until the deadline.
-
-        Raises:
-            DistNetworkError: the agent cannot be reached, or the join failed.
-            AgentTakenError: another process has it.
-        """
+        """Lease the agent, and have it join the job until the deadline; see RemoteAgent."""
         stream = self._dialer.connect(deadline)
         try:
             try:

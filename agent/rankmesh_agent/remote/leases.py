@@ -104,11 +104,7 @@ class LeaseManager:
             return active.agent
 
     def state(self) -> LeaseState:
-        """Return the lease, and whether it has joined its job.
-
-        Raises:
-            NotLeasedError: the agent is free.
-        """
+        """Return the lease, and whether it has joined its job; raise NotLeasedError if the agent is free."""
         with self._lock:
             if self._active is None:
                 raise self._not_leased()
@@ -143,12 +139,7 @@ class LeaseManager:
         return active
 
     def grow(self, active: ActiveLease, world_size: int, seconds: float, check: Callable[[], None]) -> Agent:
-        """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow.
-
-        Raises:
-            LeaseEndedError: the lease has ended, perhaps meanwhile.
-            DistNetworkError: the join failed, as of Agent.grow.
-        """
+        """Have the leased agent join the epoch of a larger world; return its successor there, see Agent.grow."""
         agent = active.agent
         if agent is None:
             raise self._ended("it was released")
